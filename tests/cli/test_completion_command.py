@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 
@@ -34,3 +35,10 @@ def test_bash_completes(words, wanted, tmp_path, capsys):
     )
     done = subprocess.run(['bash', '-c', program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert {word.strip() for word in done.stdout.split()} == wanted
+
+
+def test_completion_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['completion', 'fish']) == 0
+    script = capsys.readouterr().out
+    assert main(['completion', 'fish', '--json']) == 0
+    assert json.loads(capsys.readouterr().out) == {'shell': 'fish', 'script': script.removesuffix('\n')}

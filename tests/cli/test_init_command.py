@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,13 @@ def test_mistakes(
     assert main(['init', *arguments]) == 1
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['data']
+
+
+def test_init_as_json(tmp_path: Path, make_dataset: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ['--data', str(make_dataset()), '--out', str(tmp_path / 'first'), '--yes']
+    assert main(['init', *arguments, '--json']) == 0
+    shown = capfd.readouterr()
+    found = json.loads(shown.out)
+    assert found['files'] == [str(tmp_path / 'first' / name) for name in ('config.yaml', 'train.py')]
+    assert found['next'] == [f'python {tmp_path / "first" / "train.py"}']
+    assert 'Found mds' in shown.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from headrace.cli import main
 from headrace.config.json_schema import json_schema
 from headrace.errors import ConfigError
 from headrace.mixing import load_config
@@ -63,6 +61,8 @@ def test_mistakes_are_refused_as_by_the_reader(changes: dict[str, Any]) -> None:
 SIZES = st.sampled_from(
     ['100', '100b', '64mb', '1.5GB', '.5gb', '2.mb', ' 2 kb ', '3', '1.5', '12k', '1e3', 'kb', '1 b']
 )
+
+
 COUNTS = st.sampled_from(['100', '100k', '64M', '1.5b', '.5k', '2.k', '1t', '2 k', '1.5', 'k', '10kb'])
 VALUES = st.none() | st.booleans() | st.integers(-1, 2) | st.floats(-1, 2) | st.sampled_from(['', 'py1e', 'fixed', 'x'])
 KEYS = ['shuffle', 'shuffle_algo', 'predownload', 'sampling_method', 'shuffle_seed', 'num_canonical_nodes', 'remote']
@@ -81,37 +81,3 @@ def test_what_the_reader_accepts_is_accepted(changes: dict[str, Any], size: Any,
 def test_interpolations_stand_for_any_value() -> None:
     assert is_accepted(config(shuffle='${oc.decode:${oc.env:SHUFFLE}}', loader='${variables.loader}'))
     assert is_accepted({'defaults': ['base.yaml'], 'variables': {'loader': {'num_workers': 2}}, **config()})
-
-
-class TestCommand:
-    """`headrace config`."""
-
-    @pytest.fixture
-    def path(self, tmp_path) -> Path:
-        path = tmp_path / 'train.yaml'
-        path.write_text('global_batch_size: 8\ntrain: {remote: s3://b/a, local: /a}\neval: {local: /b}\n')
-        return path
-
-    def test_check(self, path, capsys) -> None:
-        assert main(['config', 'check', str(path), 'train.loader.num_workers=2']) == 0
-        assert capsys.readouterr().out.splitlines()[1:] == [
-            '  train: 1 stream, 8 samples a global batch, 2 workers a rank',
-            '  eval: 1 stream, 8 samples a global batch, 0 workers a rank',
-        ]
-        assert main(['config', 'check', str(path), 'train.loader.num_worker=2', 'train.shuffle=3']) == 1
-        assert capsys.readouterr().err.startswith('headrace: 2 errors in the configuration:')
-        assert main(['config', 'check', str(path), '--json']) == 0
-        assert list(json.loads(capsys.readouterr().out)['loaders']) == ['train', 'eval']
-
-    def test_show(self, path, capsys) -> None:
-        assert main(['config', 'show', str(path), 'train.shuffle=true']) == 0
-        shown = OmegaConf.create(capsys.readouterr().out)
-        assert shown.train == {'remote': 's3://b/a', 'local': '/a', 'shuffle': True, 'global_batch_size': 8}
-
-    def test_schema(self, capsys) -> None:
-        assert main(['config', 'schema']) == 0
-        assert json.loads(capsys.readouterr().out) == json_schema()
-
-    def test_a_file_is_needed(self, capsys) -> None:
-        assert main(['config', 'check']) == 2
-        assert 'needs the YAML file' in capsys.readouterr().err

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from converted import KILL, convert
 from sources_to_convert import digests, make_images, rows_of
 
-from headrace.convert import convert as convert_with_bar
-from headrace.convert.claim import LOCKS
-from headrace.errors import ConfigError, ConversionError
+from headrace.errors import ConversionError
 from headrace.storage import open_store
 from killed_children import in_a_child
-from waiting import until
 
-convert = partial(convert_with_bar, progress_bar=False)
 SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}
-
-
 stores = functools.cache(open_store)
 
 
@@ -105,153 +96,6 @@ def test_a_store_of_objects(tmp_path: Path, s3_server) -> None:
         assert (tmp_path / 'copy').read_bytes() == (tmp_path / 'out' / name).read_bytes()
 
 
-KILL: dict[str, int] = {}
-
-
-def square_or_kill(number: int) -> dict[str, int]:
-    """One sample; an input of `KILL` ends a process."""
-    if number == KILL.get('worker'):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if number == KILL.get('parent'):
-        os.kill(os.getppid(), signal.SIGKILL)
-        signal.pause()  # ends with its parent
-    return {'n': number, 'square': number**2}
-
-
-def test_a_killed_worker_is_named_with_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KILL, 'worker', 17)
-    options = {'function': square_or_kill, 'columns': {'n': 'int', 'square': 'int'}, 'workers': 2}
-    with pytest.raises(ConversionError, match=r'worker process \(pid \d+\).* died by SIGKILL, at input 17 \(17\)'):
-        convert(range(30), tmp_path / 'out', **options)
-    monkeypatch.delitem(KILL, 'worker')
-    report = convert(range(30), tmp_path / 'out', **options)
-
-    assert report.tasks_done_before >= 10
-    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(30))
-
-
-def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {'function': square_or_kill, 'columns': {'n': 'int', 'square': 'int'}, 'workers': 2}
-    monkeypatch.setitem(KILL, 'parent', 17)
-    status, _ = in_a_child(lambda: convert(range(30), tmp_path / 'out', **options), 0, 'none')
-    assert os.WIFSIGNALED(status)
-    monkeypatch.delitem(KILL, 'parent')
-    # Waits for the lock of the workers.
-    report = convert(range(30), tmp_path / 'out', **options)
-
-    assert report.tasks_done_before >= 10
-    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(30))
-
-
-STOPPED: dict[str, Path] = {}
-
-
-def stop_at_17(number: int) -> dict[str, int]:
-    """One sample; a worker that reads input 17 writes its pid and stops."""
-    if number == 17 and 'pid' in STOPPED:
-        STOPPED['pid'].write_text(f'{os.getpid()}.')
-        os.setsid()  # the kernel wakes stopped processes of a session whose parents end
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return {'n': number}
-
-
-def test_the_next_conversion_waits_for_workers_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pid_file, out = tmp_path / 'pid', tmp_path / 'out'
-    options = {'function': stop_at_17, 'columns': {'n': 'int'}, 'workers': 2}
-    monkeypatch.setitem(STOPPED, 'pid', pid_file)
-    parent = multiprocessing.get_context('fork').Process(target=lambda: convert(range(30), out, **options))
-    parent.start()
-    until(lambda: pid_file.exists() and pid_file.read_text().endswith('.'))
-    worker = int(pid_file.read_text().rstrip('.'))
-    try:
-        until(lambda: Path(f'/proc/{worker}/stat').read_text().rpartition(')')[2].split()[0] == 'T')
-        parent.kill()
-        parent.join()
-        with claim_of_workers(out) as is_free:
-            assert not is_free  # it could still write
-    finally:
-        os.kill(worker, signal.SIGKILL)
-    monkeypatch.delitem(STOPPED, 'pid')
-    convert(range(30), out, **options)
-
-    assert [row['n'] for row in rows_of(out)] == list(range(30))
-
-
-@contextlib.contextmanager
-def claim_of_workers(out: Path) -> Iterator[bool]:
-    """Whether the lock for which the next conversion waits is free."""
-    (name,) = (name for name in LOCKS if 'workers' in name)
-    with open(out / name, 'rb') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def interrupt(number: int) -> dict[str, int]:
-    if number == 5:
-        os.kill(os.getppid(), signal.SIGINT)
-        signal.pause()
-    return {'n': number}
-
-
-def test_ctrl_c_ends_all(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an import of Composer replaces it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            convert(range(30), tmp_path / 'out', function=interrupt, columns={'n': 'int'}, workers=2)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert convert(range(5), tmp_path / 'out', function=interrupt, exist_ok=True).rows == 5
-
-
-def fail_once(number: int) -> dict[str, int]:
-    if number == KILL.get('fail'):
-        raise ValueError('not now')
-    return {'n': number}
-
-
-@pytest.mark.parametrize('kind', ['function', 'iterable'])
-def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    def run() -> object:
-        samples = map(fail_once, range(300))
-        if kind == 'iterable':
-            return convert(samples, tmp_path / 'out', size_limit=400)
-        return convert(range(300), tmp_path / 'out', function=fail_once)
-
-    monkeypatch.setitem(KILL, 'fail', 250)
-    with pytest.raises(ConversionError, match=r'ValueError: not now'):
-        run()
-    assert not (tmp_path / 'out' / 'index.json').exists()
-    monkeypatch.delitem(KILL, 'fail')
-    report = run()
-
-    assert report.tasks_done_before > 4
-    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(300))
-
-
-def test_other_settings_or_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_images(tmp_path / 'data', {'a': 4, 'b': 5})
-    bad = tmp_path / 'data' / 'b' / 'zz.jpg'
-    bad.write_bytes(b'')
-    run = partial(convert, tmp_path / 'data', tmp_path / 'out', size_limit=1500)
-    with pytest.raises(ConversionError, match=r'b/zz\.jpg cannot be converted'):
-        run()
-    with pytest.raises(ConfigError, match=r'with size_limit 1500, and got 2000'):
-        run(size_limit=2000)
-    with pytest.raises(ConfigError, match=r'with compression null, and got "zstd"'):
-        run(compression='zstd')
-    with pytest.raises(ConfigError, match=r'with columns .*"label".* and got \{\}'):
-        run(columns=['image'])
-    bad.unlink()
-    with pytest.raises(ConfigError, match=r'with inputs .*data"\}, and got .*other'):
-        shutil.copytree(tmp_path / 'data', tmp_path / 'other')
-        convert(tmp_path / 'other', tmp_path / 'out', size_limit=1500)
-    assert convert(tmp_path / 'other', tmp_path / 'out', exist_ok=True, on_error='skip').rows == 9
-
-
 @pytest.mark.parametrize('change', ['skip', 'remove', 'correct', 'add a class'])
 def test_a_stopped_conversion_continues_with_the_inputs_of_now(tmp_path: Path, change: str) -> None:
     make_images(tmp_path / 'data', {'b': 20, 'd': 5})
@@ -315,16 +159,6 @@ def test_a_folder_that_holds_something(tmp_path: Path) -> None:
     assert sorted(digests(tmp_path / 'out')) == ['index.json', 'shard.00000.00000.mds']
     with pytest.raises(FileExistsError, match=r'holds index\.json'):
         convert([{'i': 1}], tmp_path / 'out')
-
-
-def test_two_conversions_to_one_folder(tmp_path: Path) -> None:
-    def samples():
-        yield from ({'i': i} for i in range(100))
-        with pytest.raises(ConversionError, match='Another conversion is writing'):
-            convert([{'i': 1}], tmp_path / 'out')
-        yield {'i': 2}
-
-    assert convert(samples(), tmp_path / 'out').rows == 101
 
 
 def fewer(number: int):

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from packed_streams import FIRST, LENGTHS, SIZE, packed, told, unpadded, write_streams
+from packed_streams import FIRST, LENGTHS, SIZE, packed, told, unpadded
 
 from headrace.cli import main
 from headrace.errors import TopologyError
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory) -> Path:
-    return write_streams(tmp_path_factory.mktemp('streams'))
-
-
 @pytest.mark.parametrize('method', ['best_fit', 'concatenate'])
 @pytest.mark.parametrize('ranks', [1, 2, 4])
-def test_the_named_documents_hold_the_tokens_of_every_rank(folder, method, ranks):
-    loaders = [packed(folder, rank=rank, ranks=ranks, method=method) for rank in range(ranks)]
+def test_the_named_documents_hold_the_tokens_of_every_rank(explained_folder, method, ranks):
+    loaders = [packed(explained_folder, rank=rank, ranks=ranks, method=method) for rank in range(ranks)]
     each = [list(itertools.islice(loader, 12)) for loader in loaders]
-    asked = packed(folder, ranks=ranks, method=method)  # knows no sequence
+    asked = packed(explained_folder, ranks=ranks, method=method)  # knows no sequence
     plan, dataset = loaders[0].plan(), loaders[0].dataset
     for k in (0, 5, 11):  # the last one is in the third pass over the documents
         explanation = asked.dataset.explain(asked.plan(), k)
@@ -45,8 +39,8 @@ def test_the_named_documents_hold_the_tokens_of_every_rank(folder, method, ranks
         dataset.explain(plan, -1)
 
 
-def test_a_document_is_named_by_its_place(folder):
-    loader = packed(folder)
+def test_a_document_is_named_by_its_place(explained_folder):
+    loader = packed(explained_folder)
     dataset = loader.dataset
     passes = [loader.dataset.explain(loader.plan(), k) for k in range(12)]
     columns = {name: [] for name in passes[0].columns()}
@@ -70,12 +64,12 @@ def test_a_document_is_named_by_its_place(folder):
     assert sorted(seen) == [(number, token) for number, length in enumerate(lengths) for token in range(length)]
 
 
-def test_a_resumed_run_names_the_same_documents_on_other_ranks(folder):
-    loader, first = packed(folder), packed(folder)
+def test_a_resumed_run_names_the_same_documents_on_other_ranks(explained_folder):
+    loader, first = packed(explained_folder), packed(explained_folder)
     batches = [sorted(unpadded(batch)) for batch in itertools.islice(loader, 8)]
     for _ in itertools.islice(first, 5):
         pass
-    later = packed(folder, ranks=2)
+    later = packed(explained_folder, ranks=2)
     later.load_state_dict(first.state_dict())
     plan = later.plan(*later.next_pass())
     assert [sorted(told(later.dataset.explain(plan, k))) for k in range(3)] == batches[5:]
@@ -83,9 +77,9 @@ def test_a_resumed_run_names_the_same_documents_on_other_ranks(folder):
     assert sorted(told(later.dataset.explain(later.plan(0, 0), 1))) == batches[1]
 
 
-def test_explaining_leaves_the_run_alone(folder):
-    quiet = [unpadded(batch) for batch in itertools.islice(packed(folder), 8)]
-    loader = packed(folder)
+def test_explaining_leaves_the_run_alone(explained_folder):
+    quiet = [unpadded(batch) for batch in itertools.islice(packed(explained_folder), 8)]
+    loader = packed(explained_folder)
     asked: list[Any] = []
     found = []
     for k, batch in enumerate(itertools.islice(loader, 8)):
@@ -93,60 +87,20 @@ def test_explaining_leaves_the_run_alone(folder):
         asked.append(told(loader.dataset.explain(loader.plan(), (k * 5) % 11)))
     assert found == quiet
     assert asked[1] == quiet[5]
-    undisturbed = packed(folder)
+    undisturbed = packed(explained_folder)
     for _ in itertools.islice(undisturbed, 8):
         pass
     assert loader.state_dict() == undisturbed.state_dict()
     assert loader.dataset.document_counts == undisturbed.dataset.document_counts
 
 
-def test_ranks_share_the_names_of_their_documents(folder):
-    loaders = [packed(folder, rank=rank, ranks=2) for rank in range(2)]
-    each = [list(itertools.islice(loader, 6)) for loader in loaders]
-    plan, dataset = loaders[0].plan(), loaders[0].dataset
-    tables: list[Any] = []
-    batches = [(plan, 3), (plan, 4)]
-    loaders[1].dataset.share_documents(batches, lambda own: tables.append(own) or [])
-    dataset.share_documents(batches, lambda own: [own, tables[0]])
-    for k in (3, 4):
-        explanation = dataset.explain(plan, k, reads_data=False)
-        assert explanation.is_known.all()
-        assert told(explanation) == [row for one in each for row in unpadded(one[k])]
-    assert not dataset.explain(plan, 2, reads_data=False).is_known.all()
-
-
-_HUGE = {'batch': 4100, 'sequence_length': 2}  # documents of 4096 sequences are remembered in any case
-
-
-def test_all_documents_of_a_huge_batch_are_known(folder):
-    loader, asked = packed(folder, **_HUGE), packed(folder, **_HUGE)
-    next(iter(loader))
-    own = loader.dataset.explain(loader.plan(), 0, reads_data=False)
-    read = asked.dataset.explain(asked.plan(), 0)
-    assert own.is_known.all()
-    assert read.is_known.all()
-    assert read.ids.tolist() == own.ids.tolist()
-
-
-@pytest.mark.slow
-def test_ranks_share_the_documents_of_a_huge_batch(folder):
-    ranks = [packed(folder, rank=rank, ranks=2, **_HUGE) for rank in range(2)]
-    for of_rank in ranks:
-        next(iter(of_rank))
-    tables: list[Any] = []
-    plan = ranks[0].plan()
-    ranks[1].dataset.share_documents([(plan, 0)], lambda own: tables.append(own) or [])
-    ranks[0].dataset.share_documents([(plan, 0)], lambda own: [own, tables[0]])
-    assert ranks[0].dataset.explain(plan, 0, reads_data=False).is_known.all()
-
-
-def test_the_command_names_documents(folder, tmp_path, capsys):
+def test_the_command_names_documents(explained_folder, tmp_path, capsys):
     file = tmp_path / 'packed.yaml'
-    streams = {name: {'local': str(folder / name)} for name in LENGTHS}
+    streams = {name: {'local': str(explained_folder / name)} for name in LENGTHS}
     packing = {'sequence_length': SIZE, 'window': 3, 'token_dtype': 'int32'}
     train = {'streams': streams, 'shuffle': True, 'shuffle_seed': 5, 'packing': packing}
     file.write_text(json.dumps({'global_batch_size': 4, 'train': train}))
-    batch = list(itertools.islice(packed(folder), 3))[2]
+    batch = list(itertools.islice(packed(explained_folder), 3))[2]
     assert main(['explain', str(file), '--batch', '2', '--ranks', '2', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)['rows']
     rows.sort(key=lambda row: row['position'])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
-import torch
-from packed_streams import FIRST, LENGTHS, packed, write_streams
+from counted_packings import counted, stream_of
+from packed_streams import LENGTHS, packed
 
 from headrace import PADDING, STREAM
 from headrace.errors import ConfigError
@@ -17,24 +16,11 @@ from headrace.metrics import DataMeter
 NAMES = list(LENGTHS)
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory) -> Path:
-    return write_streams(tmp_path_factory.mktemp('streams'))
-
-
-def stream_of(token: int) -> int:
-    return int((token - 1) // 1000 >= FIRST['prose'])
-
-
-def counted(batches: list[dict[str, torch.Tensor]]) -> list[int]:
-    """Tokens of each stream, from the tokens themselves."""
-    streams = [stream_of(token) for batch in batches for token in batch['input_ids'].flatten().tolist() if token]
-    return [streams.count(0), streams.count(1)]
-
-
 @pytest.mark.parametrize('num_workers', [0, 1])
-def test_each_token_has_the_mark_of_its_stream(folder, num_workers):
-    loader = packed(folder, mark_streams=True, num_workers=num_workers, remainder='exact', sequences_per_epoch=8)
+def test_each_token_has_the_mark_of_its_stream(counted_folder, num_workers):
+    loader = packed(
+        counted_folder, mark_streams=True, num_workers=num_workers, remainder='exact', sequences_per_epoch=8
+    )
     for batch in itertools.islice(loader, 6):
         tokens, marks = batch['input_ids'].flatten().tolist(), batch[STREAM].flatten().tolist()
         assert marks == [stream_of(token) if token else -1 for token in tokens]
@@ -44,8 +30,8 @@ def test_each_token_has_the_mark_of_its_stream(folder, num_workers):
         _ = loader.own_streams
 
 
-def test_a_loader_counts_tokens_by_stream(folder):
-    loader = packed(folder)
+def test_a_loader_counts_tokens_by_stream(counted_folder):
+    loader = packed(counted_folder)
     assert [tuple(count) for count in loader.mix().values()] == [(0, 0), (0, 0)]
     batches = list(itertools.islice(loader, 9))
     tokens = dict(zip(NAMES, counted(batches), strict=True))
@@ -63,23 +49,9 @@ def test_a_loader_counts_tokens_by_stream(folder):
         assert stats.streams[name].samples == taken[name].documents
 
 
-def test_the_promise_of_a_schedule_follows_it(folder):
-    proportions = [{'at': 0, 'proportions': {'code': 1}}, {'at': 40, 'proportions': {'prose': 1}}]
-    loader = packed(folder, schedule=proportions, epoch_size=60, lanes=1, batch=1)
-    batches = list(itertools.islice(loader, 3))
-    assert counted(batches)[1] == 0
-    assert loader.mix()['prose'].promised == 0
-    resumed = packed(folder, schedule=proportions, epoch_size=60, lanes=1, batch=1)
-    state = loader.state_dict()
-    resumed.load_state_dict({**state, 'sample_in_epoch': 60})
-    later = list(itertools.islice(resumed, 20))
-    assert counted(later)[1] > 0
-    assert 0 < resumed.mix()['prose'].promised <= sum(counted(later))
-
-
 @pytest.mark.parametrize('is_summed', [False, True])
-def test_logs_count_trained_tokens_of_all_ranks_and_continue_after_a_resume(folder, is_summed):
-    loaders = [packed(folder, rank=rank, ranks=2) for rank in range(2)]
+def test_logs_count_trained_tokens_of_all_ranks_and_continue_after_a_resume(counted_folder, is_summed):
+    loaders = [packed(counted_folder, rank=rank, ranks=2) for rank in range(2)]
     meters = [DataMeter(clock=lambda: 0.0) for _ in loaders]
     each = []
     for loader, meter in zip(loaders, meters, strict=True):
@@ -106,7 +78,7 @@ def test_logs_count_trained_tokens_of_all_ranks_and_continue_after_a_resume(fold
     assert not any('sequences' in name for name in figures)
 
     state = json.loads(json.dumps(meters[0].state_dict()))
-    later, resumed = DataMeter(clock=lambda: 0.0), packed(folder)
+    later, resumed = DataMeter(clock=lambda: 0.0), packed(counted_folder)
     later.follow({'': resumed})
     later.load_state_dict(state)
     resumed.load_state_dict({**loaders[0].state_dict(), 'sample_in_epoch': 24})
@@ -121,9 +93,9 @@ def test_logs_count_trained_tokens_of_all_ranks_and_continue_after_a_resume(fold
     assert later.texts()['mix'] == '/'.join(f'{count / sum(wanted):.2f}' for count in wanted)
 
 
-def test_states_of_meters_that_counted_sequences_as_a_stream_load(folder):
+def test_states_of_meters_that_counted_sequences_as_a_stream_load(counted_folder):
     meter = DataMeter(clock=lambda: 0.0)
-    meter.follow({'': packed(folder)})
+    meter.follow({'': packed(counted_folder)})
     meter.load_state_dict({'streams': {'sequences': [24, 24.0]}})
     assert meter.read()['data/samples'] == 24
     assert set(meter.counts()) == set(NAMES)

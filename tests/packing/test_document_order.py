@@ -2,98 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from changed_mixtures import (
+    LANES,
+    MIXTURES,
+    SIZE,
+    WINDOW,
+    Document,
+    Leg,
+    make,
+    tokens_of_document,
+    train,
+    trained,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_model import pieces_of_rows
 
 from example_counts import scaled
-from headrace import MDSWriter, Stream, StreamingDataLoader, Topology
+from headrace import StreamingDataLoader
 from headrace.errors import ResumeError
-from headrace.packing import PackedDataset, Packing
 
-SIZE, LANES, WINDOW = 16, 12, 3
 TOPOLOGIES = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (6, 3), (12, 4))
-"""Ranks and nodes."""
-
-Document = tuple[str, int]
-
-
-class Leg(NamedTuple):
-    """A part of a run, under one mixture."""
-
-    weights: dict[str, dict[str, float]]
-    steps: int
-    batch: int = LANES
-    options: Mapping[str, Any] = MappingProxyType({})
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory) -> tuple[Path, dict[str, list[int]]]:
-    """Folders of streams, and the tokens of their documents."""
-    folder, draw = tmp_path_factory.mktemp('streams'), random.Random(11)
-    sizes = {'a': 37, 'b': 22, 'c': 53}
-    lengths = {name: [draw.choice([0, 1, 3, 5, 8, 21, 40]) for _ in range(size)] for name, size in sizes.items()}
-    for name, of_stream in lengths.items():
-        with MDSWriter(out=str(folder / name), columns={'tokens': 'bytes'}, size_limit=700) as writer:
-            for number in range(len(of_stream)):
-                writer.write({'tokens': np.array(tokens_of((name, number), of_stream[number]), np.int32).tobytes()})
-    return folder, lengths
-
-
-def tokens_of(document: Document, length: int) -> list[int]:
-    """Tokens that say which document they are of, and the place in it."""
-    first = 100_000 * (1 + 'abc'.index(document[0])) + 1000 * document[1] + 1
-    return list(range(first, first + length))
-
-
-def make(folder: Path, leg: Leg, *, rank: int = 0, ranks: int = 1, nodes: int = 1, change: bool = False):
-    options = {'sequence_length': SIZE, 'window': WINDOW, 'lanes': LANES, 'token_dtype': 'int32', **leg.options}
-    packing = {key: options.pop(key) for key in list(options) if key in Packing.__dataclass_fields__}
-    dataset = PackedDataset(
-        streams=[Stream(local=str(folder / name), name=name, **weight) for name, weight in leg.weights.items()],
-        shuffle=True,
-        shuffle_seed=3,
-        packing=Packing(**packing),
-        topology=Topology(rank=rank, world_size=ranks, num_nodes=nodes),
-        batch_size=leg.batch // ranks,
-        on_mixture_change='continue' if change else 'refuse',
-        **options,
-    )
-    return StreamingDataLoader(dataset)
-
-
-def sequences(batch: dict[str, Any]) -> list[list[int]]:
-    return [row[:used] for row, used in zip(batch['input_ids'].tolist(), batch['num_tokens'].tolist(), strict=True)]
-
-
-def train(folder: Path, leg: Leg, state: Any, ranks: int, nodes: int, *, change: bool, exchange: bool = False):
-    """The sequences of a leg, in their order in the run, and the states of all ranks at its end."""
-    loaders = [make(folder, leg, rank=rank, ranks=ranks, nodes=nodes, change=change) for rank in range(ranks)]
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(state)
-    each = [iter(loader) for loader in loaders]
-    batches = [[sequences(next(found)) for found in each] for _ in range(leg.steps)]
-    if exchange:
-        own: list[Any] = []
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda _: own)
-    order = sorted(range(ranks), key=lambda rank: (rank // (ranks // nodes)) + nodes * (rank % (ranks // nodes)))
-    rows = [row for batch in batches for turn in zip(*(batch[rank] for rank in order), strict=True) for row in turn]
-    return rows, [loader.state_dict() for loader in loaders]
 
 
 class Model:
@@ -118,7 +56,7 @@ class Model:
                     yield self.lengths[stream][number]
 
             for row in pieces_of_rows(lengths(), SIZE, self.method, self.window, 1 + lane * self.window // LANES):
-                yield [token for number, begin, end in row for token in tokens_of(own[number], end)[begin:]]
+                yield [token for number, begin, end in row for token in tokens_of_document(own[number], end)[begin:]]
 
         each = [of_lane(lane) for lane in range(LANES)]
         return [next(each[number % LANES]) for number in range(count)]
@@ -162,28 +100,20 @@ def check(
     data: tuple[Path, dict[str, list[int]]], legs: list[Leg], topologies: list[tuple[int, int]], seed: int
 ) -> None:
     """Train the legs one after another, each from a state of the one before on another topology."""
-    folder, lengths = data
+    mixed_folder, lengths = data
     draw = random.Random(seed)
-    model = Model(lengths, make(folder, legs[0]), legs[0].options.get('method', 'best_fit'))
+    model = Model(lengths, make(mixed_folder, legs[0]), legs[0].options.get('method', 'best_fit'))
     state, trained = None, 0
     for number, (leg, (ranks, nodes)) in enumerate(zip(legs, topologies, strict=True)):
         is_change = number > 0 and legs[number - 1][0] != leg[0]
         if is_change:
-            resumed = make(folder, leg, change=True)
+            resumed = make(mixed_folder, leg, change=True)
             resumed.load_state_dict(state)
             model.change(trained, resumed)
-        found, states = train(folder, leg, state, ranks, nodes, change=is_change, exchange=draw.random() < 0.5)
+        found, states = train(mixed_folder, leg, state, ranks, nodes, change=is_change, exchange=draw.random() < 0.5)
         rows = model.rows(trained + leg.steps * leg.batch)
         assert found == rows[trained:]
         trained, state = len(rows), draw.choice(states)
-
-
-MIXTURES: list[dict[str, dict[str, float]]] = [
-    {'a': {'proportion': 2}, 'b': {'proportion': 1}, 'c': {'proportion': 0}},
-    {'c': {'proportion': 1}, 'b': {'proportion': 3}, 'a': {'proportion': 0}},
-    {'a': {'repeat': 1}, 'c': {'repeat': 0.5}, 'b': {'repeat': 0}},
-    {'b': {'repeat': 1.5}, 'a': {'repeat': 0.7}, 'c': {'repeat': 0.3}},
-]
 
 
 @pytest.mark.parametrize('method', ['best_fit', 'concatenate'])
@@ -197,11 +127,11 @@ def test_weights_change_and_streams_come_and_rest(data, method):
 @pytest.fixture(scope='module')
 def changed(data) -> tuple[list[Any], list[list[int]]]:
     """States of the ranks before a change of the mixture, with different cuts, and the model's sequences after it."""
-    folder, lengths = data
+    mixed_folder, lengths = data
     before, after = Leg(MIXTURES[0], 2), Leg(MIXTURES[1], 2)
-    states = train(folder, before, None, 2, 1, change=False)[1]
-    model = Model(lengths, make(folder, before), 'best_fit')
-    resumed = make(folder, after, change=True)
+    states = train(mixed_folder, before, None, 2, 1, change=False)[1]
+    model = Model(lengths, make(mixed_folder, before), 'best_fit')
+    resumed = make(mixed_folder, after, change=True)
     resumed.load_state_dict(states[0])
     model.change(24, resumed)
     return states, model.rows(48)[24:]
@@ -229,76 +159,38 @@ def test_runs_are_those_of_the_slow_model(data, numbers, steps, topologies, meth
     check(data, legs, topologies, seed)
 
 
-def trained(folder: Path, leg: Leg, state: Any, *, change: bool = False) -> Any:
-    """A state from the end of a leg on one rank."""
-    return train(folder, leg, state, 1, 1, change=change)[1][0]
-
-
 def test_a_stream_whose_documents_lanes_hold_is_not_removed(data):
-    folder, _ = data
-    state = trained(folder, Leg({name: {'proportion': 1} for name in 'abc'}, 2), None)
+    mixed_folder, _ = data
+    state = trained(mixed_folder, Leg({name: {'proportion': 1} for name in 'abc'}, 2), None)
     without = Leg({name: {'proportion': 1} for name in 'ac'}, 4)
     with pytest.raises(ResumeError, match=r"but stream 'b' is missing. Keep it .*`proportion: 0`"):
-        make(folder, without, change=True).load_state_dict(state)
+        make(mixed_folder, without, change=True).load_state_dict(state)
     with pytest.raises(ResumeError, match=r"pass on_mixture_change='continue'"):
-        make(folder, without).load_state_dict(state)
+        make(mixed_folder, without).load_state_dict(state)
     resting = Leg({'a': {'proportion': 1}, 'b': {'proportion': 0}, 'c': {'proportion': 1}}, 60)
-    state = trained(folder, resting, state, change=True)
+    state = trained(mixed_folder, resting, state, change=True)
     assert [entry.keys() for entry in json.loads(state['config'])['earlier']] == [
         {'begin', 'end', 'documents', 'mixture'}
     ]
     # All lanes have passed the change, so nobody needs the stream any more.
-    state = trained(folder, without, state, change=True)
+    state = trained(mixed_folder, without, state, change=True)
     earlier = json.loads(state['config'])['earlier']
     assert 'mixture' not in earlier[0]
-    trained(folder, without, state)
+    trained(mixed_folder, without, state)
 
 
 def test_a_change_before_the_first_batch_begins_with_the_new_mixture(data):
-    folder, lengths = data
+    mixed_folder, lengths = data
     before, after = (Leg(MIXTURES[number], 2) for number in (0, 1))
     for steps in (None, 0):
-        loader = make(folder, before)
+        loader = make(mixed_folder, before)
         if steps is not None:
             iter(loader)
         state = loader.state_dict()
-        rows, states = train(folder, after, state, 1, 1, change=True)
-        assert rows == train(folder, after, None, 1, 1, change=False)[0]
+        rows, states = train(mixed_folder, after, state, 1, 1, change=True)
+        assert rows == train(mixed_folder, after, None, 1, 1, change=False)[0]
         assert 'earlier' not in json.loads(states[0]['config'])
-        assert rows == Model(lengths, make(folder, after), 'best_fit').rows(24)
-
-
-def test_documents_are_explained_on_both_sides_of_a_change(data):
-    folder, lengths = data
-    before, after = (Leg(MIXTURES[number], 3) for number in (0, 1))
-    state = trained(folder, before, None)
-    resumed = make(folder, after, change=True)
-    resumed.load_state_dict(state)
-    batches = [sequences(batch) for batch in itertools.islice(resumed, 3)]
-    dataset = make(folder, after, change=True).dataset
-    dataset.load_state_dict(state)
-    sizes = np.cumsum([0, *(len(lengths[name]) for name in dataset.stream_names)])
-    plan = dataset.plan(start=36, global_batch_size=LANES)
-    for k, batch in enumerate(batches):
-        told: dict[int, list[int]] = defaultdict(list)
-        columns = dataset.explain(plan, k).columns()
-        for position, stream, sample_id, begin, end in zip(
-            *(columns[name] for name in ('position', 'stream', 'id', 'begin', 'end')), strict=True
-        ):
-            number = sample_id - int(sizes[dataset.stream_names.index(stream)])
-            told[position] += tokens_of((stream, number), lengths[stream][number])[begin:end]
-        assert [told[36 + 12 * k + row] for row in range(LANES)] == batch
-
-
-def test_sequences_before_changes_need_a_checkpoint_of_their_time(data):
-    folder, _ = data
-    state = trained(folder, Leg(MIXTURES[0], 2), None)
-    for number in (1, 2):
-        state = trained(folder, Leg(MIXTURES[number], 60), state, change=True)
-    loader = make(folder, Leg(MIXTURES[2], 1))
-    loader.load_state_dict(state)
-    with pytest.raises(ResumeError, match='Use a checkpoint from before the change'):
-        loader.dataset.explain(loader.dataset.plan(global_batch_size=LANES), 0)
+        assert rows == Model(lengths, make(mixed_folder, after), 'best_fit').rows(24)
 
 
 @pytest.mark.parametrize(
@@ -317,19 +209,19 @@ def test_sequences_before_changes_need_a_checkpoint_of_their_time(data):
     ids=str,
 )
 def test_damaged_records_are_refused(data, broken):
-    folder, _ = data
-    state = trained(folder, Leg(MIXTURES[1], 2), trained(folder, Leg(MIXTURES[0], 2), None), change=True)
+    mixed_folder, _ = data
+    state = trained(mixed_folder, Leg(MIXTURES[1], 2), trained(mixed_folder, Leg(MIXTURES[0], 2), None), change=True)
     config = json.loads(state['config'])
     with pytest.raises(ResumeError, match='The checkpoint is damaged'):
-        make(folder, Leg(MIXTURES[1], 1)).load_state_dict(
+        make(mixed_folder, Leg(MIXTURES[1], 1)).load_state_dict(
             {**state, 'config': json.dumps({**config, 'earlier': broken})}
         )
 
 
 def test_skipped_documents_come_back_with_a_change(data):
-    folder, _ = data
+    mixed_folder, _ = data
     leg = Leg(MIXTURES[0], 2)
-    state = trained(folder, leg._replace(options={'skip': [['3doc', '6doc']]}), None)
+    state = trained(mixed_folder, leg._replace(options={'skip': [['3doc', '6doc']]}), None)
     with pytest.raises(ResumeError, match=r"\[\['3doc', '6doc'\]\].*on_mixture_change='continue'"):
-        make(folder, leg).load_state_dict(state)
-    make(folder, leg, change=True).load_state_dict(state)
+        make(mixed_folder, leg).load_state_dict(state)
+    make(mixed_folder, leg, change=True).load_state_dict(state)

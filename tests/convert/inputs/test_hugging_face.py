@@ -1,0 +1,32 @@
+"""A dataset of Hugging Face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from converted import convert, pixels
+from sources_to_convert import make_images, rows_of
+
+
+def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
+    datasets = pytest.importorskip('datasets')
+    make_images(tmp_path / 'images', {'x': 12}, extension='png')
+    files = sorted(str(path) for path in (tmp_path / 'images').rglob('*.png'))
+    data = datasets.Dataset.from_dict(
+        {
+            'image': files,
+            'tokens': [list(range(i + 1)) for i in range(12)],
+            'text': [f'text {i}' for i in range(12)],
+            'maybe': [i if i % 2 else None for i in range(12)],
+        }
+    ).cast_column('image', datasets.Image())
+    data = data.shuffle(seed=3)
+    convert(data, tmp_path / 'out')
+
+    rows = rows_of(tmp_path / 'out')
+    assert [(row['text'], row['tokens'].tolist(), row['maybe'], pixels(row['image'])) for row in rows] == [
+        (row['text'], row['tokens'], row['maybe'], pixels(row['image'])) for row in data
+    ]
+    convert(data, tmp_path / 'some', columns=['text'], limit=5)
+    assert rows_of(tmp_path / 'some') == [{'text': text} for text in data['text'][:5]]

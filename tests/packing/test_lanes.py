@@ -1,0 +1,59 @@
+"""Lanes of all ranks, and what their states leave over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from packed_orders import make, sequences, world, write
+from refused_packings import dataset, state_of
+
+from headrace import StreamingDataLoader
+from headrace.errors import ResumeError
+
+
+@pytest.mark.parametrize(
+    'cuts',
+    [
+        [],
+        {'5': [1, 1, []]},
+        {'x': [1, 1, []]},
+        {'0': [1, 1]},
+        {'0': [99, 1, []]},
+        {'0': [1, -1, []]},
+        {'0': [1, 1, [[1, 0]]]},
+        {'0': [1, 1, [[0, 0]] * 9]},
+        {'0': [1, 1, [[0]]]},
+        {'0': [True, 1, []]},
+        {'0': [1, 10**30, []]},
+        {'1' * 5000: [1, 1, []]},
+    ],
+    ids=str,
+)
+def test_damaged_cuts_are_refused(document_folder, cuts):
+    state = state_of(document_folder)
+    config = json.loads(state['config'])
+    with pytest.raises(ResumeError, match='a lane of packing is taken up at'):
+        StreamingDataLoader(dataset(document_folder), batch_size=2).load_state_dict(
+            {**state, 'config': json.dumps({**config, 'cuts': cuts})}
+        )
+
+
+def test_only_cuts_tell_states_of_ranks_apart(many_documents):
+    folder, _ = many_documents
+    _, states = world(folder, 2, None, 9, exchange=True)
+    assert states[0] == states[1]
+    _, states = world(folder, 2, None, 9, exchange=False)
+    assert states[0] != states[1]
+    assert {**states[0], 'config': ''} == {**states[1], 'config': ''}
+
+
+def test_a_lane_is_taken_up_within_a_long_document(tmp_path):
+    folder = write(tmp_path, [100_000] * 4)
+    loader = make(folder, lanes=1, batch=1, method='concatenate')
+    first = sequences(loader, 3000)
+    state = loader.state_dict()
+    assert json.loads(state['config'])['cuts']['0'][0] > 3000 - 40
+    resumed = make(folder, lanes=1, batch=1, method='concatenate')
+    resumed.load_state_dict(state)
+    assert sequences(resumed, 1)[0][0] == first[-1][-1] + 1
