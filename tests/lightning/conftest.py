@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lightning_run import Run
 
 from headrace import MDSWriter
 
 # The marker lets a run leave these tests out; where Lightning is missing, their modules cannot even be imported.
 collect_ignore_glob = ['test_*.py'] if find_spec('lightning') is None else []
+
 
 SIZES = {'even': (60, 36), 'uneven': (60, 41)}
 
@@ -47,3 +49,20 @@ def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
             mixes[name][stream] = str(folder)
             first += size
     return mixes
+
+
+@pytest.fixture
+def run(mixes: dict[str, dict[str, str]], tmp_path: Path) -> Run:
+    return Run(name='run', out=str(tmp_path), streams=mixes['even'])
+
+
+@pytest.fixture
+def yaml(mixes: dict[str, dict[str, str]], tmp_path: Path) -> str:
+    streams = '\n'.join(f'    {name}: {{local: {folder}}}' for name, folder in mixes['even'].items())
+    path = tmp_path / 'mix.yaml'
+    path.write_text(
+        f'global_batch_size: 8\ntrain:\n  shuffle: true\n  streams:\n{streams}\n'
+        f'eval:\n  small: {{local: {mixes["even"]["a"]}}}\n'
+        f'  large: {{local: {mixes["even"]["b"]}, device_batch_size: 5}}\n'
+    )
+    return str(path)

@@ -9,37 +9,8 @@ import sys
 import pytest
 import torch
 
-from headrace import BAD_SAMPLE, Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.metrics import DataMeter, count_tokens
-from headrace.metrics.cache_fill import CacheFill
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def make_loader(make_dataset):
-    folders = {name: make_dataset(name, 50, first=first) for name, first in (('a', 0), ('b', 1000))}
-
-    def make(topology: Topology | None = None, **options) -> StreamingDataLoader:
-        topology = topology or Topology()
-        streams = [
-            Stream(local=str(folder), name=name, proportion=weight)
-            for (name, folder), weight in zip(folders.items(), (0.4, 0.6), strict=True)
-        ]
-        data = StreamingDataset(streams=streams, shuffle=True, batch_size=10 // topology.replicas)
-        return StreamingDataLoader(data, topology=topology, **options)
-
-    return make
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.metrics import DataMeter
 
 
 def test_figures_are_of_the_time_since_the_last_reading(make_loader, clock):
@@ -210,33 +181,6 @@ def test_a_single_stream_is_all_there_is(make_dataset, tmp_path):
     assert not any(name.count('/') > 1 for name in meter.read(per_stream_reads=True))
 
 
-def test_a_loader_in_the_place_of_another_continues_with_its_counts(make_loader):
-    meter = DataMeter()
-    hits = 0
-    for _ in range(3):
-        loader = make_loader()
-        meter.follow({'': loader})
-        meter.follow({'': loader})
-        for _ in itertools.islice(loader, 2):
-            meter.batch_done()
-        hits += loader.stats().cache_hits
-        figures = meter.read()
-    assert figures['data/samples'] == 60
-    assert figures['data/cache_hits'] == hits
-
-
-def test_several_loaders_are_added_up_and_their_streams_told_apart(make_loader):
-    meter, loaders = DataMeter(), {'x': make_loader(), 'y': make_loader()}
-    meter.follow(loaders)
-    for _ in zip(loaders['x'], itertools.islice(loaders['y'], 3), strict=False):
-        meter.batch_done()
-    figures = meter.read()
-    assert figures['data/samples'] == 60
-    assert figures['mix/x/a/samples'] + figures['mix/x/b/samples'] == 30
-    meter.follow({'x': loaders['x']})
-    assert meter.read()['data/samples'] == 60
-
-
 def test_counts_continue_from_a_state(make_loader):
     first, second = DataMeter(), DataMeter()
     loader = make_loader()
@@ -295,118 +239,9 @@ def test_of_many_streams_the_largest_difference_is_shown(make_dataset):
     assert meter.texts()['mix'] == '±0.000'
 
 
-@pytest.mark.parametrize(
-    ('batch', 'own', 'tokens'),
-    [
-        ({'input_ids': torch.zeros(3, 5)}, None, 15),
-        ({'input_ids': torch.zeros(3, 5)}, 2, 10),
-        ({'tokens': torch.zeros(2, 4, 8)}, None, 8),
-        ({'tokens': [[1, 2], [3]]}, None, 3),
-        ({'tokens': [[1, 2], [3]]}, 1, 2),
-        ({'tokens': torch.zeros(3)}, None, None),
-        ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, None, 3),
-        ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, 1, 2),
-        ({'input_ids': torch.zeros(3, 5), BAD_SAMPLE: torch.tensor([True, False, True])}, None, 5),
-        ({'input_ids': torch.zeros(3, 5), BAD_SAMPLE: torch.tensor([True, False, True])}, 2, 5),
-        ({'tokens': [[1, 2], [3]], BAD_SAMPLE: torch.tensor([True, False])}, None, 1),
-        ({'tokens': torch.zeros(2, 3), 'attention_mask': torch.ones(2, 3), BAD_SAMPLE: torch.arange(2) > 0}, None, 3),
-        ({'image': torch.zeros(3, 5)}, None, None),
-        ((torch.zeros(3, 5),), None, None),
-    ],
-)
-def test_tokens_of_a_batch(batch, own, tokens):
-    assert count_tokens(batch, own) == tokens
-
-
 def test_torchmetrics_is_imported_only_for_metrics_of_it():
     program = (
         'import sys, headrace.metrics\nassert "torchmetrics" not in sys.modules\n'
         'assert set(headrace.metrics.__all__) <= {*dir(headrace.metrics), *headrace.metrics._OF_TORCHMETRICS}\n'
     )
     subprocess.run([sys.executable, '-c', program], check=True)
-
-
-def test_quantiles_drift_and_the_line_of_a_run(make_loader, clock):
-    loader, meter = make_loader(), DataMeter(clock=clock)
-    meter.follow({'': loader})
-    meter.begin()
-    batches = iter(loader)
-    for seconds in [1.0] * 5 + [3.0]:
-        next(batches)
-        clock.now += seconds
-        meter.batch_done()
-    before = meter.read()
-    assert before['data/batch_seconds_p50'] == 1
-    assert 2 < before['data/batch_seconds_p99'] <= 3
-    assert 'data/wait_seconds_p50' not in before
-    assert before['data/bytes_per_second'] == 0
-    shares = {name: before[f'mix/{name}/share'] - before[f'mix/{name}/promised'] for name in 'ab'}
-    assert before['mix/drift'] == pytest.approx(max(map(abs, shares.values())))
-    meter.pause()  # an evaluation is no batch
-    clock.now += 100
-    meter.resume()
-    for _ in range(2):
-        clock.now += 2
-        next(batches)
-        meter.batch_done()
-    detailed = meter.read(detailed=True)
-    assert detailed['data/batch_seconds_p99'] == 2
-    assert 0 <= detailed['data/wait_seconds_p50'] <= detailed['data/wait_seconds_p99']
-    assert (detailed['data/retries'], detailed['data/evictions']) == (0, 0)
-    assert 'data/cache_fill' not in detailed  # all data are local
-    assert 'data/batch_seconds_p50' not in meter.read()  # no batch since then
-    share = loader.seconds_waiting / 12
-    line = f'waited {share:.1%} for data; 0 B; 0 retries; mix within {detailed["mix/drift"]:.1%}'
-    assert meter.summary() == line.replace('%', ' %')
-
-
-def test_the_cache_and_the_slowest_rank(make_dataset, tmp_path, clock):
-    folder = make_dataset('data', 50)
-    data = StreamingDataset(remote=str(folder), local=str(tmp_path / 'cache'), batch_size=10, cache_limit='1mb')
-    loader, meter = StreamingDataLoader(data, topology=Topology(rank=1, world_size=3)), DataMeter(clock=clock)
-    meter.follow({'': loader})
-    meter.begin()
-    for _ in loader:  # until nothing is fetched ahead any more
-        meter.batch_done()
-    next((tmp_path / 'cache').glob('*.mds')).unlink()
-    clock.now += 10
-    asked: list[list[float]] = []
-
-    def sum_over_ranks(numbers):
-        asked.append(list(numbers))
-        waits = [7.0, numbers[1], 0.0]
-        return [*waits, *(3 * number for number in numbers[3:])]
-
-    figures = meter.read(ranks=3, replicas=3, sum_over_ranks=sum_over_ranks, detailed=True)
-    assert asked[0][0] == asked[0][2] == 0 < asked[0][1] == pytest.approx(loader.seconds_waiting)
-    assert figures['data/slowest_rank'] == 0
-    assert figures['data/slowest_rank_wait_share'] == pytest.approx(0.7)
-    cached = sum(path.stat().st_size for path in (tmp_path / 'cache').glob('*.mds'))
-    size = sum(path.stat().st_size for path in folder.glob('*.mds'))
-    assert figures['data/cache_bytes'] == cached < size
-    assert figures['data/cache_fill'] == pytest.approx(cached / size)
-
-
-def test_a_large_cache_is_counted_in_portions(make_dataset, tmp_path):
-    folder = make_dataset('portions', 20)
-    data = StreamingDataset(remote=str(folder), local=str(tmp_path / 'cache'), batch_size=10)
-    place = data.streams[0].folder
-    for number in range(250):
-        (place / f'{number}.mds').write_bytes(bytes(number))
-    size = sum(path.stat().st_size for path in place.glob('*.mds'))
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 1.0  # a slow file system
-        return now
-
-    fill = CacheFill(clock=clock)
-    found = []
-    for _ in range(3):
-        found.append(fill.read([data]))
-        assert fill.read([data]) == found[-1]  # it rests for 100 times as long
-        now += 1000.0
-    assert found[:2] == [None, None]
-    assert found[2] is not None
-    assert found[2].used == size

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.metrics import SpikeDetector, report_text
+from headrace.metrics import SpikeDetector
 
 
 def noisy(count: int, level: float = 2.0) -> list[float]:
@@ -71,10 +71,3 @@ def test_a_state_continues() -> None:
 def test_bad_numbers_are_refused(wrong: dict) -> None:
     with pytest.raises(ConfigError, match=f'`{next(iter(wrong))}`'):
         SpikeDetector(**wrong)
-
-
-def test_a_report_is_json_with_a_row_on_a_line() -> None:
-    report = {'skip': [[1, 2], ['3ba', '4ba']], 'rows': [{'id': 1, 'file': 'a'}, {'id': 2, 'file': 'b'}], 'none': []}
-    text = report_text(report)
-    assert json.loads(text) == report
-    assert '    {"id": 1, "file": "a"},\n' in text

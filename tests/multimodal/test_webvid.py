@@ -23,12 +23,10 @@ from headrace.multimodal import (
 )
 from headrace.multimodal.convert.webvid.crawl_webvid import ORIGINAL as WEBVID
 from headrace.multimodal.convert.webvid.extract_webvid_videos import main as extract
-from headrace.multimodal.video import check_video
 from killed_children import in_a_child
 from waiting import until
 
 pytest.importorskip('av')
-
 from webvid_originals import make_webvid, video
 
 
@@ -126,16 +124,6 @@ def test_a_changed_dataset_is_read_anew(tmp_path: Path) -> None:
         out = ['--out_mds', str(tmp_path / f'out{number}'), '--out_mp4', str(tmp_path / f'mp4{number}')]
         assert extract(['--in', str(tmp_path / 'in'), *out, '--progress_bar', '0']) == 0
         assert [row['videoid'] for row in rows_of(tmp_path / f'out{number}')] == [f'{number}' * (1 + number)]
-
-
-def test_a_video_opens_no_files_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = b'ffconcat version 1.0\nfile other.mp4\n'
-    (tmp_path / 'other.mp4').write_bytes(video(1))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FormatError, match='A video must be whole'):
-        check_video(data)
-    with pytest.raises(FormatError, match='A video must be whole'):
-        decode_frames(data, 1)
 
 
 def test_frames_are_spread_over_the_video(inside: Path) -> None:

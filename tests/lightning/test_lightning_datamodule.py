@@ -13,93 +13,19 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from data_modules import ids, quiet
 from lightning.pytorch.tuner import Tuner
 from lightning_oracle import judge, records
 from lightning_run import Crash, Model, Run, callbacks, dataset, train
 
-from headrace import StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace import StreamingDataLoader, Topology
+from headrace.errors import ConfigError, TopologyError
 from headrace.lightning import PositionCallback, StreamingDataModule
-from headrace.mixing import load_config
-from shown import html_of
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
+
+
 pytestmark = [pytest.mark.filterwarnings('ignore')]
-
-
-@pytest.fixture
-def run(mixes: dict[str, dict[str, str]], tmp_path: Path) -> Run:
-    return Run(name='run', out=str(tmp_path), streams=mixes['even'])
-
-
-@pytest.fixture
-def yaml(mixes: dict[str, dict[str, str]], tmp_path: Path) -> str:
-    streams = '\n'.join(f'    {name}: {{local: {folder}}}' for name, folder in mixes['even'].items())
-    path = tmp_path / 'mix.yaml'
-    path.write_text(
-        f'global_batch_size: 8\ntrain:\n  shuffle: true\n  streams:\n{streams}\n'
-        f'eval:\n  small: {{local: {mixes["even"]["a"]}}}\n'
-        f'  large: {{local: {mixes["even"]["b"]}, device_batch_size: 5}}\n'
-    )
-    return str(path)
-
-
-def quiet(run: Run, **options: Any) -> Trainer:
-    return Trainer(
-        **{
-            'accelerator': 'cpu',
-            'devices': 1,
-            'logger': False,
-            'enable_checkpointing': False,
-            'enable_progress_bar': False,
-            'enable_model_summary': False,
-            'default_root_dir': run.out,
-            'num_sanity_val_steps': 0,
-            'max_epochs': 1,
-            **options,
-        }
-    )
-
-
-def ids(run: Run, key: str = 'batch') -> list[list[int]]:
-    return [record['ids'] for record in records(run, key)[0]]
-
-
-# -- what it takes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('kind', ['dataset', 'keywords', 'function'])
-def test_a_source_is_a_dataset_or_what_makes_one(kind, run):
-    folder = run.streams['a']
-    source = {
-        'dataset': lambda: StreamingDataset(local=folder),
-        'keywords': lambda: {'local': folder},
-        'function': lambda: lambda: StreamingDataset(local=folder),
-    }[kind]()
-    module = StreamingDataModule(train=source, batch_size=10)
-    quiet(run).fit(Model(run), module)
-    assert sorted(i for batch in ids(run) for i in batch) == list(range(60))
-
-
-@pytest.mark.parametrize('kind', ['path', 'mapping', 'config'])
-def test_a_yaml_file_gives_all_loaders(kind, run, yaml):
-    given = {'path': lambda: yaml, 'mapping': lambda: {'defaults': [yaml]}, 'config': lambda: load_config(yaml)}[kind]()
-    module = StreamingDataModule(given)
-    assert module.batch_size is None
-    quiet(run).fit(Model(run), module)
-    assert module.batch_size == 8
-    assert judge([(run, None)]).is_exact
-    validated = records(run, 'validation')[0]
-    assert [len(record['ids']) for record in validated] == [8] * 7 + [4] + [5] * 7 + [1]
-    assert [record['loader'] for record in validated] == [0] * 8 + [1] * 8
-
-
-def test_overrides_go_over_the_yaml(run, yaml):
-    module = StreamingDataModule(yaml, overrides=['global_batch_size=12', '~eval'])
-    quiet(run).fit(Model(run), module)
-    assert [len(batch) for batch in ids(run)] == [12] * 8
-    assert not records(run, 'validation')[0]
 
 
 def test_constructing_touches_neither_data_nor_processes(yaml):
@@ -123,9 +49,6 @@ def test_only_loaders_that_were_given_are_defined(run):
     module = StreamingDataModule(train=dataset(run), batch_size=8)
     with pytest.raises(TypeError, match='test_dataloader'):
         quiet(run).test(Tested(run), module)
-
-
-# -- what it refuses --------------------------------------------------------------------------------------------------
 
 
 class Collating(StreamingDataModule):
@@ -241,32 +164,6 @@ def test_the_strategy_says_which_replica_a_rank_is(run):
     assert (data.topology.replicas, data.topology.replica) == (2, 1)
 
 
-def test_other_data_is_refused_before_the_first_step(run, mixes, tmp_path):
-    run.every_steps, run.trainer = 5, {'max_epochs': 1}
-    train(run)
-    other = Run(
-        name='other', out=str(tmp_path), streams=mixes['uneven'], checkpoint=str(run.checkpoints / 'step5.ckpt')
-    )
-    with pytest.raises(ResumeError, match='epoch_size'):
-        train(other)
-    assert not Path(tmp_path, 'other.rank0.jsonl').exists()
-
-
-@pytest.mark.parametrize('loader_class', [StreamingDataLoader, torch.utils.data.DataLoader])
-def test_a_sampler_of_ones_own_is_refused_before_the_first_step(loader_class, run):
-    """In the hook of a model, or passed to `fit`: the loader cannot even be made."""
-
-    class Sampling(Model):
-        def train_dataloader(self):
-            data = dataset(run, batch_size=8)
-            sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
-            return loader_class(data, batch_size=8, sampler=sampler)
-
-    with pytest.raises(ValueError, match=r'sampler'):
-        quiet(run).fit(Sampling(run))
-    assert not Path(run.out, 'run.rank0.jsonl').exists()
-
-
 def test_a_trainer_of_pytorch_lightning_is_refused(run):
     class Other:
         __module__ = 'pytorch_lightning.trainer.trainer'
@@ -291,9 +188,6 @@ def test_pytorch_lightning_itself_is_refused(run):
     for arguments in ({'datamodule': module}, {'train_dataloaders': module}):
         with pytest.raises(ConfigError, match=r'import lightning\.pytorch'):
             other.Trainer(devices=1, **options).fit(Plain(), **arguments)
-
-
-# -- evaluation -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -353,9 +247,6 @@ def test_evaluation_datasets_keep_a_batch_size_of_their_own(run):
     assert {len(batch) for batch in ids(run)} == {8}
     sizes = [(record['loader'], len(record['ids'])) for record in records(run, 'validation')[0]]
     assert set(sizes) == {(0, 16), (1, 8)}
-
-
-# -- more than one fit ------------------------------------------------------------------------------------------------
 
 
 def test_a_second_fit_continues_with_the_next_epoch(run):
@@ -429,9 +320,6 @@ def test_the_tuner_may_find_a_learning_rate(run):
     verdict = judge([(run, None)])
     assert verdict.is_exact
     assert verdict.epochs == 1
-
-
-# -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def test_the_state_is_small_and_the_callback_runs_first(run):
@@ -537,15 +425,3 @@ def test_loaders_passed_by_hand_train_every_epoch_in_its_order(run):
     verdict = judge([(run, None)])
     assert verdict.is_exact
     assert verdict.epochs == 3
-
-
-def test_its_repr_names_the_loaders_and_their_data(make_dataset: Any) -> None:
-    folder = make_dataset()
-    dataset = StreamingDataset(local=str(folder), batch_size=4)
-    module = StreamingDataModule(train=dataset, val={'local': str(folder)}, batch_size=4)
-    for text in (str(module), repr(module)):
-        assert text.startswith('StreamingDataModule\n')
-        assert 'StreamingDataset: 100 samples of 1 stream' in text
-        assert 'not opened before `setup`' in text
-    assert '<table>' in html_of(module)
-    assert 'not ready' in repr(StreamingDataModule.__new__(StreamingDataModule))

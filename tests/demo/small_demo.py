@@ -1,0 +1,7 @@
+"""A small demo."""
+
+from __future__ import annotations
+
+from headrace.demo.settings import Settings
+
+SMALL = Settings(rows=320, checkpoint_every=5, kill_after=38)

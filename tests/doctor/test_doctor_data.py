@@ -1,0 +1,91 @@
+"""Stores and cache folders."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from answers import levels
+
+from headrace.doctor import Place, check_data
+from headrace.doctor import data as doctor_data
+from headrace.inspect.content import open_content
+from headrace.storage import StoreOptions
+
+
+class TestData:
+    def test_a_store_and_its_cache(self, remote, tmp_path):
+        ticks = iter(range(100))
+        found = list(check_data([Place('a', remote, tmp_path / 'cache')], clock=lambda: next(ticks)))
+        assert levels(found) == ['ok'] * 3
+        assert found[0].text.startswith('mds, 100 samples in 5 shards, ')
+        assert found[1].text.startswith(f'the cache {tmp_path / "cache"} takes ')
+        assert found[2].text.startswith('answers in 1000 ms, ')
+        assert not (tmp_path / 'cache').exists()
+
+    def test_a_store_that_cannot_be_read(self, tmp_path):
+        (finding,) = check_data([Place('a', str(tmp_path / 'absent'))])
+        assert finding.level == 'problem'
+        assert f'{tmp_path / "absent"} cannot be read' in finding.text
+
+    def test_a_full_disk(self, remote, tmp_path, monkeypatch):
+        full = type('Usage', (), {'free': 10})
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: full)
+        found = list(check_data([Place('a', remote, tmp_path / 'a'), Place('b', remote, tmp_path / 'b', limit=10)]))
+        assert levels(found, 'a') == ['ok', 'problem', 'ok']
+        assert levels(found, 'b') == ['ok', 'ok', 'ok']
+
+    def test_a_cache_that_is_full_needs_no_room(self, remote, tmp_path, monkeypatch):
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: type('Usage', (), {'free': 0}))
+        place = Place('a', remote, tmp_path / 'cache')
+        assert levels(check_data([place])) == ['ok', 'problem', 'ok']
+        shutil.copytree(remote.removeprefix('far://'), tmp_path / 'cache')
+        assert levels(check_data([place])) == ['ok', 'ok', 'ok']
+
+    @pytest.mark.parametrize(('limit', 'level'), [(None, 'problem'), (1000, 'ok')])
+    def test_caches_share_a_disk(self, remote, tmp_path, monkeypatch, limit, level):
+        total = int(open_content(remote, StoreOptions()).shards.raw_bytes().sum())
+        assert total > 1000
+        free = total + 1 if limit is None else limit
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: type('Usage', (), {'free': free}))
+        places = [Place(name, remote, tmp_path / name, limit=limit) for name in 'ab']
+        found = list(check_data(places))
+        assert levels(found, 'a') == ['ok', 'ok', 'ok']
+        assert levels(found, 'b') == ['ok', level, 'ok']
+
+    def test_a_folder_on_the_network(self, remote, tmp_path, monkeypatch):
+        monkeypatch.setattr(doctor_data, 'file_system', lambda _: 'nfs4')
+        assert levels(check_data([Place('a', remote, tmp_path)])) == ['ok', 'ok', 'note', 'ok']
+
+    def test_a_folder_that_is_a_file(self, remote, tmp_path):
+        (tmp_path / 'file').touch()
+        found = list(check_data([Place('a', remote, tmp_path / 'file')]))
+        assert levels(found) == ['ok', 'problem', 'ok']
+
+    @pytest.mark.parametrize(('seconds', 'level'), [(0, 'ok'), (300, 'note'), (-86400, 'problem'), (None, None)])
+    def test_the_clock_is_compared_with_a_servers(self, remote, seconds, level, monkeypatch):
+        monkeypatch.setattr(doctor_data.time, 'time', lambda: 1e9)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                self.send_response_only(403)
+                if seconds is not None:
+                    self.send_header('Date', formatdate(1e9 + seconds, usegmt=True))
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            options = StoreOptions(endpoint_url=f'http://127.0.0.1:{server.server_port}')
+            found = list(check_data([Place('a', remote, options=options)] * 2))
+            server.shutdown()
+        assert levels(found, 'clock') == ([] if level is None else [level])
+
+    def test_a_folder_of_the_system(self):
+        assert doctor_data.file_system(Path('/proc')) == 'proc'

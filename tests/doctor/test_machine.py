@@ -1,0 +1,45 @@
+"""The launcher's variables, and the limits of the machine."""
+
+from __future__ import annotations
+
+import pytest
+from answers import levels
+
+from headrace.doctor import check_launcher, check_machine, machine
+
+
+class TestLauncher:
+    @pytest.mark.parametrize(
+        ('environ', 'level', 'text'),
+        [
+            ({}, 'ok', 'rank 0 of 1 on 1 node(s)'),
+            ({'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_WORLD_SIZE': '4'}, 'ok', 'rank 3 of 8 on 2 node(s)'),
+            ({'RANK': '3'}, 'problem', 'RANK is set and WORLD_SIZE is not'),
+            ({'RANK': '3', 'WORLD_SIZE': 'many'}, 'problem', 'WORLD_SIZE must hold a whole number'),
+            ({'SLURM_JOB_NUM_NODES': '4'}, 'note', 'in a SLURM job of 4 nodes'),
+        ],
+    )
+    def test_variables(self, environ, level, text):
+        (finding,) = check_launcher(environ)
+        assert finding.level == level
+        assert text in finding.text
+
+
+class TestMachine:
+    def test_few_descriptors_are_noted(self, monkeypatch):
+        import resource
+
+        monkeypatch.setattr(resource, 'getrlimit', lambda _: (1024, 524288))
+        (finding,) = [finding for finding in check_machine() if finding.what == 'open files']
+        assert (finding.level, finding.fix) == ('note', 'ulimit -n 524288, in the job script')
+
+    def test_more_processes_than_processors_are_noted(self):
+        assert levels(check_machine(workers=1000, ranks=8), 'processors') == ['note']
+        assert levels(check_machine(), 'processors') == ['ok']
+
+    def test_little_shared_memory_is_noted(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(machine, 'SHARED_MEMORY', tmp_path)
+        monkeypatch.setattr(machine, 'LITTLE_SHARED_MEMORY', 1 << 60)
+        assert levels(check_machine(), 'shared memory') == ['note']
+        monkeypatch.setattr(machine, 'SHARED_MEMORY', tmp_path / 'absent')
+        assert levels(check_machine(), 'shared memory') == []

@@ -1,0 +1,18 @@
+"""Notes on errors keep no secrets."""
+
+from __future__ import annotations
+
+import traceback
+
+from headrace.notes import add_note
+from planted import (
+    USER,
+    found_in_error,
+)
+
+
+def test_notes() -> None:
+    error = ValueError('x')
+    add_note(error, f'at http://{USER}@host')
+    assert 'http://reader:***@host' in ''.join(traceback.format_exception(error))
+    assert not found_in_error(error)

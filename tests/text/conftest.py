@@ -1,0 +1,10 @@
+"""Fixtures of text tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def parser() -> None:
+    pytest.importorskip('mwparserfromhell')
