@@ -69,7 +69,7 @@ def test_unpermute_is_the_inverse() -> None:
     ids=['equal', 'equal-long-block', 'uneven', 'uneven-short-block'],
 )
 def test_each_sample_may_stand_anywhere(sizes: list[int], block: int, bound: float) -> None:
-    """Shards of unequal size are a little less uniform, as they are in py1e (1.03 here); lanes give 1.01 to 1.02."""
+    """Shards of unequal size are a little less uniform, as they are in py1e (1.03 here); tracks give 1.01 to 1.02."""
     n, seeds = sum(sizes), 600
     cells = np.zeros((n, n))
     for seed in range(seeds):
@@ -115,9 +115,9 @@ def test_shuffle_and_downloads_are_py1es_or_better(shards: str, block: int, node
     open_mean, open_max, new_deviation, first = use
     assert open_mean < 1.15 * py1es_use[0] + 1
     assert open_max < 1.07 * py1es_use[1] + 1
-    # Lanes of unequal shards open independently of each other, as a Poisson process does.
+    # Tracks of unequal shards open independently of each other, as a Poisson process does.
     assert new_deviation < 1.3 * py1es_use[2] + 0.05
-    # A row has a sample of each lane; as many draws with replacement would miss some.
+    # A row has a sample of each track; as many draws with replacement would miss some.
     assert first < 1.3 * py1es_use[3] + 2
 
 

@@ -19,7 +19,7 @@ from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.fetch_lock import reclaim_fetches
 from headrace.storage.cache.limit import evict
 from headrace.storage.cache.locks import held, open_to_lock, try_lock_file
-from headrace.storage.cache.remote_marker import ORIGIN, read_note
+from headrace.storage.cache.remote_marker import REMOTE_MARKER, read_marker
 from headrace.storage.stats import CacheStats
 
 __all__ = ['CacheContent', 'Removal', 'clear_cache', 'find_caches', 'look_into']
@@ -34,7 +34,7 @@ class CacheContent:
 
     folder: Path
     remote: str
-    """As the folder's note has it, without credentials; empty: headrace has not filled the folder."""
+    """As the folder's marker has it, without credentials; empty: headrace has not filled the folder."""
     num_shards: int
     """Shards of the remote, by the index in the folder."""
     num_present: int
@@ -99,14 +99,14 @@ def find_caches(root: Path) -> list[Path]:
     found = list(_marked(root, _DEEPEST))
     if not found:
         raise ConfigError(
-            f'A cache folder holds the file {ORIGIN}, which headrace writes, but neither {root} nor a folder in it '
-            f'does. Name the `local` of a stream. Nothing was touched.'
+            f'A cache folder holds the file {REMOTE_MARKER}, which headrace writes, but neither {root} nor a folder in '
+            f'it does. Name the `local` of a stream. Nothing was touched.'
         )
     return sorted(found)
 
 
 def _marked(folder: Path, depth: int) -> Iterator[Path]:
-    if read_note(folder):
+    if read_marker(folder):
         yield folder
     if not depth:
         return
@@ -127,7 +127,7 @@ def look_into(folder: Path) -> CacheContent:
     fetch_bytes, locks = count_fetches(folder)
     return CacheContent(
         folder,
-        read_note(folder),
+        read_marker(folder),
         num_shards=max(map(len, tables), default=0),
         num_present=len(present),
         bytes=sum(item.size for item in present),
@@ -140,7 +140,7 @@ def look_into(folder: Path) -> CacheContent:
 def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Removal:
     """Remove the shards of a cache folder that no process uses, one by one, and what killed fetches left.
 
-    The index and the note stay, so runs that use the folder continue, and fetch what they need again.
+    The index and the marker stay, so runs that use the folder continue, and fetch what they need again.
 
     Args:
         folder: a folder of `find_caches`.
@@ -149,9 +149,9 @@ def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _
     Raises:
         CacheError: the folder is not marked as a cache; its index cannot be read; or a file cannot be removed.
     """
-    if not read_note(folder):
+    if not read_marker(folder):
         raise CacheError(
-            f'Only a folder with the file {ORIGIN} is cleared, but {folder} has none. Name a cache folder.'
+            f'Only a folder with the file {REMOTE_MARKER} is cleared, but {folder} has none. Name a cache folder.'
         )
     present = _present(folder, _tables(folder))
     removed = size = in_use = links = 0

@@ -34,7 +34,7 @@ class Rank:
     plan: BatchPlan
     loader: LoaderConfig
     conditions: Conditions
-    room: float = math.inf
+    max_bytes: float = math.inf
     """Bytes of shards that a prefetch may have ahead of its reader."""
     stalled: float = 0.0
     """Seconds that batches of all epochs were late, as `Progress.seconds_stalled` counts them."""
@@ -76,7 +76,7 @@ class Rank:
 
     def _prefetcher(self) -> Prefetcher:
         ahead = look_ahead(self.source.predownload, self.plan.batch_size, max(1, self._workers))
-        made = Prefetcher(self.node, ahead, room=self.room, clock=self.world.clock)
+        made = Prefetcher(self.node, ahead, max_bytes=self.max_bytes, clock=self.world.clock)
         self.node.prefetchers.append(made)
         return made
 

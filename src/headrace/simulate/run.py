@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.config.build import build_dataset
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.cache_sizing import downloads_of_nodes, fixed_bytes, room_ahead
+from headrace.dataset.prefetch.cache_sizing import downloads_of_nodes, fixed_bytes, max_bytes_ahead
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
@@ -63,9 +63,9 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     in_place = np.repeat([stream.is_local for stream in dataset.streams], sizes)
     keeps_zip = np.repeat([bool(stream.keep_zip) for stream in dataset.streams], sizes)
     kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
-    limit, room = dataset.cache_limit, math.inf
+    limit, max_bytes = dataset.cache_limit, math.inf
     if limit is not None:
-        limit, room = limit - fixed_bytes(dataset.streams), room_ahead(limit, dataset.streams)
+        limit, max_bytes = limit - fixed_bytes(dataset.streams), max_bytes_ahead(limit, dataset.streams)
     nodes = [Node(world, conditions, stored, raw, kept, in_place, limit) for _ in range(min(conditions.nodes, _NODES))]
     steps: list[SimulatedStep] = []
     total = 0
@@ -81,7 +81,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
                 plan.of_rank(number * conditions.ranks_per_node + local),
                 config,
                 conditions,
-                room=room,
+                max_bytes=max_bytes,
             )
             for number, node in enumerate(nodes)
             for local in range(conditions.ranks_per_node)

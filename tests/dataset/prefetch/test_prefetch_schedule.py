@@ -19,8 +19,8 @@ pytestmark = pytest.mark.once
 SIZE = 100
 
 
-def horizon_of(batches, room=math.inf, lag=8):
-    horizon = Horizon(LookAhead(1000, math.inf, lag), lambda _: SIZE, room)
+def horizon_of(batches, max_bytes=math.inf, lag=8):
+    horizon = Horizon(LookAhead(1000, math.inf, lag), lambda _: SIZE, max_bytes)
     horizon.follow((UpcomingBatch(n, np.array(shards)) for n, shards in enumerate(batches)), first=0)
     return horizon
 
@@ -78,7 +78,7 @@ def test_a_blocked_fetch_is_one_without_room():
 
 
 def test_bytes_ahead_are_those_of_shards_not_yet_used():
-    horizon = horizon_of([[0], [1], [2], [3], [4]], room=4 * SIZE)
+    horizon = horizon_of([[0], [1], [2], [3], [4]], max_bytes=4 * SIZE)
     schedule = FetchSchedule(horizon, clock=lambda: 0.0)
     advance(schedule, horizon, 0)
     assert horizon.bytes_ahead == 4 * SIZE

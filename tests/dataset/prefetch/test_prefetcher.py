@@ -96,9 +96,9 @@ def network():
 
 @pytest.fixture
 def prefetcher(network):
-    def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None, concurrency=None):
+    def make(batches, *, ahead=FAR, width=1, max_bytes=math.inf, of_node=None, concurrency=None):
         concurrency = concurrency or Concurrency(64, network.clock, width=width)
-        one = Prefetcher(network, ahead, room=room, concurrency=concurrency, clock=network.clock)
+        one = Prefetcher(network, ahead, max_bytes=max_bytes, concurrency=concurrency, clock=network.clock)
         one.follow(upcoming(batches, of_node=of_node), first=0)
         network.prefetchers.append(one)
         return one
@@ -235,7 +235,7 @@ def test_advance_says_what_was_used_and_no_batch_in_sight_uses_again(network, pr
 
 
 def test_under_a_limit_nothing_is_fetched_beyond_what_fits(network, prefetcher):
-    one = prefetcher([[0], [0], [1], [2], [3], [4]], width=8, room=3 * SIZE)
+    one = prefetcher([[0], [0], [1], [2], [3], [4]], width=8, max_bytes=3 * SIZE)
     network.let(*range(9))
     one.advance(0)
     assert network.has_begun(0, 1, 2)
@@ -247,7 +247,7 @@ def test_under_a_limit_nothing_is_fetched_beyond_what_fits(network, prefetcher):
 
 
 def test_under_a_limit_two_shards_are_fetched_however_small_it_is(network, prefetcher):
-    one = prefetcher([[0]] * 5 + [[1]] * 5 + [[2]] * 5, width=8, room=SIZE, ahead=FAR._replace(lag=0))
+    one = prefetcher([[0]] * 5 + [[1]] * 5 + [[2]] * 5, width=8, max_bytes=SIZE, ahead=FAR._replace(lag=0))
     network.let(*range(9))
     one.advance(0)
     assert network.has_begun(0, 1)
@@ -260,7 +260,7 @@ def test_under_a_limit_what_was_there_and_is_no_more_is_fetched_when_there_is_ro
     """The nearer ones took its place, which is what a limit is for."""
     network.let(*range(9))
     network.present.add(4)
-    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=3 * SIZE, ahead=FAR._replace(lag=0))
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, max_bytes=3 * SIZE, ahead=FAR._replace(lag=0))
     one.advance(0)
     assert network.has_begun(0, 1, 2)
     network.present.discard(4)
@@ -270,7 +270,7 @@ def test_under_a_limit_what_was_there_and_is_no_more_is_fetched_when_there_is_ro
 
 def test_under_a_limit_what_is_evicted_although_it_is_needed_soon_is_fetched_again(network, prefetcher):
     network.let(*range(9))
-    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=4 * SIZE)
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, max_bytes=4 * SIZE)
     one.advance(0)
     assert network.has_begun(0, 1, 2, 3)
     network.present.discard(2)
@@ -283,7 +283,7 @@ def test_under_a_limit_what_is_evicted_although_it_is_needed_soon_is_fetched_aga
 def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it_is_fetched_again(network, prefetcher):
     network.let(*range(9))
     network.outcomes[1] = [KeyError('no luck')]
-    one = prefetcher([[0], [1], [2], [1]], width=8, room=4 * SIZE)
+    one = prefetcher([[0], [1], [2], [1]], width=8, max_bytes=4 * SIZE)
     one.advance(0)
     assert network.has_begun(0, 1, 2)
     one.advance(1)
@@ -297,7 +297,7 @@ def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it
 
 def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(network, prefetcher):
     network.present.update(range(100))
-    one = prefetcher([[shard] for shard in range(100)], ahead=LookAhead(1000, 3 * SIZE, lag=0), room=20 * SIZE)
+    one = prefetcher([[shard] for shard in range(100)], ahead=LookAhead(1000, 3 * SIZE, lag=0), max_bytes=20 * SIZE)
     one.advance(0)
     network.present.clear()
     one.advance(50)
@@ -307,7 +307,7 @@ def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(net
 
 
 def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher):
-    one = prefetcher([[number, number + 10] for number in range(9)], room=SIZE)
+    one = prefetcher([[number, number + 10] for number in range(9)], max_bytes=SIZE)
     one.advance(0)
     assert not one.fits
     assert prefetcher([[number] for number in range(9)]).fits  # without a limit
@@ -316,7 +316,7 @@ def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher
 def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network, prefetcher):
     network.late.add(9)
     network.outcomes[9] = [NO_ROOM]
-    one = prefetcher([[9]], width=8, ahead=FAR._replace(lag=0), room=3 * SIZE)
+    one = prefetcher([[9]], width=8, ahead=FAR._replace(lag=0), max_bytes=3 * SIZE)
     one.advance(0)
     assert network.has_begun(9)
     one.follow(upcoming([[number] for number in range(10)]), first=0)
@@ -331,7 +331,7 @@ def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network, prefetc
 
 def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, prefetcher):
     of_node = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
-    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=6 * SIZE, of_node=of_node)
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, max_bytes=6 * SIZE, of_node=of_node)
     network.let(*range(9))
     one.advance(0)
     assert network.has_begun(0, 1, 2)
@@ -341,7 +341,7 @@ def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, pref
 def test_what_another_rank_may_not_have_read_yet_is_not_out_of_use(network, prefetcher):
     network.present.update(range(9))
     ahead = FAR._replace(lag=2)
-    one = prefetcher([[0], [1], [2], [3], [4]], room=100 * SIZE, of_node=[[0, 5], [1], [2], [3], [4]], ahead=ahead)
+    one = prefetcher([[0], [1], [2], [3], [4]], max_bytes=100 * SIZE, of_node=[[0, 5], [1], [2], [3], [4]], ahead=ahead)
     uses = []
     for at in range(4):
         one.advance(at)
@@ -444,7 +444,7 @@ def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefe
 def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
     network.outcomes[1] = [ELSEWHERE] * 3
     network.let(*range(9))
-    one = prefetcher([[0], [1], [2], [1], [3], [1]], width=8, room=9 * SIZE)
+    one = prefetcher([[0], [1], [2], [1], [3], [1]], width=8, max_bytes=9 * SIZE)
     for at in range(6):
         one.advance(at)
         network.settle()

@@ -1,4 +1,4 @@
-"""The note of the remote in a cache folder."""
+"""The marker in a cache folder, which names its remote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from shards import fetch_index, make_remote
 
 
-def test_the_note_of_the_remote_is_read_through_no_link(tmp_path, elsewhere):
+def test_the_marker_is_read_through_no_link(tmp_path, elsewhere):
     remote = make_remote(tmp_path / 'remote')
     (remote.folder / 'index.json').write_text('{}')
     for planted in ('link', 'pipe'):

@@ -19,8 +19,8 @@ __all__ = [
     'bytes_side_by_side',
     'downloads_of_nodes',
     'fixed_bytes',
+    'max_bytes_ahead',
     'require_room',
-    'room_ahead',
     'warn_of_shared_shards',
     'warn_without_room',
 ]
@@ -38,7 +38,7 @@ def fixed_bytes(streams: Sequence[Stream]) -> int:
     return sum(sizes.values())
 
 
-def room_ahead(limit: float, streams: Sequence[Stream]) -> float:
+def max_bytes_ahead(limit: float, streams: Sequence[Stream]) -> float:
     """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
     return _AHEAD * (limit - fixed_bytes(streams))
 

@@ -30,20 +30,20 @@ class Horizon:
     Args:
         ahead: the look-ahead.
         size_of: gives the bytes of a shard in the cache.
-        room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
+        max_bytes: of shards that a cache with a limit holds ahead of the reader; inf: no limit.
     """
 
-    def __init__(self, ahead: LookAhead, size_of: Callable[[int], int], room: float = math.inf) -> None:
+    def __init__(self, ahead: LookAhead, size_of: Callable[[int], int], max_bytes: float = math.inf) -> None:
         self.at = -1
         """The reader's batch."""
-        self._ahead, self._size_of, self._is_limited = ahead, size_of, room < math.inf
+        self._ahead, self._size_of, self._is_limited = ahead, size_of, max_bytes < math.inf
         self._upcoming: Upcoming | None = None
         self._seen = -1  # last scanned batch
         self._fetched = ShardsAhead(ahead.bytes)
         self._lock = threading.Lock()
         self._uses = NextUse()  # from the reader's batch on
         self._node_uses = NextUse()  # by all ranks of the node, if the cache has a limit
-        self._window = CacheWindow(size_of, room)
+        self._window = CacheWindow(size_of, max_bytes)
         self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond the window
 
     def follow(self, upcoming: Upcoming, *, first: int) -> None:
@@ -220,9 +220,9 @@ class CacheWindow:
     late instead of one that another process needs soon.
     """
 
-    def __init__(self, size_of: Callable[[int], int], room: float) -> None:
-        """Take a function for a shard's bytes, and the bytes of the room."""
-        self._size_of, self._room = size_of, room
+    def __init__(self, size_of: Callable[[int], int], max_bytes: float) -> None:
+        """Take a function for a shard's bytes, and the bytes that the cache holds."""
+        self._size_of, self._max_bytes = size_of, max_bytes
         self._bytes = 0
         self._within: deque[tuple[int, list[int]]] = deque()
         self._beyond: deque[tuple[int, list[int]]] = deque()
@@ -261,7 +261,7 @@ class CacheWindow:
             batch, shards = self._beyond[0]
             sizes = {shard: self._size_of(shard) for shard in shards if shard not in self._last_use}
             more = sum(sizes.values())
-            if self._bytes + more > self._room and batch > at + 1 and len(self._last_use) + len(sizes) > _FEWEST:
+            if self._bytes + more > self._max_bytes and batch > at + 1 and len(self._last_use) + len(sizes) > _FEWEST:
                 return
             self._within.append(self._beyond.popleft())
             self._bytes += more

@@ -56,7 +56,7 @@ class Prefetcher:
         shards: the shards.
         ahead: the look-ahead.
         fetch: fetches a shard. None: there are no threads, and the caller works with `take` and `ended`.
-        room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
+        max_bytes: of shards that a cache with a limit holds ahead of the reader; inf: no limit.
         concurrency: limits concurrent fetches; None: by their measured gain.
         clock: the time in seconds.
     """
@@ -67,12 +67,12 @@ class Prefetcher:
         ahead: LookAhead,
         fetch: FetchAhead | None = None,
         *,
-        room: float = math.inf,
+        max_bytes: float = math.inf,
         concurrency: Concurrency | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shards, self._fetch = shards, fetch
-        self._horizon = Horizon(ahead, shards.size_of, room)
+        self._horizon = Horizon(ahead, shards.size_of, max_bytes)
         self._schedule = FetchSchedule(self._horizon, concurrency, clock)
         self._starvation = Starvation(clock)
         self._lock = threading.Condition()

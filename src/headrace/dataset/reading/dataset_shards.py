@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
-from headrace.dataset.prefetch.cache_sizing import room_ahead
+from headrace.dataset.prefetch.cache_sizing import max_bytes_ahead
 from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
@@ -189,8 +189,8 @@ class DatasetShards:
         if self.cached.are_local:
             return
         if self._prefetcher is None:
-            room = room_ahead(self._limit, self._streams)
-            self._prefetcher = Prefetcher(self.cached, ahead, self.cached.fetch_ahead, room=room)
+            max_bytes = max_bytes_ahead(self._limit, self._streams)
+            self._prefetcher = Prefetcher(self.cached, ahead, self.cached.fetch_ahead, max_bytes=max_bytes)
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 

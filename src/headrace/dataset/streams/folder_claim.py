@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import StreamError
-from headrace.storage.cache.remote_marker import note_of
+from headrace.storage.cache.remote_marker import marker_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -47,7 +47,7 @@ def claimed_folder(stream: CachedStream) -> Generator[None]:
     if (
         other is not None
         and other is not stream
-        and note_of(other.url or '') != note_of(stream.url or '')  # however a folder is spelled
+        and marker_text(other.url or '') != marker_text(stream.url or '')  # however a folder is spelled
         and not stream.is_local
         and not other.is_local
     ):

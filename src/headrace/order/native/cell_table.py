@@ -4,23 +4,23 @@ The algorithm, for a node with M positions (a *cell*). It bounds the shards in u
 and no state between positions:
 
 1. The node's parts of shards are permuted. A part above 1.5 times the mean is split into equal units.
-2. K lanes run side by side, as many as py1e has shards open on average: the sum of max(part, block), divided by M and
+2. K tracks run side by side, as many as py1e has shards open on average: the sum of max(part, block), divided by M and
    rounded up.
-   Units go to the first free lane, and give one sample to each row. The first unit of each lane is drawn in proportion
-   to size, from equal distances along the line of units, and the lane begins a fraction (l + phase) / K of it before
-   row 0: lanes then look as if they had run for ever, and begin and end their units at different times.
-3. At both ends lanes begin or stop one by one. So that few samples of few shards do not stand alone there, the rows are
-   folded: rows before the one at which half of the lanes have begun are laid, in reverse, upon those that follow it,
-   and likewise at the end.
+   Units go to the first free track, and give one sample to each row. The first unit of each track is drawn in
+   proportion to size, from equal distances along the line of units. The track begins a fraction (l + phase) / K of it
+   before row 0. So tracks look as if they had run for ever, and begin and end their units at different times.
+3. At both ends tracks begin or stop one by one. So that few samples of few shards do not stand alone there, the rows
+   are folded: rows before the one at which half of the tracks have begun are laid, in reverse, upon those that follow
+   it, and likewise at the end.
 4. The samples of a row are permuted; row after row they are the cell's positions.
-5. The o-th sample that the lanes take of a shard is the shard's π(o), π being keyed by pass and shard.
+5. The o-th sample that the tracks take of a shard is the shard's π(o), π being keyed by pass and shard.
 
-With a block of at least M positions, there is one lane, and its M rows are permuted instead.
+With a block of at least M positions, there is one track, and its M rows are permuted instead.
 
-With lanes a single position can be evaluated. The set of open lanes changes at 4K rows at most. Between these rows (in
-a *run*) a position's row and slot are quotient and remainder. Openings all come before closings, because a lane closes
-only when no unit is left. So the open lanes are the first ones in order of opening or, later, of closing, last first.
-The same holds for the lanes of rows that are folded onto a row.
+With tracks a single position can be evaluated. The set of open tracks changes at 4K rows at most. Between these rows
+(in a *run*) a position's row and slot are quotient and remainder. Openings all come before closings, because a track
+closes only when no unit is left. So the open tracks are the first ones in order of opening or, later, of closing, last
+first. The same holds for the tracks of rows that are folded onto a row.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 __all__ = ['CellTable', 'Parts']
 
-_ROW_BITS = 40  # a lane's units are searched by (lane, row) in one int64
+_ROW_BITS = 40  # a track's units are searched by (track, row) in one int64
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _ROW_STEP = np.array(0x2545F4914F6CDD1D, np.int64)  # odd
 _PHASES = 16
-_SLACK = 32  # 1/32 of a lane is not rounded up: a single shard below the block shall not double the shards in use
+_SLACK = 32  # 1/32 of a track is not rounded up: a single shard below the block shall not double the shards in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,20 @@ class CellTable:
     Cells are added when they are first needed and stay; the owner starts a new table when this one has grown too long.
     """
 
-    __slots__ = ('_cells', '_folds', '_indexes', '_lanes', '_positions', '_runs', '_sizes', '_slots', '_units')
+    __slots__ = ('_cells', '_folds', '_indexes', '_positions', '_runs', '_sizes', '_slots', '_tracks', '_units')
 
     def __init__(self) -> None:
         self._positions = 0  # of all cells; a cell's positions are numbered on from the cell before
-        self._lanes = 0  # of all cells, numbered likewise
-        self._cells = Rows(3)  # by number; key: first position; first unit, lane and run
-        # Columns: position; row; samples of a row; their column bits; key; open lanes of the row; the first of them in
-        # _slots. A cell that is permuted whole has one row without open lanes.
+        self._tracks = 0  # of all cells, numbered likewise
+        self._cells = Rows(3)  # by number; key: first position; first unit, track and run
+        # Columns: position; row; samples of a row; their column bits; key; open tracks of the row; the first of them in
+        # _slots. A cell that is permuted whole has one row without open tracks.
         self._runs = Rows(7)
-        # Columns for each run, where the head folds a row onto row r: lanes of that row; the first of them in _slots;
+        # Columns for each run, where the head folds a row onto row r: tracks of that row; the first of them in _slots;
         # that row plus r. The same for the tail, whose slots continue the head's numbers.
         self._folds = Rows(5)
-        self._slots = Rows(0)  # key: lane; a cell's lanes in order of opening, then in order of closing, last first
-        self._units = Rows(5)  # by lane and row: row minus samples of the shard before, start, size, column bits, key
+        self._slots = Rows(0)  # key: track; a cell's tracks in order of opening, then in order of closing, last first
+        self._units = Rows(5)  # by track and row: row minus samples of the shard before, start, size, column bits, key
         self._sizes = Rows(0)  # key: samples of each unit
         self._indexes: dict[int, _Index] = {}
 
@@ -101,28 +101,28 @@ class CellTable:
         sizes = parts.sizes[order]
         total = int(sizes.sum())
         if block_size >= total:
-            units, before, num_lanes = sizes, np.zeros_like(sizes), 1
+            units, before, num_tracks = sizes, np.zeros_like(sizes), 1
         else:
             owner, before, units = _split(sizes)
             order = order[owner]
             shares = _SLACK * int(np.maximum(sizes, block_size).sum()) - total
-            num_lanes = min(len(units), max(1, -(-shares // (_SLACK * total))))
+            num_tracks = min(len(units), max(1, -(-shares // (_SLACK * total))))
         phase = derive(key, 2)
-        first = _first_units(units, num_lanes, phase >> 32)
+        first = _first_units(units, num_tracks, phase >> 32)
         order, units, before = order[first], units[first], before[first]
-        ages = units[:num_lanes] * (_PHASES * np.arange(num_lanes) + phase % _PHASES) // (_PHASES * num_lanes)
+        ages = units[:num_tracks] * (_PHASES * np.arange(num_tracks) + phase % _PHASES) // (_PHASES * num_tracks)
         opening = ages.max() - ages
-        lane, row = _assign(units, opening)
-        places = (lane << _ROW_BITS) + row
+        track, row = _assign(units, opening)
+        places = (track << _ROW_BITS) + row
         by_place = places.argsort()
-        shards, lane, row, units = order[by_place], lane[by_place], row[by_place], units[by_place]
-        lasts = np.append((lane[1:] != lane[:-1]).nonzero()[0], len(lane) - 1)
+        shards, track, row, units = order[by_place], track[by_place], row[by_place], units[by_place]
+        lasts = np.append((track[1:] != track[:-1]).nonzero()[0], len(track) - 1)
         closing = (row + units)[lasts]
         runs = _Runs.of(opening, closing)
 
-        self._cells.append(*(np.array([a]) for a in (self._positions, self._units.used, self._lanes, self._runs.used)))
+        self._cells.append(*(np.array([a]) for a in (self._positions, self._units.used, self._tracks, self._runs.used)))
         self._units.append(
-            places[by_place] + (self._lanes << _ROW_BITS),
+            places[by_place] + (self._tracks << _ROW_BITS),
             row - before[by_place] - parts.skipped[shards],
             parts.starts[shards],
             parts.shard_sizes[shards],
@@ -131,18 +131,18 @@ class CellTable:
         )
         self._sizes.append(units)
         positions = self._positions + runs.positions
-        slots = self._slots.used + num_lanes * runs.closing
-        lanes, samples = runs.lanes, runs.lanes + runs.head_lanes + runs.tail_lanes
+        slots = self._slots.used + num_tracks * runs.closing
+        tracks, samples = runs.tracks, runs.tracks + runs.head_tracks + runs.tail_tracks
         if block_size >= total:
-            lanes, samples = np.zeros_like(lanes), np.full_like(samples, total)
+            tracks, samples = np.zeros_like(tracks), np.full_like(samples, total)
         keys = hashes(derive(key, 1), np.arange(len(positions))).view(np.int64)
-        self._runs.append(positions, positions, runs.rows, samples, column_bits(samples), keys, lanes, slots)
+        self._runs.append(positions, positions, runs.rows, samples, column_bits(samples), keys, tracks, slots)
         used, head, tail = (np.full_like(samples, a) for a in (self._slots.used, 2 * runs.begin - 1, 2 * runs.end - 1))
-        self._folds.append(positions, runs.head_lanes, used, head, used + num_lanes - runs.head_lanes, tail)
-        self._slots.append(self._lanes + np.argsort(opening, kind='stable'))
-        self._slots.append(self._lanes + np.argsort(-closing, kind='stable'))
+        self._folds.append(positions, runs.head_tracks, used, head, used + num_tracks - runs.head_tracks, tail)
+        self._slots.append(self._tracks + np.argsort(opening, kind='stable'))
+        self._slots.append(self._tracks + np.argsort(-closing, kind='stable'))
         self._positions += total
-        self._lanes += num_lanes
+        self._tracks += num_tracks
         return self._cells.used - 1
 
     def at(self, cells: IntArray, positions: IntArray) -> IntArray:
@@ -155,7 +155,7 @@ class CellTable:
         x = self._cells.keys_at(cells)
         x += positions
         runs = self._runs.find(x)
-        begin, row, samples, bits, key, lanes, slot = self._runs.columns_at(runs)
+        begin, row, samples, bits, key, tracks, slot = self._runs.columns_at(runs)
         x -= begin
         rows = x // samples
         x -= rows * samples
@@ -164,14 +164,14 @@ class CellTable:
         keys += key
         rows += row
         x = feistel_permute(*(a.view(np.uint64) for a in (x, samples, bits, keys))).view(np.int64)
-        folded = (x >= lanes).nonzero()[0]
+        folded = (x >= tracks).nonzero()[0]
         x += slot
         if len(folded):
-            lanes, rank = lanes[folded], (x - slot)[folded]
-            head_lanes, head_slot, head_sum, tail_slot, tail_sum = self._folds.columns_at(runs[folded])
-            is_head = rank < lanes + head_lanes
-            is_whole = lanes == 0
-            x[folded] = np.where(is_whole, head_slot, rank - lanes + np.where(is_head, head_slot, tail_slot))
+            tracks, rank = tracks[folded], (x - slot)[folded]
+            head_tracks, head_slot, head_sum, tail_slot, tail_sum = self._folds.columns_at(runs[folded])
+            is_head = rank < tracks + head_tracks
+            is_whole = tracks == 0
+            x[folded] = np.where(is_whole, head_slot, rank - tracks + np.where(is_head, head_slot, tail_slot))
             rows[folded] = np.where(is_whole, rank, np.where(is_head, head_sum, tail_sum) - rows[folded])
 
         x = self._slots.keys_at(x)
@@ -186,7 +186,7 @@ class CellTable:
     def find(self, cells: IntArray, samples: IntArray) -> IntArray:
         """Return the positions within cells at which samples stand, int64[n]; -1 where a sample is not the cell's.
 
-        The inverse of `at`. A cell's first call sorts its units, and keeps 24 bytes a unit and 16 a lane.
+        The inverse of `at`. A cell's first call sorts its units, and keeps 24 bytes a unit and 16 a track.
 
         Args:
             cells: int64[n], numbers of cells.
@@ -201,27 +201,27 @@ class CellTable:
         return positions
 
     def _index(self, cell: int) -> _Index:
-        ends = self._units.used, self._lanes, self._runs.used
+        ends = self._units.used, self._tracks, self._runs.used
         begins = self._cells.rows_between(cell, cell + 1)[0].tolist()
         if cell + 1 < self._cells.used:
             ends = self._cells.rows_between(cell + 1, cell + 2)[0].tolist()
-        (first_unit, first_lane, first_run), (end_unit, end_lane, end_run) = begins, ends
+        (first_unit, first_track, first_run), (end_unit, end_track, end_run) = begins, ends
         rows = self._units.keys_between(first_unit, end_unit) & _ROW_MASK
         units = self._units.rows_between(first_unit, end_unit)
         draws = rows - units[:, 0]
         firsts = units[:, 1] + draws
         order = np.argsort(firsts)
-        ranks = np.empty((2, end_lane - first_lane), np.int64)
-        slots = self._slots.keys_between(2 * first_lane, 2 * end_lane).reshape(2, -1) - first_lane
-        for rank, lanes in zip(ranks, slots, strict=True):
-            rank[lanes] = np.arange(len(lanes))
+        ranks = np.empty((2, end_track - first_track), np.int64)
+        slots = self._slots.keys_between(2 * first_track, 2 * end_track).reshape(2, -1) - first_track
+        for rank, tracks in zip(ranks, slots, strict=True):
+            rank[tracks] = np.arange(len(tracks))
         return _Index(
             position=int(self._cells.keys_between(cell, cell + 1)[0]),
             units=first_unit + order,
             firsts=firsts[order],
             starts=units[order, 1],
             runs=range(first_run, end_run),
-            lane=first_lane,
+            track=first_track,
             ranks=ranks,
         )
 
@@ -248,13 +248,13 @@ class CellTable:
         row = np.where(in_head, 2 * begin - 1 - row, np.where(in_tail, 2 * end - 1 - row, row))
         rows = self._runs.rows_between(first_run, end_run)[:, 1]
         run = first_run + rows.searchsorted(row, 'right') - 1
-        first, first_row, samples_of_row, bits, key, lanes, slot = self._runs.columns_at(run)
-        by_opening, by_closing = index.ranks[:, (place >> _ROW_BITS) - index.lane]
-        x = np.where(slot == 2 * index.lane, by_opening, by_closing)
-        x[in_head] = (lanes + by_opening)[in_head]
-        x[in_tail] = (lanes + self._folds.columns_at(run)[0] + by_closing)[in_tail]
+        first, first_row, samples_of_row, bits, key, tracks, slot = self._runs.columns_at(run)
+        by_opening, by_closing = index.ranks[:, (place >> _ROW_BITS) - index.track]
+        x = np.where(slot == 2 * index.track, by_opening, by_closing)
+        x[in_head] = (tracks + by_opening)[in_head]
+        x[in_tail] = (tracks + self._folds.columns_at(run)[0] + by_closing)[in_tail]
         number = row - first_row
-        is_whole = lanes == 0
+        is_whole = tracks == 0
         x[is_whole], number[is_whole] = row[is_whole], 0
         first += number * samples_of_row
         number *= _ROW_STEP
@@ -277,10 +277,10 @@ class _Index:
     """int64[units]: the shard's first sample, of these; ascending."""
     runs: range
     """Numbers of its runs."""
-    lane: int
-    """Its first lane."""
+    track: int
+    """Its first track."""
     ranks: IntArray
-    """int64[2, lanes]: the lanes' ranks in order of opening, and of closing, last first."""
+    """int64[2, tracks]: the tracks' ranks in order of opening, and of closing, last first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +291,14 @@ class _Runs:
     """int64[runs]: position of the run's first sample, row after row."""
     rows: IntArray
     """int64[runs]: its first row."""
-    lanes: IntArray
-    """int64[runs]: lanes open in these rows themselves, at least one."""
-    head_lanes: IntArray
-    """int64[runs]: lanes open in the rows before `begin` that are folded onto these."""
-    tail_lanes: IntArray
-    """int64[runs]: lanes open in the rows from `end` on that are folded onto these."""
+    tracks: IntArray
+    """int64[runs]: tracks open in these rows themselves, at least one."""
+    head_tracks: IntArray
+    """int64[runs]: tracks open in the rows before `begin` that are folded onto these."""
+    tail_tracks: IntArray
+    """int64[runs]: tracks open in the rows from `end` on that are folded onto these."""
     closing: NDArray[np.bool_]
-    """bool[runs]: whether a lane has closed before it."""
+    """bool[runs]: whether a track has closed before it."""
     begin: int
     """The first row onto which rows are folded: the k-th before it lies on the k-th from it on."""
     end: int
@@ -306,25 +306,25 @@ class _Runs:
 
     @classmethod
     def of(cls, opening: IntArray, closing: IntArray) -> _Runs:
-        """Make the runs of lanes that open and close at these rows, int64[lanes] each; all open before one closes."""
+        """Make the runs of tracks that open and close at these rows, int64[tracks] each; all open before one closes."""
         opens, closes = np.sort(opening), np.sort(closing)
-        num_lanes = len(opens)
-        if num_lanes == 1:  # most cells of many streams: nothing is folded
+        num_tracks = len(opens)
+        if num_tracks == 1:  # most cells of many streams: nothing is folded
             none, begin, end = np.zeros_like(opens), int(opens[0]), int(closes[0])
             return cls(none, opens, np.ones_like(opens), none, none, none > 0, begin, end)
-        half = num_lanes // 2
+        half = num_tracks // 2
         # Folded rows need rows to lie on: the last row that is folded is the first row, and the other way round.
-        end = max(int(closes[num_lanes - 1 - half]), -(-(int(opens[half]) + int(closes[-1])) // 2))
+        end = max(int(closes[num_tracks - 1 - half]), -(-(int(opens[half]) + int(closes[-1])) // 2))
         begin = min(int(opens[half]), (end + int(opens[0])) // 2)
         edges = np.concatenate([opens, closes, 2 * begin - opens, 2 * end - closes, np.array([begin, end])])
         edges = np.unique(edges[(edges >= begin) & (edges <= end)])
         rows = edges[:-1]
         closed = closes.searchsorted(rows, 'right')
-        lanes = opens.searchsorted(rows, 'right') - closed
-        head_lanes = opens.searchsorted(2 * begin - 1 - rows, 'right')
-        tail_lanes = num_lanes - closes.searchsorted(2 * end - 1 - rows, 'right')
-        samples = np.diff(edges) * (lanes + head_lanes + tail_lanes)
-        return cls(samples.cumsum() - samples, rows, lanes, head_lanes, tail_lanes, closed > 0, begin, end)
+        tracks = opens.searchsorted(rows, 'right') - closed
+        head_tracks = opens.searchsorted(2 * begin - 1 - rows, 'right')
+        tail_tracks = num_tracks - closes.searchsorted(2 * end - 1 - rows, 'right')
+        samples = np.diff(edges) * (tracks + head_tracks + tail_tracks)
+        return cls(samples.cumsum() - samples, rows, tracks, head_tracks, tail_tracks, closed > 0, begin, end)
 
 
 def _split(sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -344,20 +344,20 @@ def _split(sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return owner, before, sizes[owner] * (piece + 1) // pieces[owner] - before
 
 
-def _first_units(units: IntArray, num_lanes: int, fraction: int) -> IntArray:
-    """Return the order int64[units] that units go to lanes in: first, for each lane, one in proportion to its size.
+def _first_units(units: IntArray, num_tracks: int, fraction: int) -> IntArray:
+    """Return the order int64[units] that units go to tracks in: first, for each track, one in proportion to its size.
 
     This is systematic sampling (Madow, 1949): the units at equal distances along the line of all. If it hits a large
     unit twice, the next units of the line take the place.
 
     Args:
         units: int64[units], their samples.
-        num_lanes: number of lanes, not above the number of units.
+        num_tracks: number of tracks, not above the number of units.
         fraction: 32 bits, where to begin.
     """
     ends = np.cumsum(units)
     total = int(ends[-1])
-    hits = np.arange(num_lanes) * total // num_lanes + (fraction * total // num_lanes >> 32)
+    hits = np.arange(num_tracks) * total // num_tracks + (fraction * total // num_tracks >> 32)
     first = np.unique(ends.searchsorted(hits, 'right'))
     later = np.ones(len(units), np.bool_)
     later[first] = False
@@ -365,20 +365,20 @@ def _first_units(units: IntArray, num_lanes: int, fraction: int) -> IntArray:
 
 
 def _assign(units: IntArray, opening: IntArray) -> tuple[IntArray, IntArray]:
-    """Give each unit, in order, to the lane that is free first, the lowest of several; return lanes and first rows.
+    """Give each unit, in order, to the track that is free first, the lowest of several; return tracks and first rows.
 
-    The first units go to the lanes of the same numbers: lane l's is unit l.
+    The first units go to the tracks of the same numbers: track l's is unit l.
     """
-    lanes = len(opening)
-    first_free = opening + units[:lanes]
-    if lanes == 1:
+    tracks = len(opening)
+    first_free = opening + units[:tracks]
+    if tracks == 1:
         return np.zeros_like(units), np.cumsum(units) - units
     # One int instead of a tuple: the heap is the only loop over units, and this halves its time.
-    heap = (first_free * lanes + np.arange(lanes)).tolist()
+    heap = (first_free * tracks + np.arange(tracks)).tolist()
     heapq.heapify(heap)
     taken: list[int] = []
-    for unit in (units[lanes:] * lanes).tolist():
+    for unit in (units[tracks:] * tracks).tolist():
         taken.append(heap[0])
         heapq.heapreplace(heap, heap[0] + unit)
-    rows, lane = np.divmod(np.array(taken, np.int64), lanes)
-    return np.concatenate([np.arange(lanes), lane]), np.concatenate([opening, rows])
+    rows, track = np.divmod(np.array(taken, np.int64), tracks)
+    return np.concatenate([np.arange(tracks), track]), np.concatenate([opening, rows])

@@ -25,7 +25,7 @@ from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.cache.mapped_file import delete_file, open_file
-from headrace.storage.cache.remote_marker import ORIGIN, check_origin, is_from, note_of
+from headrace.storage.cache.remote_marker import REMOTE_MARKER, check_remote, is_from, marker_text
 from headrace.storage.transfer.download import Transfer, download
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class IndexFetch:
         while True:
             before = identity_of(path)
             is_valid = self._is_valid()
-            # After that: whoever publishes an index has published the note of its origin.
-            check_origin(self.index.folder, self.store.url)
+            # After that: whoever publishes an index has published the marker of its remote.
+            check_remote(self.index.folder, self.store.url)
             if not is_valid or before is None:
                 return False
             digest = digest_of(path)
@@ -153,7 +153,7 @@ class IndexFetch:
         path, check = self.index.path, self.check
         if identity_of(path) is None:
             return
-        check_origin(self.index.folder, self.store.url)
+        check_remote(self.index.folder, self.store.url)
         with self._one_asks():
             note = _read_note(path)
             if note is not None and check.since <= note.asked <= time.time():
@@ -263,12 +263,12 @@ class IndexFetch:
             return
         self.index.was_read(identity_of(target), note.digest)  # it keeps its identity under its final name
         made = [(target, path)]
-        # A note that is right stays the file that it is: others may have it locked.
+        # A right marker stays the file that it is: others may have it locked.
         if not is_from(folder, url):
-            origin = lock.temporary(1, 'raw')
-            with lock.create(origin) as out:
-                out.write(note_of(url).encode())
-            made.append((origin, folder / ORIGIN))
+            marker = lock.temporary(1, 'raw')
+            with lock.create(marker) as out:
+                out.write(marker_text(url).encode())
+            made.append((marker, folder / REMOTE_MARKER))
         if not has_changed:
             with locked_index(path):
                 lock.publish(made)
@@ -306,12 +306,12 @@ class IndexFetch:
 
     @contextlib.contextmanager
     def _one_asks(self) -> Generator[None]:
-        """Keep other processes from asking. A folder without the note of its remote has no lock: each process asks."""
+        """Keep other processes from asking. A folder without a marker of its remote has no lock: each process asks."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError, CacheError):  # without locks, each process asks
-                handle = open_to_lock(self.index.folder / ORIGIN)
+                handle = open_to_lock(self.index.folder / REMOTE_MARKER)
                 stack.enter_context(held(handle))
-                lock_file(handle, self.index.folder / ORIGIN)
+                lock_file(handle, self.index.folder / REMOTE_MARKER)
             yield
 
 

@@ -1,7 +1,7 @@
 """Leases that a process keeps between two reads, because opening a shard takes longer than reading from it.
 
-Without a limit nothing is ever evicted, and maps may stay. Under a limit, a kept lease blocks eviction. Its holder may
-itself wait for its trainer or another rank. So all processes of a machine share one clock: each releases all kept
+Without a limit nothing is ever evicted, and maps may stay. Under a limit, a cached lease blocks eviction. Its holder
+may itself wait for its trainer or another rank. So all processes of a machine share one clock: each releases all cached
 leases before the end of a `PERIOD`, by a thread if nobody reads. During the `GAP` only reads hold shards. A process
 whose fetches wait for room keeps no leases for a while.
 
@@ -33,16 +33,16 @@ PERIOD: Final = 0.5
 """Seconds between two moments at which no process of the machine keeps a lease."""
 
 GAP: Final = 0.08
-"""The last seconds of each period, in which no lease is kept under a limit."""
+"""The last seconds of each period, in which no lease is cached under a limit."""
 
 PAUSE: Final = 1.0
-"""Seconds without kept leases after a fetch of this process had to wait for room."""
+"""Seconds without cached leases after a fetch of this process had to wait for room."""
 
 MAPPED_SHARDS = 1024
 """Shards that one process keeps mapped at most; without a limit a map costs address space, not memory."""
 
 LEASED_SHARDS = 128
-"""Leases that are kept under a limit at most; each has a descriptor open."""
+"""Leases that are cached under a limit at most; each has a descriptor open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CachedLease(Generic[T]):
     lease: Lease
     value: T
     until: float
-    """Until when the lease may be kept; seconds of the clock that all processes of the machine share."""
+    """Until when the lease may be cached; seconds of the clock that all processes of the machine share."""
 
     @classmethod
     def now(cls, lease: Lease, value: T) -> CachedLease[T]:
@@ -113,17 +113,17 @@ class LeaseCache(Generic[T]):
     def __init__(self) -> None:
         self.recent: Mapping[int, CachedLease[T]] = {}
         """Empty: a kept lease must be taken."""
-        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
+        self._leased: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.has_room = True
-        """Whether leases are kept; False if the cache cannot hold the next reads."""
+        """Whether leases are cached; False if the cache cannot hold the next reads."""
         _of_process.get().add(self)
 
     def take(self, shard: int) -> CachedLease[T] | None:
         """The cached lease of a shard, if any, for the caller alone; return it with `keep`."""
         with self._changed:
-            held = self._kept.pop(shard, None)
+            held = self._leased.pop(shard, None)
         if held is not None:
             held.lease.take_up()
         return held
@@ -135,42 +135,42 @@ class LeaseCache(Generic[T]):
         if self.has_room and now < held.until and now >= _of_process.get().paused_until and held.lease.is_valid:
             held.lease.put_down()
             with self._changed:
-                given_back = self._kept.pop(shard, None)  # another thread's
-                self._kept[shard] = held
-                if len(self._kept) > LEASED_SHARDS:
-                    _, given_back = self._kept.popitem(last=False)
+                given_back = self._leased.pop(shard, None)  # another thread's
+                self._leased[shard] = held
+                if len(self._leased) > LEASED_SHARDS:
+                    _, given_back = self._leased.popitem(last=False)
                 if self._thread is None:
                     self._start_thread()
         if given_back is not None:
             given_back.lease.release()
 
     def drop(self, shards: Iterable[int]) -> None:
-        """Release the kept leases of these shards."""
+        """Release the cached leases of these shards."""
         with self._changed:
-            dropped = [held for shard in shards if (held := self._kept.pop(shard, None)) is not None]
+            dropped = [held for shard in shards if (held := self._leased.pop(shard, None)) is not None]
         _release(dropped)
 
     def close(self) -> None:
-        """Release all kept leases."""
+        """Release all cached leases."""
         with self._changed:
-            dropped = list(self._kept.values())
-            self._kept.clear()
+            dropped = list(self._leased.values())
+            self._leased.clear()
             self._changed.notify()
         _release(dropped)
 
     def _start_thread(self) -> None:
-        """Start the thread that releases leases; without one none is kept. Needs the lock."""
+        """Start the thread that releases leases; without one none is cached. Needs the lock."""
         thread = threading.Thread(target=self._give_back, name='headrace-leases', daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the limit of threads
-            _release(self._kept.values())
-            self._kept.clear()
+            _release(self._leased.values())
+            self._leased.clear()
         else:
             self._thread = thread
 
     def _give_back(self) -> None:
-        """The thread's loop: it ends when no lease is kept."""
+        """The thread's loop: it ends when no lease is cached."""
         try:
             self._give_back_in_time()
         except BaseException:
@@ -180,12 +180,12 @@ class LeaseCache(Generic[T]):
     def _give_back_in_time(self) -> None:
         while True:
             with self._changed:
-                if not self._kept:
+                if not self._leased:
                     self._thread = None
                     return
-                self._changed.wait(max(0.0, min(held.until for held in self._kept.values()) - time.monotonic()))
+                self._changed.wait(max(0.0, min(held.until for held in self._leased.values()) - time.monotonic()))
                 now = time.monotonic()
-                old = [shard for shard, held in self._kept.items() if held.until <= now]
+                old = [shard for shard, held in self._leased.items() if held.until <= now]
             self.drop(old)
 
 
@@ -200,15 +200,15 @@ class _OfProcess:
         self._all: weakref.WeakSet[LeaseCache[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self, kept: LeaseCache[Any]) -> None:
+    def add(self, cache: LeaseCache[Any]) -> None:
         with self._lock:
-            self._all.add(kept)
+            self._all.add(cache)
 
     def close_all(self) -> None:
         with self._lock:
             everything = list(self._all)
-        for kept in everything:
-            kept.close()
+        for cache in everything:
+            cache.close()
 
 
 _of_process = PerProcess(_OfProcess)

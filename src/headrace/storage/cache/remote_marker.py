@@ -1,8 +1,8 @@
-"""The note in a cache folder that names its remote.
+"""The marker: a file in a cache folder that names its remote.
 
-The note appears just before the first index.json, under the same lock. Two data sets can have the same index, so
-nothing else would show that their shards are mixed. A cache of another program has no note
-unless its index had to be fetched anew. The note does not name the server: names and ports of one data set's servers
+The marker appears just before the first index.json, under the same lock. Two data sets can have the same index, so
+nothing else would show that their shards are mixed. A cache of another program has no marker
+unless its index had to be fetched anew. The marker does not name the server: names and ports of one data set's servers
 change, and each rank may use another gateway.
 """
 
@@ -17,45 +17,46 @@ from headrace.errors import StreamError
 from headrace.redaction import without_credentials
 from headrace.storage.resolve import local_path
 
-__all__ = ['ORIGIN', 'check_origin', 'is_from', 'note_of', 'read_note']
+__all__ = ['REMOTE_MARKER', 'check_remote', 'is_from', 'marker_text', 'read_marker']
 
-ORIGIN: Final = '.headrace-remote'
+REMOTE_MARKER: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
 _LONGEST: Final = 1 << 16
 """Bytes of it that are read."""
 
 
-def note_of(url: str) -> str:
+def marker_text(url: str) -> str:
     """The text of the file: a folder's real path, or a URL without credentials and last slashes."""
     path = local_path(url)
     address = without_credentials(url.rstrip('/')).rstrip('/') if path is None else str(Path(path).resolve())
     return f'{address}\n'
 
 
-def check_origin(folder: Path, url: str) -> None:
+def check_remote(folder: Path, url: str) -> None:
     """See that a folder is not the cache of another remote.
 
     Raises:
         StreamError: it is.
     """
-    noted, own = read_note(folder), note_of(url).strip()
+    noted, own = read_marker(folder), marker_text(url).strip()
     # `rm -r cache/*` leaves files with a dot.
     if noted and noted != own and _holds_files(folder):
         raise StreamError(
             f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If the '
-            f'first remote was a mistake, remove the folder. If both hold the same data, delete {folder / ORIGIN}.'
+            f'first remote was a mistake, remove the folder. If both hold the same data, delete '
+            f'{folder / REMOTE_MARKER}.'
         )
 
 
 def is_from(folder: Path, url: str) -> bool:
-    """Whether a folder's note names this remote."""
-    return read_note(folder) == note_of(url).strip()
+    """Whether a folder's marker names this remote."""
+    return read_marker(folder) == marker_text(url).strip()
 
 
-def read_note(folder: Path) -> str:
-    """The note's text; empty if there is none. A power failure may empty it, too."""
+def read_marker(folder: Path) -> str:
+    """The marker's text; empty if there is none. A power failure may empty it, too."""
     try:
-        handle = os.open(folder / ORIGIN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(folder / REMOTE_MARKER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ''
     with open(handle, 'rb') as file:

@@ -30,7 +30,7 @@ from headrace.storage.cache.lease_cache import release_leases
 from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
 from headrace.storage.cache.mapped_file import Lease, close_files, map_files
 from headrace.storage.cache.presence import PresentFiles
-from headrace.storage.cache.remote_marker import ORIGIN
+from headrace.storage.cache.remote_marker import REMOTE_MARKER
 from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
@@ -130,7 +130,7 @@ class ShardCache:
         self.store = None if same_folder(store, self.folder) else store
         self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
         if index is not None:
-            self._other_files |= {index.path.name, ORIGIN}
+            self._other_files |= {index.path.name, REMOTE_MARKER}
 
     def fetch(
         self,
