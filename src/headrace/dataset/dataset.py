@@ -21,7 +21,7 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.prefetch.distance import check_predownload
-from headrace.dataset.reading.batch_reader import BatchReader
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
 from headrace.dataset.reading.protocol import Pass, PassRequest, SampleSource
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
@@ -367,7 +367,9 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         plan = self.begin_pass(asked.batches, place=asked.place)
         if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
-        return self.reader_of(plan, asked).begin(plan, continues=asked.continues)
+        epoch, start = plan.order.epoch, plan.start
+        keys = (BatchKey(epoch, start, number, asked.continues) for number in range(plan.num_batches))
+        return Pass(plan, self.reader_of(plan, asked), keys)
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""

@@ -20,7 +20,7 @@ from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.batch_keys.stream_number import with_streams
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
-from headrace.dataset.reading.protocol import Collate, Pass, Reader, SampleSource
+from headrace.dataset.reading.protocol import Collate, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
@@ -81,16 +81,6 @@ class BatchReader(Reader[BatchKey]):
         self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
         self._places: _BatchPlaces | None = None
         self._next_places: _BatchPlaces | None = None  # of the next epoch, once the look-ahead reaches it
-
-    def begin(self, plan: BatchPlan, *, continues: bool) -> Pass:
-        """Begin a pass, in the process that iterates.
-
-        Args:
-            plan: its batches.
-            continues: whether the processes that read it read the next epoch, too.
-        """
-        epoch, start = plan.order.epoch, plan.start
-        return Pass(plan, self, (BatchKey(epoch, start, number, continues) for number in range(plan.num_batches)))
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
