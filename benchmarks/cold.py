@@ -291,7 +291,7 @@ def check(ids: Sequence[int], count: int) -> dict[str, int]:
 
 
 def run_here(run: dict[str, Any]) -> dict[str, Any]:
-    """What one process does."""
+    """The program of one process."""
     make = prepare(run['contender'])
     start = time.perf_counter()
     loader = make(run)
@@ -355,7 +355,7 @@ def reported(what: str) -> Generator[None]:
 
 
 class Bench:
-    """What all tables need."""
+    """Common parts of all tables."""
 
     def __init__(self, arguments: argparse.Namespace, server: Any, folder: Path) -> None:
         from headrace.format import bytes_to_int

@@ -1,7 +1,7 @@
 """Resuming under Composer: what headrace and mosaicml-streaming train twice, never, or elsewhere.
 
-Each cell is a training that is interrupted and one that continues from its last checkpoint, as real processes over gloo
-with the environment of Composer's launcher, held against an uninterrupted training of the same library.
+Each cell is an interrupted training and one that continues from its last checkpoint. They are real processes over gloo,
+with the environment of Composer's launcher. They are held against an uninterrupted training of the same library.
 mosaicml-streaming is used as Composer's documentation has it: its `StreamingDataset` in its `StreamingDataLoader`, or,
 where a row says so, in PyTorch's. If it is not there, its column is left out.
 
@@ -95,7 +95,7 @@ def cell(row: str, error: str | None, whole: Leg, first: Leg, second: Leg) -> st
 
 
 def column(library: str, folder: Path, data: str, evaluate: str) -> dict[str, str]:
-    """What became of each row with a library."""
+    """The result of each row with a library."""
     found: dict[str, list[Leg]] = {}
     for number, (row, scenario) in enumerate(ROWS.items()):
         first, second = (

@@ -1,4 +1,4 @@
-"""What statistics and states cost a training step, without workers and with them, in microseconds of the trainer.
+"""The cost of statistics and states in a training step, without workers and with them, in microseconds.
 
 usage: python benchmarks/lightning_hooks.py [STEPS]
 

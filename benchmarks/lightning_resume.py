@@ -213,7 +213,7 @@ def chains(library: str, folders: dict[str, str], out: str) -> dict[str, list[Ru
 
 
 def column(library: str, folder: Path, folders: dict[str, str]) -> dict[str, str]:
-    """What became of each row with a library."""
+    """The result of each row with a library."""
     found = chains(library, folders, str(folder))
     fields = [[dataclasses.asdict(run) for run in runs] for runs in found.values()]
     errors = run_chains(TESTS / 'lightning' / 'lightning_chains.py', fields, folder, timeout=3600, programs=1)

@@ -1,10 +1,10 @@
-"""What a run keeps: memory, descriptors, threads and maps of the trainer's process and its workers, after each epoch.
+"""Memory, descriptors, threads and maps of the trainer's process and its workers, after each epoch.
 
     python benchmarks/memory.py [--shards 100000] [--workers 16] [--epochs 3] [--limit none,0.1] [--json OUT] ...
 
-A data set of many tiny shards comes from a store that makes their bytes, which are the same for all, in memory; so the
-figures are those of the bookkeeping, and of what the system charges to a process for mapping files. Each case is a
-process of its own with an empty cache folder, and a real loader:
+A data set of many tiny shards comes from a store that makes their equal bytes in memory. So the figures are those of
+the bookkeeping, and of the system's charge to a process for mapped files. Each case is a separate
+process with an empty cache folder, and a real loader:
 
 - without a limit, so that the cache holds every shard after the first epoch;
 - with a `cache_limit` of a tenth of the data, which is counted as the files' sizes, so that shards are evicted and
@@ -105,7 +105,7 @@ def write(folder: Path, shards: int, samples: int, *, hashed: bool) -> int:
 
 
 def measure(pid: int) -> dict[str, int]:
-    """What a process takes now."""
+    """The memory of a process now."""
     root = Path('/proc', str(pid))
     rollup: dict[str, int] = {}
     for line in (root / 'smaps_rollup').read_text().splitlines()[1:]:
@@ -127,7 +127,7 @@ def measure(pid: int) -> dict[str, int]:
 
 
 def take() -> dict[str, Any]:
-    """What this process and its workers take now."""
+    """The memory of this process and its workers now."""
     workers = [measure(child.pid) for child in multiprocessing.active_children() if child.pid]
     return {'parent': measure(os.getpid()), 'workers': workers}
 
@@ -208,7 +208,7 @@ def print_table(lines: list[dict[str, Any]]) -> None:
 
 
 def growth(lines: list[dict[str, Any]]) -> list[str]:
-    """What has grown from the end of the second epoch to that of the last; empty: it is flat."""
+    """Figures that grew from the end of the second epoch to that of the last; empty: all are flat."""
     epochs = [line for line in lines if line['epoch'].isdigit()][1:]
     found: list[str] = []
     for who in ('parent', 'workers'):
@@ -224,7 +224,7 @@ def growth(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def step(lines: list[dict[str, Any]]) -> str:
-    """What was new in the second epoch."""
+    """The growth in the second epoch."""
     first, second = ([_own(worker, 'uss') for worker in line['workers']] for line in lines if line['epoch'] in '01')
     return f'{mib(statistics.mean(second) - statistics.mean(first))} MiB a worker from the first epoch to the second'
 

@@ -1,4 +1,4 @@
-"""What it takes to begin an epoch, or to resume in its middle: the native order, a compatible one, mosaicml-streaming.
+"""The cost to begin an epoch, or to resume within it: the native order, a MosaicML order, mosaicml-streaming.
 
 Each measurement is a fresh process that has imported what it needs: seconds until the first 1,024 positions' samples
 are known, and memory above that of the process before, at its peak. Medians of interleaved rounds. Shards have 4,000

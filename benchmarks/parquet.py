@@ -42,7 +42,7 @@ READERS = ('mds', 'parquet', 'webdataset', 'huggingface', 'huggingface mapped', 
 
 
 MODULES = {'huggingface': ('datasets', 'torch.utils.data'), 'litdata': ('litdata', 'polars')}
-"""What each reader imports before its time begins."""
+"""Imports of each reader, before its time begins."""
 
 
 def write(folder: Path) -> None:

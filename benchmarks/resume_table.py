@@ -1,4 +1,4 @@
-"""What a resumed training makes of its samples, as a table with a column for each library."""
+"""Lost, repeated and moved samples of a resumed training, as a table with a column for each library."""
 
 from __future__ import annotations
 

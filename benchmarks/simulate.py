@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def child(run: dict[str, Any], server: Any) -> dict[str, float]:
-    """What a process of its own finds over a link of its own, and the bytes of the link."""
+    """Results of a separate process over its own link, and the bytes of the link."""
     with Link(server.endpoint_url, latency=run['latency'], rate=run['rate']) as link:
         command = [sys.executable, __file__, '--child', json.dumps({**run, 'endpoint': link.endpoint_url})]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -169,7 +169,7 @@ def simulated(run: dict[str, Any], endpoint: str, machine: dict[str, float]) -> 
 
 
 def measured(run: dict[str, Any]) -> dict[str, float]:
-    """What a simulation needs to know of this machine, in seconds.
+    """Times of this machine that a simulation needs, in seconds.
 
     The link has no limit of its rate, so a small shard comes at once after the latency. The batches are those of a
     training from cached shards, after a step each: a processor that has slept makes them more slowly.

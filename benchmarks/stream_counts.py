@@ -1,4 +1,4 @@
-"""What counting by stream costs a batch, with 1, 8 and 1,000 streams, without workers and with one; in microseconds.
+"""The cost of counts by stream in a batch: with 1, 8 and 1,000 streams, without workers and with one; in microseconds.
 
 usage: python benchmarks/stream_counts.py [ROUNDS]
 

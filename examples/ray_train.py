@@ -23,7 +23,7 @@ from headrace import StreamingDataLoader, StreamingDataset, Topology
 
 
 def train(config: dict[str, Any]) -> None:
-    """What each worker does."""
+    """The training loop of each worker."""
     context, folder = ray.train.get_context(), Path(config['folder'])
     rank, world_size = context.get_world_rank(), context.get_world_size()
     dataset = StreamingDataset(

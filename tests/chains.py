@@ -39,7 +39,7 @@ def serve(run: Callable[[dict[str, Any]], None], logs: Callable[[dict[str, Any]]
         run: does a run, of which it is given the fields. Where it fails, the chain ends.
         logs: names the files that say why it failed.
     """
-    # What is imported is garbage to no rank: else each would copy it in looking.
+    # Imported objects are no garbage to collect: each rank would copy their pages by looking.
     gc.collect()
     gc.freeze()
     given, outcomes = map(Path, sys.argv[1:])
@@ -137,7 +137,7 @@ def _rank(work: Callable[[], None], log: Path, variables: Mapping[str, Any], end
     faulthandler.enable()
     os.environ.update({name: str(value) for name, value in variables.items()})
     work()
-    # Who ends closes connections that another one may still read.
+    # A rank that ends closes connections that another rank may still read.
     with contextlib.suppress(threading.BrokenBarrierError):
         ended.wait(5)
 

@@ -1,4 +1,4 @@
-"""What tests of several packages need."""
+"""Fixtures of several packages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test registers with `register_store` is forgotten when it ends."""
+    """Stores that the test registers with `register_store` are removed when it ends."""
     monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
 
 

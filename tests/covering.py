@@ -23,7 +23,7 @@ def covering(
     Deterministic: of equal cases the first.
     """
     missing: set[Hashable] = set().union(*map(shows, cases))
-    # What a case adds only ever gets less, so the best at its old worth is the best if its worth is still that.
+    # The gain of a case never grows. So the case with the best old gain is the best one if its gain is unchanged.
     heap = [(-len(shows(case)) / cost(case), number) for number, case in enumerate(cases)]
     heapq.heapify(heap)
     while missing:

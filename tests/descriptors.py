@@ -1,4 +1,4 @@
-"""What a process has open."""
+"""Open descriptors of a process."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _hands(items: list[pytest.Item], known: dict[str, float], workers: int) -> l
 
 
 def _group(item: pytest.Item) -> str:
-    """What one process does all of: a trainer, Ceph, or this test alone."""
+    """The group of a test that one process runs: a trainer, Ceph, or this test alone."""
     trainers = [marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)]
     if not trainers and CEPH in _names(item):
         return CEPH

@@ -1,4 +1,4 @@
-"""What a run of two packed streams prints of a loss spike, held against the tokens that its documents truly have."""
+"""The report of a loss spike in a run of two packed streams, compared with the tokens of its documents."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def report_yaml(folder: Path) -> Path:
 
 
 def printed(*arguments: Any) -> str:
-    """What a command prints."""
+    """The output of a command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert main(list(map(str, arguments))) == 0

@@ -179,11 +179,11 @@ class Program:
         return subprocess.CompletedProcess(self.command, code, self.output(), self.errors())
 
     def output(self) -> str:
-        """What they wrote to standard output."""
+        """Their standard output."""
         return _text(self._output)
 
     def errors(self) -> str:
-        """What they wrote to standard error."""
+        """Their standard error."""
         return _text(self._errors)
 
     def _kill(self) -> None:

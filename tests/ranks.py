@@ -161,7 +161,7 @@ def _serve(trainer: str) -> None:
     for name in _IMPORTS[trainer]:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    # What is imported is garbage to no rank: else each would copy it in looking.
+    # Imported objects are no garbage to collect: each rank would copy their pages by looking.
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory() as logs:

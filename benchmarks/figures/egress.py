@@ -34,7 +34,7 @@ PEER = 'mosaicml-streaming, 512 shards'
 
 
 class CountingFile:
-    """What a store writes an object to, with a count of the bytes."""
+    """The file that a store writes an object to, with a count of the bytes."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.bytes = file, 0

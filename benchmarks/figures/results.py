@@ -45,7 +45,7 @@ class Made(NamedTuple):
     measure: Callable[[bool], Result]
     """Runs it, at its smallest if told so."""
     claims: Callable[[Result], dict[str, bool]]
-    """What the figure says, and whether its numbers say so."""
+    """The statement of the figure, and whether its numbers agree."""
     draw: Callable[[Result], Figure]
 
 

@@ -209,7 +209,7 @@ def measure(small: bool) -> Result:
 
 
 def verdict(library: Result) -> dict[str, Any]:
-    """What the resumed run lost, repeated and moved, within each epoch, and how far its losses are from the others."""
+    """Lost, repeated and moved samples of the resumed run by epoch, and the distance of its losses from the others."""
     whole = library['uninterrupted']
     ids, epochs, losses = (
         list(chain.from_iterable(leg[key] for leg in library['legs'])) for key in ('ids', 'epochs', 'loss')

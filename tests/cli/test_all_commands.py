@@ -1,4 +1,4 @@
-"""What all commands have: examples, ``--json``, a help that loads nothing heavy, and transcripts in the docs."""
+"""Rules for all commands: examples, ``--json``, a help that loads nothing heavy, and transcripts in the docs."""
 
 from __future__ import annotations
 

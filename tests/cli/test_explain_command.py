@@ -57,7 +57,7 @@ def explain(config: Path, *arguments: object) -> tuple[int, str]:
 
 @pytest.fixture
 def shown(config: Path, capsys: pytest.CaptureFixture[str]):
-    """What the command prints as JSON."""
+    """Runs the command, and reads the JSON that it prints."""
 
     def run(*arguments: object) -> dict[str, Any]:
         assert explain(config, *arguments, '--json') == 0

@@ -102,7 +102,7 @@ def test_steps_are_counted_from_a_state(config: str, capsys, tmp_path: Path) -> 
     position = state_of(loader_of(config), 1, 24)  # after 11 batches
 
     class Foreign:
-        """What a checkpoint may hold; nothing of it is made."""
+        """An object that a checkpoint may hold; it is never unpickled."""
 
         def __reduce__(self) -> Any:
             return shutil.rmtree, ('mix.yaml',)

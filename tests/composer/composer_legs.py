@@ -25,12 +25,12 @@ from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from processes import end_rank
 
-# What a leg's checkpoints are called, by when they are saved: after this batch, or at the end of this epoch.
+# Names of a leg's checkpoints, and when they are saved: after this batch, or at the end of this epoch.
 CHECKPOINTS = {'mid': 5, 'eighth': 8, 'last': 12, 'thirteenth': 13, 'boundary': 'ep1', 'second': 17}
 
 
 class Crash(Exception):
-    """What a leg dies of that is told to."""
+    """The crash of a leg that is told to crash."""
 
 
 @dataclass
@@ -195,7 +195,7 @@ def train_spec(leg: Leg) -> Any:
 
 
 def _common(leg: Leg, replicas: int) -> dict[str, Any]:
-    """What both libraries call alike."""
+    """Arguments that have the same names in both libraries."""
     replication = {'replication': leg.replication} if leg.replication > 1 else {}
     return {
         'local': leg.data,

@@ -1,4 +1,4 @@
-"""What a resume is tried with: the values of each dimension, those that exclude each other, and a scenario's legs."""
+"""The matrix of resumes: the values of each dimension, those that exclude each other, and a scenario's legs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORLDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What both legs have, in what the second differs, and what that makes of an epoch."""
+    """Options of both legs, differences of the second leg, and the batches of an epoch."""
 
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     second: Callable[[Leg, Leg], Mapping[str, Any]] = lambda first, second: {}

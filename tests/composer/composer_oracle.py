@@ -1,4 +1,4 @@
-"""What legs trained, held against what the plan says they should have."""
+"""Trained samples of legs, compared with the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trained_before(leg: Leg, batch: int | None) -> list[Batch]:
 
 
 def judge(legs: Sequence[Leg], *, limit: int | None = None) -> Verdict:
-    """What `judge_chain` says of legs, each of which continued from a checkpoint of the one before."""
+    """The verdict of `judge_chain` on legs; each leg continued from a checkpoint of the leg before."""
     ends = [*map(resumed_at, legs[1:]), None]
     trained = [
         Trained(

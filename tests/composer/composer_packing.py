@@ -27,7 +27,7 @@ class Model(ComposerModel):
         self.layer = torch.nn.Linear(LENGTH, 1)
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        # What is cut into microbatches is cut in all columns.
+        # Microbatches are cut in all columns.
         assert len(batch['cu_seqlens']) == len(batch['input_ids']) == 1
         return self.layer(batch['input_ids'].float())
 

@@ -32,7 +32,7 @@ class Ids(Callback):
 def train(
     dataset: StreamingDataset, *, size: int, loggers: Sequence[Any] = (), **options: Any
 ) -> tuple[dict[str, list[Any]], list[int], Any]:
-    """What was logged by name, the ids that this rank trained on, and the trainer's loader."""
+    """Logged values by name, the ids that this rank trained on, and the trainer's loader."""
     model, logger, ids = Linear(), InMemoryLogger(), Ids()
     spec = streaming_data_spec(dataset, batch_size=size, get_num_tokens_in_batch=lambda batch: 10 * len(batch['id']))
     statistics = DataStatistics(1, sync_dist=True)

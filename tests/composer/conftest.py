@@ -38,7 +38,7 @@ def uneven(shared: Path) -> str:
 
 
 def _once(shared: Path, name: str, make: Callable[[Path], object]) -> str:
-    """What `make` writes into a folder, written by whichever process of the test run comes first."""
+    """The folder that `make` fills; the first process of the test run that needs it calls `make`."""
     with open(shared / f'{name}.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = shared / f'{name}.done'

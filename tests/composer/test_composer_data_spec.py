@@ -160,7 +160,7 @@ def test_ranks_that_share_their_samples_share_the_count(data: str, four_ranks: A
 
 
 def tensor_parallel_state(loader: Any) -> State:
-    """What a trainer has, in pairs of tensor-parallel ranks, when `fit` starts."""
+    """The loader of a trainer with pairs of tensor-parallel ranks, when `fit` starts."""
     state = State(
         model=Linear(),
         rank_zero_seed=0,

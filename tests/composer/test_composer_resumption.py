@@ -1,4 +1,4 @@
-"""Whatever a run was interrupted by and resumed on, it trains the global batches that it would have trained."""
+"""A run trains the same global batches after any interruption and on any ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def chosen() -> list[Scenario]:
 
 
 def outcome(scenario: Scenario, first: Leg, second: Leg) -> str:
-    """What was trained, and what else is not as it would have been without the interruption."""
+    """The trained samples, and other differences from a run without interruption."""
     option = OPTIONS[scenario.option]
     wrong: list[str] = []
     behind = batches_behind(scenario)

@@ -1,4 +1,4 @@
-"""What is logged of the data under Composer."""
+"""Logged figures of the data under Composer."""
 
 from __future__ import annotations
 

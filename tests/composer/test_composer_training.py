@@ -215,7 +215,7 @@ def test_a_batch_that_does_not_fit_is_split_again_and_moves_nothing(
     assert len(sizes) == 12 + 3
     assert batches(leg) == both_epochs[:12]
     assert [line['sample_in_epoch'] for line in lines(leg)] == [*range(0, 96, 8)]
-    # What was computed before memory ran out in mid-batch is computed again, and counts once.
+    # After a lack of memory in mid-batch, the batch is computed again, and counts once.
     assert set(itertools.chain(*model.trained)) == set(range(96))
 
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""What is refused, and in which words: file and line, key, value received, rule, and what may have been meant."""
+"""Errors of a configuration: each names file and line, key, received value, rule and a suggestion."""
 
 from __future__ import annotations
 

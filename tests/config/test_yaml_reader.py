@@ -449,5 +449,5 @@ def test_a_file_that_cannot_be_read(content: Any, expected: str, tmp_path: Path)
         path.write_bytes(content)
     (line,) = errors(path)
     expected = expected.format(path=path, folder=folder)
-    # What follows is in the words of the YAML library at hand.
+    # The rest of the message depends on the installed YAML library.
     assert line.startswith(expected.removesuffix('...')) if expected.endswith('...') else line == expected

@@ -1,4 +1,4 @@
-"""What every converter of a known dataset keeps, on small originals with broken members."""
+"""Rules for every converter of a known dataset, on small originals with broken members."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from headrace.storage import register_store
 COLUMNS = {'id': 'int', 'text': 'str'}
 OPTIONS = {'size_limit': 400, 'compression': 'zstd'}
 
-# What becomes of one attempt at a task.
+# The outcome of one attempt at a task.
 FATES = ('wins', 'finishes', 'fails', 'is lost')
 
 

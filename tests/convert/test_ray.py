@@ -54,7 +54,7 @@ def block_of(first: int, count: int) -> Any:
 
 
 def write_with(sink: MDSDatasink, tasks: list[list[Any]]) -> None:
-    """What Ray does: tasks get copies of the sink, and the driver what they returned."""
+    """The part of Ray: tasks get copies of the sink, and the driver gets their results."""
     import ray.cloudpickle as pickle
 
     sink.on_write_start()

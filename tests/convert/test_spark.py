@@ -25,7 +25,7 @@ T = pytest.importorskip('pyspark.sql.types')
 
 
 def frame_of(**types: Any) -> Any:
-    """What inference sees of a DataFrame. A real one needs a JVM."""
+    """A DataFrame, as the inference of its schema sees it. A real one needs a JVM."""
     return SimpleNamespace(schema=T.StructType([T.StructField(name, kind) for name, kind in types.items()]))
 
 

@@ -1,9 +1,9 @@
-"""What a training loop sees when the store fails: real S3 requests, broken on the way by a proxy.
+"""Training loops over failing stores: real S3 requests, which a proxy breaks.
 
 usage: python tests/dataset/fault_matrix.py [PAGE]
 
-Each case runs a loader to its end, or to what it raises, and says how many samples came before, in how many seconds.
-Whatever came must be the plan's own samples from the first on: nothing lost, repeated or moved. In a page the table
+Each case runs a loader to its end, or to its error. It says how many samples came before, in how many seconds.
+These must be the plan's own samples from the first on: nothing lost, repeated or moved. In a page the table
 replaces what stands there between two comments.
 """
 
@@ -129,7 +129,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the trainer saw."""
+    """The samples, or the error, that the trainer got."""
 
     ids: list[int]
     seconds: float

@@ -52,7 +52,7 @@ MOST_FETCHES = 9
 
 @dataclass(frozen=True)
 class Chain:
-    """What the test asks for."""
+    """Settings of a chain."""
 
     remote: str
     order: str
@@ -70,7 +70,7 @@ class Chain:
 
 @dataclass
 class Report:
-    """What the chain was, for the test to see that it has tested something."""
+    """Counts of a chain, so that the test can check that it tested something."""
 
     most: int = 0
     """Bytes that the cache folder held at most."""
@@ -78,7 +78,7 @@ class Report:
     """How often that was looked at."""
     moments: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
-    """What kills had interrupted, by what was left."""
+    """Kinds of work that kills interrupted, found by the files that they left."""
     left_most: int = 0
     """Files that a kill left under temporary names at most."""
     orphan_seconds: list[float] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Leg:
 
 
 def train(chain: Chain, leg: Leg, rank: int, together: Barrier) -> None:
-    """What a rank does."""
+    """The program of a rank."""
     os.setpgid(0, 0)
     log = os.open(leg.folder / f'output.{rank}', os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -277,7 +277,7 @@ class Run:
         return [tuple(json.loads(line)) for line in lines]  # type: ignore[misc]
 
     def said(self) -> str:
-        """What the ranks printed."""
+        """The output of the ranks."""
         return '\n'.join(path.read_text(errors='replace')[-3000:] for path in self.leg.folder.glob('output.*'))
 
     def checkpoint(self) -> tuple[int, dict[str, Any] | None]:
@@ -509,7 +509,7 @@ class Supervisor:
         self.legs.append(Trained(whole, self.data, GLOBAL_BATCH, leg.ranks))
 
     def expected(self, leg: Leg, rank: int) -> Iterator[tuple[list[int], int, int]]:
-        """What a rank has to train, from the checkpoint on, for ever."""
+        """The samples that a rank has to train from the checkpoint on, without end."""
         epoch, start = 0, 0
         if leg.state is not None:
             epoch, start = int(leg.state['epoch']), int(leg.state['sample_in_epoch'])
@@ -546,7 +546,7 @@ class Supervisor:
             self.report.found['nothing'] += 1
 
     def check_files(self) -> None:
-        """What stands under a final name is what it should be, whole."""
+        """A file under a final name is whole and right."""
         for path in self.cache.iterdir() if self.cache.exists() else ():
             if not path.is_dir():
                 assert path.read_bytes() == self.files[path.name], path.name

@@ -29,7 +29,7 @@ transfer.REQUESTS = 1  # type: ignore[misc]
 
 
 def uses(pid: int, cache: str) -> dict[str, int]:
-    """What a process takes of its own; pages of files excepted, which the system takes back.
+    """The memory of a process alone, without pages of files, which the system takes back.
 
     It is that of a moment at which the process has no file of the cache open: what is fetched just then, and what is
     kept under a limit, is given back soon.
@@ -52,7 +52,7 @@ def uses(pid: int, cache: str) -> dict[str, int]:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What a process has open that counts.
+    """Open descriptors of a process that count.
 
     A new worker's pipes do not: it has whichever of the last epoch's are still open when it is forked.
     """

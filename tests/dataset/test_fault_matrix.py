@@ -1,4 +1,4 @@
-"""Whatever the store does, training continues with every sample once, or gets one error soon."""
+"""For any fault of the store, training has every sample once, or gets one error soon."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""What the next epoch reads first is fetched while the last batches of an epoch are read, if there is to be another."""
+"""The last batches of an epoch prefetch the first shards of the next one, if there is a next one."""
 
 from __future__ import annotations
 

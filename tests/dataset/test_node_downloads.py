@@ -1,4 +1,4 @@
-"""What nodes fetch: each shard once on all of them, whatever the ranks, the workers, and who has been there before."""
+"""Downloads of nodes: one of each shard on all nodes together, for any ranks, workers and earlier runs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def opcodes(batches: Iterator[Any], count: int) -> float:
     resumed = batches.gi_frame  # type: ignore[attr-defined]  # it was begun before the tracing
     resumed.f_trace, resumed.f_trace_opcodes, resumed.f_trace_lines = trace, True, False
     before = sys.gettrace()
-    gc.disable()  # what it finds of other tests may run Python, too
+    gc.disable()  # objects of other tests that it finds may run Python, too
     sys.settrace(trace)
     try:
         for _ in range(count):

@@ -182,7 +182,7 @@ def test_more_may_be_skipped_and_past_ranges_may_be_removed(make) -> None:
     make(Topology(), 0, skip=SKIP[2:]).load_state_dict(states[3])
     assert (states[-1]['epoch'], states[-1]['sample_in_epoch']) == (2, 50)
     make(Topology(), 0, skip=()).load_state_dict(states[-1])
-    # What the first batches of a run skip is in the state of its beginning.
+    # The state of a run's beginning holds the ranges that its first batches skip.
     begin = make(Topology(), 0).state_dict()
     with pytest.raises(ResumeError, match=r'was \[8, 24\], \[30, 35\]'):
         make(Topology(), 0, skip=()).load_state_dict(begin)
@@ -320,4 +320,4 @@ def test_ranges_after_a_change_of_the_epochs_size(make, remainder) -> None:
     expected = [{run[s - 74] for s in batch} for batch in slots if remainder != 'drop' or len(batch) == 8]
     for world in WORLDS[:2]:
         steps = list(walk(changed, world, epochs=2 if remainder == 'drop' else 3, state=state))
-        assert [step.ids for step in steps] == expected  # what fills up is the last sample again
+        assert [step.ids for step in steps] == expected  # the padding is the last sample again

@@ -1,4 +1,4 @@
-"""What a loader counts: handed out, read, waited for; whatever its workers."""
+"""Counters of a loader: batches, reads and waits, with any number of workers."""
 
 from __future__ import annotations
 
@@ -171,11 +171,11 @@ def test_evictions_are_the_evicted_streams(make_dataset, tmp_path, monkeypatch, 
     evicted = Counter(log.read_text().split())
     for name, stream in streams.items():
         assert stream.evictions <= evicted[name]
-        if workers:  # what they do after their last batches is told to nobody
+        if workers:  # nobody learns of their work after their last batches
             assert stream.evictions > 0.8 * evicted[name]
         else:
             there = sum(1 for _ in (tmp_path / 'cache' / name).glob('*.mds'))
-            assert stream.shards_fetched - stream.evictions <= there  # what is fetched last may still be on its way
+            assert stream.shards_fetched - stream.evictions <= there  # the last fetch may still be running
 
 
 def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ algorithms = st.lists(st.sampled_from(['sha1', 'md5', '"', '[', '', 'bytes']), u
 
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """What shards of one kind have in common: the keys that are written as they are, and how their files are made."""
+    """Common parts of shards of one kind: the keys that are written unchanged, and how their files are made."""
     name = draw(st.sampled_from(['mds', 'json', 'csv', 'tsv', 'xsv']))
     columns = draw(st.dictionaries(st.text('ab"\\ü', max_size=3), st.sampled_from(['int', 'str']), max_size=3))
     common: dict[str, Any] = {

@@ -37,7 +37,7 @@ def _folder(case: dict[str, Any]) -> Path:
 
 @cache
 def _written() -> dict[tuple[str, tuple[str, ...], int], Any]:
-    """What was written at each position, from fixtures of which MosaicML Streaming reads that position rightly."""
+    """The written value at each position, from fixtures whose position MosaicML Streaming reads correctly."""
     found: dict[tuple[str, tuple[str, ...], int], Any] = {}
     for case in CASES:
         reads = case['upstream'].get('reads', {})

@@ -28,7 +28,7 @@ VECTORS = load(formats() / 'encodings.json')
 REFUSED = {('uint16', '01020304'), ('list[pil]', '0000000001000000'), ('list[png]', '00000000ffffffff')}
 
 
-# What upstream cannot do and ours can.
+# Values that headrace encodes and MosaicML Streaming does not.
 ACCEPTED = {('jpeg_array', '00000000')}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CASES = format_cases()
 # Compressed bytes are the same only from the libraries that the fixtures were written with.
 SAME_LIBRARIES = zstandard.ZSTD_VERSION == (1, 5, 7) and brotli.__version__.startswith('1.2.')
-# What upstream cannot read and we can, or refuse where upstream gives a wrong value.
+# Cases that only headrace reads, or refuses where MosaicML Streaming gives a wrong value.
 DIFFERS = {
     'mds_str_int_bool',  # the text "True": upstream raises, and so do we
     'mds_empty_first_shard',  # upstream writes an empty shard before a sample above the limit

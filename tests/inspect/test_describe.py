@@ -1,4 +1,4 @@
-"""What a description says of real folders, and how little it reads for it."""
+"""Descriptions of real folders, and how little they read."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ EPOCHS = 2
 
 @dataclasses.dataclass(kw_only=True)
 class Leg:
-    """What to train, from where, and where to save."""
+    """Settings of a run: data, checkpoint to resume from, and folder to save to."""
 
     name: str
     out: str

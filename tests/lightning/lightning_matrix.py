@@ -1,4 +1,4 @@
-"""What a resume is tried with: the values of each dimension, those that exclude each other, and a scenario's runs."""
+"""The matrix of resumes: the values of each dimension, those that exclude each other, and a scenario's runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRATEGIES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """What both runs have, in what the second differs, and what that makes of an epoch."""
+    """Options of both runs, differences of the second run, and the batches of an epoch."""
 
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,7 +65,7 @@ OPTIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What the first run has for a checkpoint to be taken, and to end."""
+    """Options of the first run, which make it save a checkpoint, and end."""
 
     fields: Callable[[Option], Mapping[str, Any]]
     trainer: Callable[[Option], Mapping[str, Any]] = lambda _: {}

@@ -1,4 +1,4 @@
-"""What runs trained, held against what the plan says they should have."""
+"""Trained samples of runs, compared with the plan."""
 
 from __future__ import annotations
 

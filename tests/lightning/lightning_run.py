@@ -43,12 +43,12 @@ EPOCHS = 3
 
 
 class Crash(Exception):
-    """What a run dies of that is told to."""
+    """The crash of a run that is told to crash."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-    """What to train, how, and where to write it down."""
+    """Settings of a run: data, trainer, and the file of its results."""
 
     name: str
     out: str

@@ -18,7 +18,7 @@ from processes import end_rank
 
 @dataclass(kw_only=True)
 class Several:
-    """What to train, how, and where to write it down."""
+    """Settings of a run: data, trainer, and the file of its results."""
 
     name: str
     out: str
@@ -42,7 +42,7 @@ class Several:
 
 
 class Crash(Exception):
-    """What a run dies of that is told to."""
+    """The crash of a run that is told to crash."""
 
 
 class Model(LightningModule):

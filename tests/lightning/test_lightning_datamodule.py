@@ -116,7 +116,7 @@ def test_batch_size_may_contradict_no_yaml(run, yaml):
 
 
 def ranks_of(*, world_size: int, rank: int = 0, replicas: int | None = None, replica: int | None = None) -> Any:
-    """What a data module reads of a trainer with several ranks."""
+    """The topology that a data module reads from a trainer with several ranks."""
     replicas = replicas or world_size
     sampler = {'num_replicas': replicas, 'rank': rank * replicas // world_size if replica is None else replica}
     return SimpleNamespace(

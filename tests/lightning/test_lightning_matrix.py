@@ -50,7 +50,7 @@ def chosen() -> list[Scenario]:
 
 
 def verdict_of(scenario: Scenario, first: Run, second: Run) -> tuple[Verdict, list[str]]:
-    """What was trained, and what else is not as it would have been without the interruption."""
+    """The trained samples, and other differences from a run without interruption."""
     option = OPTIONS[scenario.option]
     limits = {
         'limit': option.batches if option.batches != BATCHES else None,

@@ -263,7 +263,7 @@ def test_nodes_may_change_at_a_resume(mixes, tmp_path, table):
 
 @pytest.mark.slow
 def test_loaders_passed_by_hand_resume_between_batches(mixes, tmp_path, table):
-    """What Lightning keeps of a stateful loader: right while the global batch size is the same, and nothing fails."""
+    """Lightning's own state of a loader: right while the global batch size is the same, and nothing fails."""
     first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=13, by_hand=True)
     launch_well([first], tmp_path)
     checkpoint = first.checkpoints / 'step5.ckpt'

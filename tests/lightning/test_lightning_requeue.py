@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.filterwarnings('ignore')]
 
 
 def slurm(folder: Path, *, rank: int = 0, ranks: int = 1) -> dict[str, str]:
-    """What Slurm sets for a task of a batch job, and a PATH with its `scontrol`.
+    """The environment of a task of a Slurm batch job, with a `scontrol` on PATH.
 
     A real `scontrol requeue` has Slurm end the tasks of the job with SIGTERM; this one does that to its caller.
     """

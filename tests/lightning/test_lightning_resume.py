@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # What both runs have, and in what the second differs.
+    # Options of both runs, and differences of the second run.
     '': ({}, {}),
     'max-steps': ({'trainer': STEPS}, {}),
     'batch-doubled': ({}, {'batch_size': 16, 'trainer': {}}),

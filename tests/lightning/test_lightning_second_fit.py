@@ -32,7 +32,7 @@ def module_of(run: Run, kind: type[StreamingDataModule] = StreamingDataModule) -
 
 
 def warnings_of(trainer: Trainer, run: Run, data: StreamingDataModule, checkpoint: Path | None = None) -> list[str]:
-    """What a fit says of the data that it does not train, and nothing else."""
+    """The warnings of a fit about data that it does not train."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         trainer.fit(Model(run), data, ckpt_path=checkpoint)
@@ -88,7 +88,7 @@ def test_trainers_that_share_a_module_in_turn_are_told(run: Run) -> None:
     (warning,) = warnings_of(first, run, data)
     assert OTHER in warning
     assert 'epoch 0' in warning
-    # What the warning says: epoch 0 a third time.
+    # The warning is true: epoch 0 comes a third time.
     batches = [batch['ids'] for batch in records(run)[0]]
     assert batches[:12] == batches[12:24] == batches[24:]
 

@@ -36,7 +36,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def batches(run: Several, name: str, epoch: int) -> list[list[int]]:
-    """What the plan says, as ids; no trainer is asked."""
+    """The ids of the plan, without a trainer."""
     data = StreamingDataset(local=run.sources[name], shuffle=True, skip=run.skips.get(name, ()), **run.dataset)
     size = run.sizes.get(name, run.batch_size) * run.devices
     plan = data.plan(epoch=epoch, global_batch_size=size)

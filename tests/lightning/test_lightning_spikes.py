@@ -1,4 +1,4 @@
-"""What `LossSpikes` writes of a spike, and a run that continues without what made it."""
+"""Reports of `LossSpikes` about a spike, and a run that skips its samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `DataStatistics` logs of a run, and shows of it."""
+"""Figures that `DataStatistics` logs and shows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = {'a': 60, 'b': 41}
 
 
 def rows(out: Path) -> list[dict[str, float]]:
-    """What was logged, step by step."""
+    """The logged figures, step by step."""
     with (out / 'run' / 'version_0' / 'metrics.csv').open() as file:
         found = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     return [row for row in found if 'data/samples' in row]

@@ -105,7 +105,7 @@ def test_every_strategy_says_it_in_every_environment(name, environment_name, gpu
 
 
 def set_up_mesh(trainer: Trainer) -> None:
-    """What Lightning does in `setup_environment`, on devices that are there."""
+    """The part of Lightning's `setup_environment` on devices that exist."""
     cpus = [torch.device('cpu')] * 4
     trainer.strategy.parallel_devices = cpus
     trainer.strategy._lightning_module = SimpleNamespace()
@@ -137,7 +137,7 @@ def test_a_single_device_is_one_rank_in_an_allocation(monkeypatch):
 
 
 def ranks(*, rank: int, world_size: int, replicas: int | None = None, replica: int | None = None) -> Any:
-    """What is read of a trainer or a Fabric."""
+    """The topology of a trainer or a Fabric."""
     sampler = {'num_replicas': replicas or world_size, 'rank': rank if replica is None else replica}
     strategy = SimpleNamespace(num_nodes=2, distributed_sampler_kwargs=sampler, checkpoint_io=None)
     return SimpleNamespace(

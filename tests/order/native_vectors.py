@@ -210,7 +210,7 @@ KINDS = (few_streams, many_streams, fixed_subsets, one_stream_batches, free_stra
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:
-    """What is kept of a case: a digest of the ids, as little-endian int64, and the first of them."""
+    """The record of a case: a digest of the ids, as little-endian int64, and the first of them."""
     ids = order.at(positions)
     digest = hashlib.blake2b(ids.astype('<i8').tobytes(), digest_size=16).hexdigest()
     return {'ids': len(ids), 'digest': digest, 'first': ids[:8].tolist()}

@@ -1,4 +1,4 @@
-"""What explains the order, against the obvious model: make everything, and look."""
+"""Explanations of the order, against the obvious model: make everything, and look."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def check_explanations(plan: BatchPlan) -> None:
 
 
 def uses_of_all(plan: BatchPlan) -> dict[int, list[SampleUse]]:
-    """What is handed out first to last, by looking at all batches."""
+    """The uses of each sample, found by looking at all batches."""
     found: dict[int, list[SampleUse]] = defaultdict(list)
     # Ranks of MosaicML's orders may have unequally many batches.
     ranks = range(0, plan.topology.world_size, plan.topology.replication)

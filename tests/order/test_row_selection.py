@@ -1,4 +1,4 @@
-"""What a stream keeps of its shards, against a model that goes through all of its rows."""
+"""Selected rows of a stream, against a model that looks at all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packing promises, worked out slowly: all of a lane at once, in lists."""
+"""A slow model of packing: all of a lane at once, in lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in which sequence follows from the documents' order alone, wherever a run is interrupted and continues."""
+"""The order of the documents alone decides the content of each sequence, at any interruption of a run."""
 
 from __future__ import annotations
 

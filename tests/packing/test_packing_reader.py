@@ -32,7 +32,7 @@ def test_workers_change_nothing(many_documents, options):
     assert sequences(loader, 5) == whole[48:68]
     state = loader.state_dict()
     assert (state['epoch'], state['sample_in_epoch']) == (1, 20)
-    # What was left continues, what is loaded goes back; persistent workers serve both.
+    # An abandoned pass continues, and a loaded state goes back; persistent workers serve both.
     loader.load_state_dict(state)
     assert sequences(loader) == whole[68:]
 

@@ -1,4 +1,4 @@
-"""What a batch of sequences says of its documents."""
+"""Documents of a batch of sequences."""
 
 from __future__ import annotations
 

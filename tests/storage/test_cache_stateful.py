@@ -77,7 +77,7 @@ class CacheMachine(RuleBasedStateMachine):
             gone = before - self.on_disk()
             assert all(self.when[other] > self.when[number] for other in gone)
             stayed = before & self.on_disk()
-            if gone and stayed and not self.remembers:  # what went is needed later than what stayed
+            if gone and stayed and not self.remembers:  # evicted shards are needed later than others
                 assert min(self.when[other] for other in gone) > max(
                     (self.when[other] for other in stayed - {lease.entry.id for lease in self.leases} - {number}),
                     default=-1,

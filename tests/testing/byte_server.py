@@ -1,4 +1,4 @@
-"""A server in a process of its own: to each line with a number it sends so many bytes; to "echo", all that follows."""
+"""A server in a separate process. A line with a number asks for so many bytes; "echo" returns all that follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a large index beside it: believed when it is right, and in nobody's way."""
+"""The cached table of a large index: used if it is right, else ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process keeps open of shards while the cache has a limit."""
+"""Open shards of a process while the cache has a limit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path,
         most = max(most, sum(name.endswith('.mds') for name in open_descriptors(tmp_path)))
     assert max(opened.values()) == 1
     assert len(opened) == SAMPLES // IN_SHARD
-    assert most < SAMPLES // IN_SHARD  # what no batch in sight needs is given back
+    assert most < SAMPLES // IN_SHARD  # shards that no batch in sight needs are released
     dataset.pool.shards.close()
     assert not open_descriptors(tmp_path)
 
@@ -84,7 +84,7 @@ def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened,
 
 
 def test_a_cache_that_holds_two_shards_is_read_at_random_without_a_pause(remote, tmp_path, opened):
-    """Whatever is kept makes way for what is needed: else each sample here would wait for ever."""
+    """Leases of other shards are released for a needed shard. Without that, each sample here would wait for ever."""
     size = max(path.stat().st_size for path in remote.glob('*.mds'))
     limit = 2 * size + (remote / 'index.json').stat().st_size + 1000
     dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), cache_limit=limit, batch_size=8)

@@ -1,4 +1,4 @@
-"""What a stream says to the store that it reads from."""
+"""Arguments that a stream passes to its store."""
 
 import pytest
 

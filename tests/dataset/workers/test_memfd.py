@@ -85,7 +85,7 @@ def test_images_keep_their_channels_last():
 def test_views_of_one_tensor_share_its_memory():
     rows = torch.arange(1000).view(-1, 10)
     sent(rows)  # the first tensor starts a server of multiprocessing
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = open_descriptors().total()
     got = sent(list(rows.unbind()))
     assert open_descriptors().total() <= before + 2
@@ -109,7 +109,7 @@ def test_whole_views_of_one_memory_are_two():
 @pytest.mark.parametrize('part', [slice(None), slice(2, 5)])
 def test_what_came_may_be_handed_on(part):
     tensor = torch.arange(10.0)
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = open_descriptors()
     got = sent(sent(sent(tensor)[part]))
     assert got.tolist() == tensor[part].tolist()
@@ -210,7 +210,7 @@ def test_where_there_is_no_such_memory_pytorch_does_it(monkeypatch):
 
 
 def test_nothing_stays_open():
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = open_descriptors()
     for _ in range(20):
         sent([torch.ones(3), torch.ones(5)])

@@ -79,7 +79,7 @@ def test_an_item_that_cannot_be_pickled_leaves_the_queue_as_it_was():
 
 
 def test_nothing_stays_open():
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = open_descriptors()
     items = PipeQueue(multiprocessing.get_context())
     items.put(1)

@@ -178,7 +178,7 @@ def test_without_memory_a_batch_goes_another_way():
 
 
 def test_nothing_stays_open():
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = open_descriptors()
     sender = Sender()
     batch = sender(torch.ones(5000))

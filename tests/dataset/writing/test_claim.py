@@ -44,7 +44,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture(params=['a folder and a file URL', 'a file URL and what is kept', 's3'])
 def target(request, tmp_path):
-    """What makes an `out`, the URL that it writes to, and further arguments; another one at each call."""
+    """A function that makes an `out`, its URL and further arguments; new ones at each call."""
     numbers = itertools.count()
     if request.param == 's3':
         s3_server = request.getfixturevalue('s3_server')

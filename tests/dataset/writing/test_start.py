@@ -62,7 +62,7 @@ def temporary(tmp_path, monkeypatch):
 
 @pytest.fixture(params=['a folder', 's3', 'a folder and a file URL'])
 def target(request, tmp_path):
-    """What makes an `out`, its URL and further arguments; another one at each call."""
+    """A function that makes an `out`, its URL and further arguments; new ones at each call."""
     numbers = itertools.count()
     bucket = request.getfixturevalue('s3_server').new_bucket() if request.param == 's3' else ''
 

@@ -36,7 +36,7 @@ from headrace.testing.encodings import EncodingCase, EncodingContract
 
 @pytest.fixture(autouse=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers ends with it."""
+    """Encodings that a test registers are removed at its end."""
     encodings, algorithms = dict(ENCODINGS), dict(ALGORITHMS)
     register_encoding('test-reversed', encode=reverse, decode=restore)
     register_encoding('test-point', encode=pack_point, decode=unpack_point, size=8)

@@ -28,7 +28,7 @@ CURRICULUM = Schedule.of(
 
 
 def share_of_a(position: float) -> float:
-    """What the curriculum gives to stream a before a position: its integral, by hand."""
+    """The draws of stream a before a position: the integral of the curriculum, by hand."""
     ramp = min(max(position - 3_000, 0), 17_000)
     return (
         min(position, 3_000)

@@ -138,7 +138,7 @@ def test_a_cache_that_is_deleted_while_its_folder_is_made_leaves_no_open_file(tm
             return super().stat(**how)
 
     folder = ControlFolder(Deleted(tmp_path / 'cache'), '.headrace', re.compile('x'))
-    gc.collect()  # what tests before this one left
+    gc.collect()  # left by earlier tests
     before = os.listdir('/proc/self/fd')
     with pytest.raises(FileNotFoundError), folder.opened(make=True):
         pass
