@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from headrace.errors import ConfigError
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store, split_url
+from headrace.storage.whole_file import whole_file
 
 __all__ = ['CloudDownloader', 'CloudUploader', 'download_file']
 
@@ -55,13 +56,9 @@ class CloudDownloader:
         root, slash, name = remote.rpartition('/')
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f'{target.name}.{os.getpid()}.tmp')
-        try:
-            with part.open('wb') as out:
-                store = open_store(root or slash or '.', StoreOptions(read_timeout=timeout))
-                download(store, name, out, Retry())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(target, part) as out:
+            store = open_store(root or slash or '.', StoreOptions(read_timeout=timeout))
+            download(store, name, out, Retry())
 
     def clean_up(self) -> None:
         """Nothing is left open."""

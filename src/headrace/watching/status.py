@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.metrics import DataMeter
+from headrace.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
@@ -105,6 +106,5 @@ class RankStatus:
         path = self._folder / f'rank-{topology.rank:05}.json'
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix('.tmp')
-            unfinished.write_text(json.dumps(status), encoding='utf-8')
-            unfinished.replace(path)
+            with whole_file(path, path.with_suffix('.tmp')) as file:
+                file.write(json.dumps(status).encode())

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
+from headrace.storage.whole_file import whole_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeVar
@@ -82,17 +84,11 @@ class FolderPlace:
         Each piece is taken out of the list before it is written, so that its memory can be used again.
         """
         temporary, path = (os.path.join(self._path, ending) for ending in (f'{name}.tmp', name))  # noqa: PTH118
-        try:
-            with open(temporary, 'wb', buffering=0) as file:
-                for block in _blocks(pieces):
-                    written = file.write(block)
-                    while written < len(block):  # Linux writes at most 2 GiB at once
-                        written += file.write(memoryview(block)[written:])
-            os.replace(temporary, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108
-            raise
+        with whole_file(path, temporary, buffering=0) as file:
+            for block in _blocks(pieces):
+                written = file.write(block)
+                while written < len(block):  # Linux writes at most 2 GiB at once
+                    written += file.write(memoryview(block)[written:])
 
     def delete(self, name: str) -> None:
         """See `Place.delete`; a folder goes with all that it holds."""

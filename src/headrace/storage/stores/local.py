@@ -20,6 +20,7 @@ from headrace.storage.stores.file_tree import is_temporary, temporary_name
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, truncated
 from headrace.storage.transfer.http_errors import changed
 from headrace.storage.transfer.sealed_errors import sealed
+from headrace.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -75,17 +76,10 @@ class LocalStore:
         temporary = path.parent / temporary_name()
         with _mapped_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(temporary, 'xb', buffering=0) as out:
-                    part = SourcePart(source, size)
-                    while chunk := part.read(CHUNK):
-                        _write_all(out, chunk)
-                    os.fsync(out.fileno())
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            _sync_folder(path.parent)
+            with whole_file(path, temporary, sync=True) as out:
+                part = SourcePart(source, size)
+                while chunk := part.read(CHUNK):
+                    out.write(chunk)
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
@@ -144,22 +138,6 @@ def _etag(info: os.stat_result) -> str:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _write_all(out: BinaryIO, chunk: bytes) -> None:
-    view = memoryview(chunk)
-    while view:
-        view = view[out.write(view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the rename itself survive a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @mapping_errors

@@ -1,0 +1,58 @@
+"""Files that are written whole or not at all: under another name first, which becomes the final one.
+
+`storage.cache.shared_file.publish` does the same in folders that are open, where no link may be followed. A fetch
+(`storage.cache.fetch_lock`) keeps what it has written for the next attempt. Neither fits here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ['whole_file']
+
+
+@contextlib.contextmanager
+def whole_file(
+    path: str | os.PathLike[str], temporary: str | os.PathLike[str], *, sync: bool = False, buffering: int = -1
+) -> Generator[BinaryIO]:
+    """A file to write, which replaces the one at `path` when the block ends.
+
+    After an error the temporary file is removed, and the one at `path` is as before. After kill -9 it stays.
+
+    Args:
+        path: the final name.
+        temporary: another name in the same folder. No other process writes to it at the same time.
+        sync: have the bytes and the name on disk before this returns, where the file system can.
+        buffering: as of `open`.
+
+    Raises:
+        OSError: the file cannot be written or replaced.
+    """
+    try:
+        with open(temporary, 'wb', buffering=buffering) as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)  # noqa: PTH105 - a Path per file of a writer costs time
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    if sync:
+        _sync_folder(os.path.dirname(path))  # noqa: PTH120
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the rename itself survive a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder or '.', os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
