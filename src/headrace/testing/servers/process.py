@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ['START_TIMEOUT', 'free_port', 'quietly', 'running', 'wait_for_http', 'wait_for_port', 'wait_until']
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 180.0
 """Seconds that a server may take to answer."""
 
 
