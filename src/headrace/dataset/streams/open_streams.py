@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from headrace.dataset.cache_files.index_table import IndexTable
 from headrace.dataset.streams.changed_data import first_ask
@@ -31,7 +31,12 @@ from headrace.storage.cache.index_fetch import IndexFetch, IndexReader
 from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from headrace.dataset.streams.changed_data import OnChangedData
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
+    from headrace.images import Decode
+    from headrace.selection import Fraction, Predicate, Subset
 
 __all__ = ['open_streams', 'store_of', 'streams_given']
 
@@ -54,8 +59,31 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     return streams
 
 
+class StreamDefaults(TypedDict):
+    """A dataset's arguments for those of its streams that leave them out; see `Stream`."""
+
+    split: str | None
+    download_retry: int
+    download_timeout: float
+    validate_hash: str | None
+    keep_zip: bool
+    endpoint_url: str | None
+    region: str | None
+    anonymous: bool | None
+    requester_pays: bool | None
+    store_options: Mapping[str, Any] | None
+    subset: Subset | Sequence[Sequence[int | str | None]] | None
+    fraction: Fraction | Sequence[float | str] | None
+    fraction_seed: int | None
+    where: Predicate | Mapping[str, Any] | None
+    columns: tuple[str, ...] | None
+    format: str | None
+    decode: Decode | None
+    on_changed_data: OnChangedData | None
+
+
 def open_streams(
-    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Any
+    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Unpack[StreamDefaults]
 ) -> list[StreamSize]:
     """Open the streams of one dataset at the same time.
 
@@ -106,7 +134,7 @@ def open_streams(
     return [stream.size() for stream in streams]
 
 
-def _fill_in(stream: Stream, defaults: dict[str, Any]) -> None:
+def _fill_in(stream: Stream, defaults: StreamDefaults) -> None:
     """Take the dataset's values for the arguments that were left at None."""
     for key, value in defaults.items():
         if getattr(stream, key) is None:
