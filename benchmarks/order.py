@@ -2,7 +2,7 @@
 
 Each measurement is a fresh process that has imported what it needs: seconds until the first 1,024 positions' samples
 are known, and memory above that of the process before, at its peak. Medians of interleaved rounds. Shards have 4,000
-samples; 8 canonical nodes; py1e, batches of 8 on 8 nodes of 8 ranks with 8 workers for the compatible order and
+samples; 8 canonical nodes; py1e, batches of 8 on 8 nodes of 8 ranks with 8 workers for the MosaicML order and
 mosaicml-streaming, whose `generate_work` is called as its dataset calls it.
 
 usage: python benchmarks/order.py [ROUNDS] [LARGEST POWER OF TEN]

@@ -10,8 +10,8 @@ FOUND = [
     ('storage/cache/limit.py', 'name', 'storage/cache/test_limit.py'),
     ('order/native/order.py', 'name', 'order/native/test_native_order.py'),
     ('cli/init.py', 'name', 'cli/test_init_command.py'),
-    ('doctor/versions.py', 'import', 'doctor/test_doctor.py'),
-    ('sources/tar_members.py', 'caller', 'sources/test_tar.py'),
+    ('compat/finder.py', 'import', 'compat/test_compat_imports.py'),
+    ('cli/first_data.py', 'caller', 'cli/test_init_command.py'),
     ('order/shuffle/py1b.py', 'folder', 'order/shuffle/test_py1e.py'),
 ]
 

@@ -209,8 +209,8 @@ def _common(leg: Leg, replicas: int) -> dict[str, Any]:
 def _mosaicml_loader(leg: Leg, options: dict[str, Any]) -> Any:
     """As Composer's documentation has it.
 
-    Ranks have met before, as in LLM Foundry: else the dataset has them meet and part, and Composer has them meet again
-    at the same port, where one may come too early.
+    Ranks join their process group first, as in LLM Foundry. Else the dataset joins and leaves one, and Composer joins
+    another at the same port, where a rank may come too early.
     """
     import streaming
 

@@ -31,8 +31,7 @@ transfer.REQUESTS = 1  # type: ignore[misc]
 def uses(pid: int, cache: str) -> dict[str, int]:
     """The memory of a process alone, without pages of files, which the system takes back.
 
-    It is that of a moment at which the process has no file of the cache open: what is fetched just then, and what is
-    kept under a limit, is given back soon.
+    It is taken when the process has no file of the cache open. Current fetches and cached leases are released soon.
     """
     root = Path('/proc', str(pid))
     opened: list[str] = []

@@ -178,8 +178,10 @@ def test_an_epoch_stops_with_the_first_stream_that_is_exhausted(loaders) -> None
 
 
 def changed_run(loaders, before, after, worlds, *, at: int, batch: int = BATCH, **options):
-    """A run that continues under another mixture after batch `at`: states and batches of a second world from there,
-    each of whose states is resumed in a third one and must give the same rest."""
+    """A run that continues under another mixture after batch `at`, in a second world.
+
+    A third world resumes from each of its states, and must give the same rest.
+    """
     first = list(itertools.islice(walk(loaders(before, **options), worlds[0], epochs=2), at))
     make = loaders(after, batch=batch, on_mixture_change='continue', **options)
     rest = list(walk(make, worlds[1], epochs=2, state=first[-1].state))

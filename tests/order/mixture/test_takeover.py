@@ -55,8 +55,10 @@ class Counter:
     st.data(),
 )
 def test_through_any_changes_every_stream_is_passes(data, nodes: int, shuffle: bool, choices: st.DataObject) -> None:
-    """At the end of an epoch after the last change, counts of a stream's samples differ by one at most, or by two as
-    long as its nodes are not where the mixture would have them; nothing is lost or favoured, in tiny streams either."""
+    """After the last change, counts of a stream's samples differ by at most one at the end of an epoch.
+
+    They differ by two while its nodes are ahead of the mixture, or behind. Tiny streams lose and favour nothing, too.
+    """
     config = OrderConfig(shuffle=shuffle, num_canonical_nodes=nodes, block_size=choices.draw(st.integers(1, 60)))
     weights = st.sampled_from([0.3, 0.5, 1.0, 1.7, 2.0])
 
