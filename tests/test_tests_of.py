@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tests_of import SOURCE, TESTS, dotted, find_tests, modules
+from tests_of import ELSEWHERE, SOURCE, TESTS, dotted, elsewhere, find_tests, holds_behaviour, like_named, modules
 
-FOUND = [
-    ('storage/cache/limit.py', 'name', 'storage/cache/test_limit.py'),
-    ('order/native/order.py', 'name', 'order/native/test_native_order.py'),
-    ('cli/init.py', 'name', 'cli/test_init_command.py'),
-    ('compat/finder.py', 'import', 'compat/test_compat_imports.py'),
-    ('cli/first_data.py', 'caller', 'cli/test_init_command.py'),
-    ('order/shuffle/py1b.py', 'folder', 'order/shuffle/test_py1e.py'),
-]
+EXCEPTIONS = 146
+"""The lines of `tests/data/tests_elsewhere.txt`. This number only falls."""
 
 
-def test_every_module_has_tests() -> None:
-    """One test, since each process of tests would read the imports of all files anew."""
-    for module, way, test in FOUND:
-        found, tests = find_tests(dotted(SOURCE / module))
-        assert found == way, module
-        assert TESTS / test in tests, module
-    assert [name for name in modules() if not find_tests(name)[1]] == []
+def test_a_like_named_test_is_found() -> None:
+    for module, test in (
+        ('storage/cache/limit.py', 'storage/cache/test_limit.py'),
+        ('order/native/order.py', 'order/native/test_native_order.py'),
+        ('cli/init.py', 'cli/test_init_command.py'),
+    ):
+        assert find_tests(dotted(SOURCE / module)) == [TESTS / test]
+
+
+def test_every_module_that_holds_behaviour_has_a_test() -> None:
+    without = {name for name, path in modules().items() if holds_behaviour(path) and not like_named(name)}
+    assert sorted(without - elsewhere().keys()) == [], (
+        'Move the tests of each of these modules to tests/FOLDER/test_MODULE.py, as `tests/tests_of.py` says.'
+    )
+    assert sorted(elsewhere().keys() - without) == [], (
+        f'Each of these modules is gone or has a like-named test: remove its line from {ELSEWHERE.name}.'
+    )
+    assert [path for path in elsewhere().values() if not path.is_file()] == [], f'Correct {ELSEWHERE.name}.'
+    assert len(elsewhere()) == EXCEPTIONS, (
+        f'{ELSEWHERE.name} may only shrink: give a new module a like-named test, or lower EXCEPTIONS after a removal.'
+    )
 
 
 def test_a_test_with_the_name_of_a_module_lies_beside_it() -> None:

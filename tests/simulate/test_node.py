@@ -34,7 +34,7 @@ def test_a_limit_is_kept_where_a_batch_needs_more(simulated_run):
 def test_the_cache_holds_the_compressed_files_that_it_keeps(simulated_run, tmp_path):
     with MDSWriter(out=str(tmp_path / 'zip'), columns={'x': 'ndarray:uint8:1000'}, compression='zstd') as writer:
         writer.write_batch({'x': np.zeros((SAMPLES, 1000), np.uint8)})
-    simulated_remote = {'remote': str(tmp_path / 'zip')}
-    plain, kept = simulated_run(loader=simulated_remote), simulated_run(loader={**simulated_remote, 'keep_zip': True})
+    packed = {'remote': str(tmp_path / 'zip')}
+    plain, kept = simulated_run(loader=packed), simulated_run(loader={**packed, 'keep_zip': True})
     assert plain.fetched_bytes == kept.fetched_bytes == kept.dataset_bytes
     assert kept.cache_bytes - plain.cache_bytes == kept.dataset_bytes

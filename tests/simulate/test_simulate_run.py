@@ -141,7 +141,7 @@ def test_replicas_share_their_batches_and_shards(simulated_run):
 
 def test_the_command(simulated_remote, tmp_path, capsys):
     path = tmp_path / 'train.yaml'
-    path.write_text(f'global_batch_size: 8\ntrain: {{simulated_remote: {simulated_remote}, local: {tmp_path}/cache}}\n')
+    path.write_text(f'global_batch_size: 8\ntrain: {{remote: {simulated_remote}, local: {tmp_path}/cache}}\n')
     arguments = ['simulate', str(path), '--bandwidth', '1kb', '--html', str(tmp_path / 'page.html')]
     assert main(arguments) == 0
     assert 'throughput' in capsys.readouterr().out

@@ -39,7 +39,7 @@ class Lines(IterableDataset[dict[str, Any]]):
 
 
 def ids(folder: Path) -> list[int]:
-    return [row_of['id'] for row_of in rows_of(folder)]
+    return [row['id'] for row in rows_of(folder)]
 
 
 def no_collate(samples: list[Any]) -> Any:
@@ -65,7 +65,7 @@ def test_a_loader_gives_the_samples_that_it_reads_in_the_order_of_its_dataset(tm
 
 def test_a_loader_of_an_iterable_dataset_gives_its_samples(tmp_path: Path) -> None:
     convert(DataLoader(Lines(), batch_size=7, collate_fn=no_collate), tmp_path / 'out', progress_bar=False)
-    assert [row_of['text'] for row_of in rows_of(tmp_path / 'out')] == [f'line {i}' for i in range(30)]
+    assert [row['text'] for row in rows_of(tmp_path / 'out')] == [f'line {i}' for i in range(30)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_sampler_that_repeats_or_hides_samples_is_refused(tmp_path: Path, samp
 def test_tuples_are_named_by_columns(tmp_path: Path) -> None:
     data = TensorDataset(torch.arange(6).reshape(3, 2), torch.tensor([0.0, 0.5, 1.0]))
     convert(DataLoader(data), tmp_path / 'out', columns=['pair', 'target'], progress_bar=False)
-    assert [(row_of['pair'].tolist(), row_of['target']) for row_of in rows_of(tmp_path / 'out')] == [
+    assert [(row['pair'].tolist(), row['target']) for row in rows_of(tmp_path / 'out')] == [
         ([0, 1], 0.0), ([2, 3], 0.5), ([4, 5], 1.0),
     ]  # fmt: skip
 
