@@ -28,7 +28,7 @@ from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
-from headrace.dataset.streams.open_streams import open_streams, streams_given
+from headrace.dataset.streams.open_streams import open_streams, restored_after_error, streams_given
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
 from headrace.display import Facts, FactsRepr
@@ -192,80 +192,81 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             if own is None
             else list(own)
         )
-        sizes = open_streams(
-            self.streams,
-            cache_limit=self.cache_limit,
-            allow_unsafe_types=allow_unsafe_types,
-            split=None if own is None else split,
-            download_retry=download_retry,
-            download_timeout=download_timeout,
-            validate_hash=validate_hash,
-            keep_zip=keep_zip,
-            endpoint_url=endpoint_url,
-            region=region,
-            anonymous=anonymous,
-            requester_pays=requester_pays,
-            store_options=store_options,
-            subset=subset,
-            fraction=fraction,
-            fraction_seed=fraction_seed,
-            where=where,
-            columns=read_columns(columns),
-            format=check_format(format),
-            decode=Decode.of(decode),
-            on_changed_data=parse_on_changed_data(on_changed_data),
-        )
-        if self.cache_limit is not None:
-            require_room(self.cache_limit, self.streams)
-        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
-        if remainder == 'exact':
-            self.check_columns(PADDING_KEY)
-        if self.on_bad_sample == 'skip':
-            self.check_columns(BAD_SAMPLE_KEY)
-        self._permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
-        asked = OrderConfig(
-            algorithm=shuffle_algo,
-            shuffle=shuffle,
-            seed=shuffle_seed,
-            num_canonical_nodes=num_canonical_nodes,
-            block_size=shuffle_block_size,
-            batching=batching_method,
-            partition=partition_algo,
-            sampling=sampling_method,
-            sampling_granularity=sampling_granularity,
-        )
-        run = Run(
-            sizes,
-            asked,
-            epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
-            schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
-            when_exhausted=when_exhausted,
-            on_mixture_change=on_mixture_change,
-            skip=ranges,
-            load=self._permutations.load,
-        )
-        SampleSequence.__init__(
-            self,
-            run,
-            skip=ranges,
-            batch_size=batch_size,
-            remainder=remainder,
-            replication=replication,
-            topology=topology,
-        )
-        self._is_checked = False
-        self._sample_pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
-        self.skipping_reader: SkippingReader | None = None
-        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
-        if self.on_bad_sample == 'skip':
-            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
-        for stream, choose, weight, repeat in zip(
-            self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
-        ):
-            stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
-        if topology is not None or not self.run.needs_batch_size:
-            self.order(0)  # refuses an unknown order now, before the first batch
-        self.run.config(1, None).warn_of_small_blocks(self.mixture)
+        with restored_after_error(self.streams):
+            sizes = open_streams(
+                self.streams,
+                cache_limit=self.cache_limit,
+                allow_unsafe_types=allow_unsafe_types,
+                split=None if own is None else split,
+                download_retry=download_retry,
+                download_timeout=download_timeout,
+                validate_hash=validate_hash,
+                keep_zip=keep_zip,
+                endpoint_url=endpoint_url,
+                region=region,
+                anonymous=anonymous,
+                requester_pays=requester_pays,
+                store_options=store_options,
+                subset=subset,
+                fraction=fraction,
+                fraction_seed=fraction_seed,
+                where=where,
+                columns=read_columns(columns),
+                format=check_format(format),
+                decode=Decode.of(decode),
+                on_changed_data=parse_on_changed_data(on_changed_data),
+            )
+            if self.cache_limit is not None:
+                require_room(self.cache_limit, self.streams)
+            self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
+            if remainder == 'exact':
+                self.check_columns(PADDING_KEY)
+            if self.on_bad_sample == 'skip':
+                self.check_columns(BAD_SAMPLE_KEY)
+            self._permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
+            asked = OrderConfig(
+                algorithm=shuffle_algo,
+                shuffle=shuffle,
+                seed=shuffle_seed,
+                num_canonical_nodes=num_canonical_nodes,
+                block_size=shuffle_block_size,
+                batching=batching_method,
+                partition=partition_algo,
+                sampling=sampling_method,
+                sampling_granularity=sampling_granularity,
+            )
+            run = Run(
+                sizes,
+                asked,
+                epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
+                schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
+                when_exhausted=when_exhausted,
+                on_mixture_change=on_mixture_change,
+                skip=ranges,
+                load=self._permutations.load,
+            )
+            SampleSequence.__init__(
+                self,
+                run,
+                skip=ranges,
+                batch_size=batch_size,
+                remainder=remainder,
+                replication=replication,
+                topology=topology,
+            )
+            self._is_checked = False
+            self._sample_pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
+            self.skipping_reader: SkippingReader | None = None
+            """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
+            if self.on_bad_sample == 'skip':
+                self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
+            for stream, choose, weight, repeat in zip(
+                self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
+            ):
+                stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
+            if topology is not None or not self.run.needs_batch_size:
+                self.order(0)  # refuses an unknown order now, before the first batch
+            self.run.config(1, None).warn_of_small_blocks(self.mixture)
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
 

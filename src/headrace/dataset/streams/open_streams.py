@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, Strea
 from headrace.format import IndexFile, ShardReader, open_shard
 from headrace.format.entries import INDEX_NAME
 from headrace.order import StreamSize
+from headrace.order.mixture.rules import given_weights
 from headrace.selection import Selection, Shards
 from headrace.storage import CacheLimit, Retry, ShardCache, Store, local_path, open_store
 from headrace.storage.cache.cached_index import CachedIndex
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.images import Decode
     from headrace.selection import Fraction, Predicate, Subset
 
-__all__ = ['open_streams', 'store_of', 'streams_given']
+__all__ = ['open_streams', 'restored_after_error', 'store_of', 'streams_given']
 
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
@@ -57,6 +58,19 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     if streams is not None and not streams:
         raise ConfigError('`streams` must hold at least one Stream, but is empty.')
     return streams
+
+
+@contextlib.contextmanager
+def restored_after_error(streams: Sequence[Stream]) -> Generator[None]:
+    """Make a dataset of streams inside the block. If that fails, another dataset gets the streams as they were."""
+    before = [(stream, vars(stream).copy()) for stream in streams]
+    try:
+        yield
+    except BaseException:
+        for stream, attributes in before:
+            vars(stream).clear()
+            vars(stream).update(attributes)
+        raise
 
 
 class StreamDefaults(TypedDict):
@@ -106,7 +120,10 @@ def open_streams(
             changed and `on_changed_data` is 'refuse'.
         CacheError: a default local folder was made by another user.
         StreamError, EmptyDatasetError: a selection does not fit the data, or leaves nothing of it.
+        StreamError: a stream is one of another dataset.
     """
+    for stream in streams:
+        _refuse_used(stream)
     for number, stream in enumerate(streams):
         # A stream's name is part of the order's key, so it must not depend on the data's location.
         stream.name = stream.name or f'stream_{number}'
@@ -132,6 +149,15 @@ def open_streams(
             stream.cache().forget()  # it knows shards by older numbers
         first += len(stream.shards)
     return [stream.size() for stream in streams]
+
+
+def _refuse_used(stream: Stream) -> None:
+    """A dataset has filled in all weights of its streams, and reads by their numbers of shards."""
+    if len(given_weights(stream)) > 1:
+        raise StreamError(
+            f'Each dataset needs streams of its own, but {stream.title} is one of another dataset already. Make a new '
+            f'Stream for this one.'
+        )
 
 
 def _fill_in(stream: Stream, defaults: StreamDefaults) -> None:

@@ -44,7 +44,7 @@ class Stream(FactsRepr):
     """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
 
     At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
-    `StreamingDataset` that the stream is given to.
+    `StreamingDataset` that the stream is given to. Each dataset needs streams of its own.
 
     Args:
         remote: URL or path of the folder that holds `split/index.json`; None for a local-only stream.
