@@ -296,7 +296,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     'null': ({'where': {'lang': None}}, 'equals takes a text or a finite number'),
     'nan as operand': ({'where': {'score': float('nan')}}, 'equals takes a text or a finite number'),
     'bool as bound': ({'where': {'score': {'below': True}}}, 'below takes a text or a finite number'),
-    'a function without a name': ({'where': lambda s: True}, 'a function needs a name'),
+    'a function without a name': ({'where': lambda s: True}, 'a function needs a name, under which its result is kept'),
 }  # fmt: skip
 
 

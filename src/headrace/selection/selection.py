@@ -163,7 +163,7 @@ def read_where(raw: object, mistakes: list[Mistake]) -> Predicate | None:
     if isinstance(raw, (Where, Conditions)):
         return raw
     if callable(raw):
-        rule = "a function needs a name, under which its result is selected: write Where(function, name='...')"
+        rule = "a function needs a name, under which its result is kept: write Where(function, name='...')"
         mistakes.append(Mistake((), raw, rule))
         return None
     return Conditions.read(raw, mistakes)
@@ -180,7 +180,7 @@ class Shards:
     """Fetches a shard and lends its reader; called by several threads."""
     title: str
     folder: Path
-    """Where bitmaps are selected."""
+    """Where bitmaps are kept."""
     identity: str
     """The identity of the stored samples, their place, and their time."""
 

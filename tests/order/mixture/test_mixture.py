@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
-from headrace.order import Mixture, OrderConfig, StreamSize, make_order
+from headrace.order import Mixture, OrderConfig, Schedule, StreamSize, make_order
 
 CASES = json.loads((Path(__file__).parents[2] / 'data/order/apply_weights.json').read_text())['cases']
 
@@ -145,6 +150,23 @@ def test_an_unknown_policy_is_refused() -> None:
 def test_numbers_beyond_what_an_order_counts_are_refused(options: dict, of_stream: dict, named: str) -> None:
     with pytest.raises(StreamError, match=named):
         Mixture.resolve([StreamSize(name=name, shard_sizes=[10], **of_stream) for name in 'ab'], **options)
+
+
+@pytest.mark.parametrize('number', [np.float32, np.array, Decimal, torch.tensor])
+def test_numbers_of_arrays_and_tensors_are_weights(number: Callable[[float], Any]) -> None:
+    streams = [StreamSize(name=str(share), shard_sizes=[10], proportion=number(share)) for share in (0.25, 0.75)]
+    assert list(Mixture.resolve(streams, epoch_size=8).choose) == [2, 6]
+    schedule = Schedule.of([{'at': 0, 'proportions': {'a': number(0.25), 'b': number(0.75)}}])
+    low, high = schedule.steps('ab')[0].weights
+    assert high == 3 * low
+
+
+@pytest.mark.parametrize('value', ['1', [1], np.ones(2), torch.ones(2), 10**400, -1, math.nan])
+def test_weights_that_are_no_amounts_are_refused(value: Any) -> None:
+    with pytest.raises(StreamError, match='`repeat` of a stream must be a finite number'):
+        StreamSize(name='a', shard_sizes=[10], repeat=value)
+    with pytest.raises(ConfigError, match='numbers of at least 0'):
+        Schedule.of([{'at': 0, 'proportions': {'a': value}}])
 
 
 @pytest.mark.parametrize('nodes', [1, 2, 64])

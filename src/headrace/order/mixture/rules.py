@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from numbers import Real
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from headrace.rules import BrokenRule
 
@@ -22,7 +21,6 @@ __all__ = [
 ]
 
 _WEIGHTS: Final = ('proportion', 'repeat', 'choose')
-_LARGEST: Final = sys.float_info.max
 _LATEST: Final = 10**18  # samples of a run: 64 bits hold the draws before the last point
 
 
@@ -70,7 +68,7 @@ def stream_errors(stream: Weighted) -> Iterator[BrokenRule]:
     if len(given) > 1:
         yield BrokenRule(_WEIGHTS, 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one')
     for key, value in given.items():
-        if not isinstance(cast('object', value), Real) or not 0 <= value <= _LARGEST:  # also false for nan
+        if not _is_amount(value):
             yield BrokenRule((key,), f'`{key}` of a stream must be a finite number of at least 0')
 
 
@@ -89,7 +87,7 @@ def mixture_errors(streams: Sequence[Weighted], *, epoch_size: int | None, is_sc
         yield BrokenRule(('streams',), rule, ('proportion',))
     elif proportions and not sum(proportions):
         yield BrokenRule(('streams',), 'all proportions are 0; one must be greater', ('proportion',))
-    elif proportions and not sum(map(float, proportions)) <= _LARGEST:
+    elif proportions and not _is_amount(sum(map(float, proportions))):
         yield BrokenRule(('streams',), 'proportions must have a finite sum; make them smaller', ('proportion',))
     absolute = _names(stream for stream in streams if (stream.repeat, stream.choose) != (None, None))
     if epoch_size and absolute:
@@ -109,7 +107,7 @@ def point_errors(point: _Point) -> Iterator[BrokenRule]:
     if type(point.at) is not int or not 0 <= point.at <= _LATEST:
         yield BrokenRule(('at',), f'`at` must be a number of samples, an integer of at least 0 and at most {_LATEST:,}')
     shares = point.proportions.values()
-    if not all(share >= 0 for share in shares) or not 0 < sum(shares) <= _LARGEST:
+    if not all(map(_is_amount, shares)) or not sum(shares) or not _is_amount(sum(shares)):
         rule = 'a point needs `proportions`: numbers of at least 0, one of them above 0, with a finite sum'
         yield BrokenRule(('proportions',), rule)
 
@@ -138,6 +136,14 @@ def exhaustion_errors(when_exhausted: str) -> Iterator[BrokenRule]:
     if when_exhausted != 'repeat':
         rule = '`when_exhausted` must be `repeat` with a schedule; keep one of the two'
         yield BrokenRule(('when_exhausted', 'schedule'), rule)
+
+
+def _is_amount(value: Any) -> bool:
+    """Whether a number is finite and at least 0; a tensor or an array of one number is a number, too."""
+    try:
+        return math.isfinite(value) and bool(value >= 0)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return False
 
 
 def _names(streams: Iterator[Weighted]) -> str:
