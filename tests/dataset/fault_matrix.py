@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import re
 import sys
 import tempfile
@@ -190,6 +191,7 @@ def make_loader(
     dataset = StreamingDataset(streams=[stream], shuffle=True, shuffle_seed=5)
     cache = dataset.streams[0].cache()
     cache.retry = dataclasses.replace(cache.retry, patience=case.patience)
+    dataset.streams[0].opened_cache = pickle.loads(pickle.dumps(cache))  # as in a worker, it begins with that retry
     return StreamingDataLoader(dataset, BATCH, num_workers=workers, multiprocessing_context=method)
 
 
