@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +25,7 @@ from headrace.mixing import build_loader, load_config
 from headrace.redaction import redact, redact_value
 from headrace.storage import StoreOptions, open_store, split_url
 from headrace.storage.resolve import backends
+from paramiko_server import paramiko_server
 from planted import (
     PASSWORD,
     SIGNATURE,
@@ -175,28 +175,8 @@ def ssh_server(tmp_path: Path) -> Iterator[tuple[int, Path]]:
             is_right = (username, password) == ('other', VARIABLE)
             return paramiko.AUTH_SUCCESSFUL if is_right else paramiko.AUTH_FAILED
 
-    key = paramiko.ECDSAKey.generate()
-    transports = []
-    with socket.create_server(('127.0.0.1', 0)) as listener:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):  # the end of the test
-                while True:
-                    transport = paramiko.Transport(listener.accept()[0])
-                    transport.add_server_key(key)
-                    transport.start_server(server=Greeter())
-                    transports.append(transport)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        port = listener.getsockname()[1]
-        known = tmp_path / 'known'
-        known.write_text(f'[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n')
-        yield port, known
-        listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
-        thread.join()
-    for transport in transports:
-        transport.close()
+    with paramiko_server(tmp_path, Greeter) as started:
+        yield started
 
 
 def test_errors_of_sftp(

@@ -1,8 +1,6 @@
-import contextlib
 import io
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from headrace.testing.servers.sftp import have_sshd, sftp_server
 from headrace.testing.store_faults import DATA, ProxiedStore, StoreFaultContract
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 from headrace.testing.tcp_proxy import TcpFault, TcpProxy
+from paramiko_server import paramiko_server
 from waiting import until
 
 pytestmark = pytest.mark.cloud
@@ -66,33 +65,6 @@ def proxy(sshd):
     with TcpProxy(sshd.port) as proxy:
         sshd.known_at(proxy.port)
         yield proxy
-
-
-@contextlib.contextmanager
-def paramiko_server(folder, interface, **subsystems):
-    """Run a server of paramiko, where sshd cannot do it. Yields its port and its file of known hosts."""
-    import paramiko
-
-    quietly('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', str(folder / 'host'))
-    key = paramiko.Ed25519Key.from_private_key_file(str(folder / 'host'))
-    transports = []
-
-    def serve(listener):
-        while True:
-            transport = paramiko.Transport(listener.accept()[0])
-            transport.add_server_key(key)
-            for name, handler in subsystems.items():
-                transport.set_subsystem_handler(name, *handler)
-            transport.start_server(server=interface())
-            transports.append(transport)
-
-    with socket.create_server(('127.0.0.1', 0)) as listener:
-        port = listener.getsockname()[1]
-        threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        (folder / 'known').write_text(f'[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n')
-        yield port, folder / 'known'
-        for transport in transports:
-            transport.close()
 
 
 class TestSftpStore(StoreContract):
@@ -456,7 +428,7 @@ class TestCredentials:
 
     def test_a_password(self, monkeypatch, tmp_path):
         """Against a server of paramiko that only authenticates: sshd would need an account with a password."""
-        import paramiko
+        paramiko = pytest.importorskip('paramiko')
 
         class Server(paramiko.ServerInterface):
             def check_auth_password(self, username, password):
@@ -510,7 +482,7 @@ class TestServerWithLimits:
 
     @pytest.fixture
     def store(self, folder, tmp_path, monkeypatch):
-        import paramiko
+        paramiko = pytest.importorskip('paramiko')
 
         class Server(paramiko.ServerInterface):
             def check_auth_password(self, username, password):
