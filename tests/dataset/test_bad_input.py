@@ -260,6 +260,10 @@ def test_a_limit_below_the_largest_shard_is_refused_before_anything_is_read(tmp_
 BAD_ARGUMENTS = {
     'streams and remote': (dict(streams=[Stream(remote='y')], remote='x'), 'Give either `streams`'),
     'no streams': (dict(streams=[]), 'at least one Stream'),
+    'a stream without a list': (dict(streams=Stream(remote='y')), 'list of Stream objects, but is a Stream.'),
+    'a URL in the place of streams': (dict(streams='s3://y'), 'list of Stream objects, but is a str.'),
+    'URLs in the place of streams': (dict(streams=['s3://y']), 'list of Stream objects, but is a list with a str.'),
+    'streams by name': (dict(streams={'a': Stream(remote='y')}), 'objects, but is a dict with a str.'),
     'batch size 0': (dict(batch_size=0), '`batch_size` must be at least 1'),
     'predownload': (dict(predownload=-1), '`predownload` must not be negative'),
     'algorithm': (dict(shuffle=True, shuffle_algo='py9'), 'py9'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     """The streams that a dataset was given; None: one by `remote` and `local`.
 
     Raises:
-        ConfigError: both were given, or no stream.
+        ConfigError: both were given, or no stream, or something else than streams.
     """
     if not streams and (remote or local):
         return None  # LLM Foundry passes an empty list beside the URL of the one stream
@@ -57,7 +57,16 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
         raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
     if streams is not None and not streams:
         raise ConfigError('`streams` must hold at least one Stream, but is empty.')
-    return streams
+    given: Any = streams
+    found: list[Any] = list(given) if isinstance(given, Iterable) else []
+    wrong = [type(one).__name__ for one in found if not isinstance(one, Stream)]
+    if given is not None and (wrong or not found):
+        held = f' with a {wrong[0]}' if wrong and not isinstance(given, str) else ''
+        raise ConfigError(
+            f'`streams` must be a list of Stream objects, but is a {type(given).__name__}{held}. Write '
+            f'`streams=[Stream(remote=...)]`, or `remote=...` for one stream.'
+        )
+    return None if given is None else found
 
 
 @contextlib.contextmanager
