@@ -40,9 +40,6 @@ settings.register_profile('few', settings.get_profile('headrace'), max_examples=
 settings.register_profile('many', settings.get_profile('headrace'), max_examples=300, derandomize=False)
 settings.load_profile('headrace')
 
-if TYPE_CHECKING:
-    from headrace.testing.servers.s3 import S3Server
-
 MakeDataset = Callable[..., Path]
 
 
