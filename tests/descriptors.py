@@ -10,7 +10,7 @@ __all__ = ['open_descriptors']
 
 
 def open_descriptors(below: Path | str = '') -> Counter[str]:
-    """Of this process, by what they are open on.
+    """Of this process, by their files, deleted or not: another process may delete a file that a fork has open.
 
     Args:
         below: a folder, for its files only.
@@ -18,5 +18,5 @@ def open_descriptors(below: Path | str = '') -> Counter[str]:
     found = Counter[str]()
     for link in Path('/proc/self/fd').iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found[str(link.readlink())] += 1
+            found[str(link.readlink()).removesuffix(' (deleted)')] += 1
     return Counter({name: count for name, count in found.items() if name.startswith(str(below))})
