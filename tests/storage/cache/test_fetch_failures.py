@@ -57,10 +57,10 @@ class TestDeletedFolder:
                     (tmp_path / 'cache' / plain.entries[0].key).unlink()
 
         cache = cache_of(plain, tmp_path / 'cache', limit=limit, stats=Deleting())
-        before = open_descriptors()
+        before = open_descriptors(tmp_path)
         with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
             cache.acquire(plain.entries[0])
-        assert open_descriptors() == before
+        assert open_descriptors(tmp_path) == before
         assert cache.stats.fetches > 1
 
 
