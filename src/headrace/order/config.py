@@ -144,8 +144,8 @@ class OrderConfig:
             num_nodes: nodes of the parallel world that the run begins on.
 
         Raises:
-            ConfigError: canonical nodes or device batches do not divide the global batch where they must; or there are
-                too many canonical nodes for so many streams.
+            ConfigError: the batching needs canonical nodes or device batches that divide the global batch; or the
+                canonical nodes are too many for the streams.
         """
         nodes = self.canonical_nodes(mixture.num_shards, num_nodes)
         if nodes * len(mixture.streams) > max(_MAX_PLACES, len(mixture.streams)):

@@ -210,8 +210,8 @@ class ResumeState:
         Args:
             config: the one from `resolved_from_state`, with its defaults filled in.
             mixture: resolved with that config's seed.
-            may_change_mixture: whether streams, their weights, the schedule, the epoch's size, and with all batching
-                methods but random the global batch size may differ from the state's.
+            may_change_mixture: whether streams, weights, schedule and epoch size may differ from the state's. With
+                batching methods other than random, the global batch size may differ then, too.
 
         Returns:
             Whether the mixture differs from the state's.

@@ -9,9 +9,9 @@ and no state between positions:
    Units go to the first free track, and give one sample to each row. The first unit of each track is drawn in
    proportion to size, from equal distances along the line of units. The track begins a fraction (l + phase) / K of it
    before row 0. So tracks look as if they had run for ever, and begin and end their units at different times.
-3. At both ends tracks begin or stop one by one. So that few samples of few shards do not stand alone there, the rows
-   are folded: rows before the one at which half of the tracks have begun are laid, in reverse, upon those that follow
-   it, and likewise at the end.
+3. At both ends tracks begin or stop one by one. Few samples of few shards would stand alone there, so the rows are
+   folded. Half of the tracks have begun at some row. The rows before it are laid, in reverse, upon the rows after it.
+   The end is folded in the same way.
 4. The samples of a row are permuted; row after row they are the cell's positions.
 5. The o-th sample that the tracks take of a shard is the shard's π(o), π being keyed by pass and shard.
 

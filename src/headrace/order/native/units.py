@@ -5,9 +5,9 @@ A global batch of G samples has V *units* of U = G / V samples. ``per_stream`` h
 a `Plan` deals positions to replicas. So a unit is a replica's batch on V replicas, a part of it on fewer, and holds
 whole batches on more.
 
-The streams share units as they share slots in stratified batches (`stratified`). Each global batch has floor or ceil of
-a stream's share of V units, and the units before any batch are near the share. g = gcd(C, V) groups take the place of
-the C canonical nodes. Unit h belongs to group h mod g, and has equally many positions on each node of its group.
+The streams share units as they share slots in stratified batches (`stratified`). A stream's share of the V units of a
+global batch is rounded down or up. The units before any batch are near the share. There are g = gcd(C, V) groups in
+the place of the C canonical nodes. Unit h belongs to group h mod g. It has equally many positions on each node there.
 
 The samples after an epoch's last full batch are listed position by position.
 """
