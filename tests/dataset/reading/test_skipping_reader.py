@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from bad_data import (
     SAMPLES,
     Own,
     checked,
-    damage,
     make,
     planned,
     write_texts,
@@ -37,11 +35,6 @@ from headrace.errors import (
 )
 
 
-@pytest.fixture(scope='module')
-def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return damage(write_texts(tmp_path_factory.mktemp('bad') / 'remote'))
-
-
 class Refusing(StreamingDataset):
     """Finds fault with some samples of good data."""
 
@@ -61,8 +54,8 @@ class Tuples(StreamingDataset):
 @pytest.mark.parametrize('workers', [0, 2])
 @pytest.mark.parametrize('cls', [StreamingDataset, Own])
 @pytest.mark.parametrize('limit', [None, 3000])
-def test_bad_rows_are_marked_and_hold_others(remote, tmp_path, workers, cls, limit):
-    loader = make(remote, tmp_path, workers=workers, cls=cls, cache_limit=limit)
+def test_bad_rows_are_marked_and_hold_others(damaged_remote, tmp_path, workers, cls, limit):
+    loader = make(damaged_remote, tmp_path, workers=workers, cls=cls, cache_limit=limit)
     for _ in range(2):
         assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
     stats = loader.stats()
@@ -71,20 +64,20 @@ def test_bad_rows_are_marked_and_hold_others(remote, tmp_path, workers, cls, lim
 
 @pytest.mark.parametrize('shuffle', [True, False])
 @pytest.mark.parametrize('cls', [StreamingDataset, Own])
-def test_a_batch_that_is_all_bad_holds_another_sample(remote, tmp_path, cls, shuffle):
-    loader = make(remote, tmp_path, cls=cls, global_batch_size=4, shuffle=shuffle)
+def test_a_batch_that_is_all_bad_holds_another_sample(damaged_remote, tmp_path, cls, shuffle):
+    loader = make(damaged_remote, tmp_path, cls=cls, global_batch_size=4, shuffle=shuffle)
     batches = list(checked(loader))
     assert len(batches) == 15
     assert shuffle or any(batch[BAD_SAMPLE].all() for batch in batches)
 
 
-def test_ranks_and_workers_mark_the_same_samples(remote, tmp_path):
+def test_ranks_and_workers_mark_the_same_samples(damaged_remote, tmp_path):
     marked = []
     for number, (ranks, workers) in enumerate([(1, 0), (2, 0), (2, 1), (4, 0), (1, 2)]):
         found: list[set[int]] = []
         for rank in range(ranks):
             topology = Topology(rank=rank, world_size=ranks)
-            loader = make(remote, tmp_path / str(number), topology, workers)
+            loader = make(damaged_remote, tmp_path / str(number), topology, workers)
             sets = [set(np.array(planned(loader))[batch[BAD_SAMPLE].numpy()].tolist()) for batch in checked(loader)]
             found = [a | b for a, b in zip(found, sets, strict=True)] if found else sets
         marked.append(found)
@@ -107,11 +100,11 @@ def world(remote, local, ranks: int, state: dict[str, Any] | None, workers: int 
 
 
 @pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (3, 4)])
-def test_a_run_continues_from_every_state(remote, tmp_path, before, after):
-    whole = list(world(remote, tmp_path / 'a', before, None))
+def test_a_run_continues_from_every_state(damaged_remote, tmp_path, before, after):
+    whole = list(world(damaged_remote, tmp_path / 'a', before, None))
     assert set().union(*(bad for _, _, bad, _ in whole)) == BAD
     for stop in range(len(whole) - 1):
-        rest = list(world(remote, tmp_path / 'b', after, whole[stop][3], workers=int(stop == 1)))
+        rest = list(world(damaged_remote, tmp_path / 'b', after, whole[stop][3], workers=int(stop == 1)))
         assert [batch[:3] for batch in rest] == [batch[:3] for batch in whole[stop + 1 :]]
     assert all(BAD_SAMPLE not in str(batch[3]) for batch in whole)
 
@@ -125,8 +118,8 @@ def test_what_a_users_code_raises_is_bad(tmp_path, workers):
     assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
 
 
-def test_batches_that_are_no_dicts_are_not_changed(remote, tmp_path):
-    loader = make(remote, tmp_path, cls=Tuples, workers=1)
+def test_batches_that_are_no_dicts_are_not_changed(damaged_remote, tmp_path):
+    loader = make(damaged_remote, tmp_path, cls=Tuples, workers=1)
     assert loader.own_bad_rows.tolist() == []
     seen = set()
     for batch in loader:
@@ -139,12 +132,14 @@ def test_batches_that_are_no_dicts_are_not_changed(remote, tmp_path):
     assert seen == set(range(SAMPLES)) - BAD
 
 
-def test_a_collate_function_gets_samples_of_its_own(remote, tmp_path):
+def test_a_collate_function_gets_samples_of_its_own(damaged_remote, tmp_path):
     def collate(samples):
         return {'id': torch.tensor([sample.pop('id') for sample in samples]), 'text': [s['text'] for s in samples]}
 
     for cls in (StreamingDataset, Own):
-        loader = make(remote, tmp_path / cls.__name__, cls=cls, global_batch_size=6, loader={'collate_fn': collate})
+        loader = make(
+            damaged_remote, tmp_path / cls.__name__, cls=cls, global_batch_size=6, loader={'collate_fn': collate}
+        )
         assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
 
 
@@ -182,11 +177,11 @@ def test_an_image_that_cannot_be_decoded(tmp_path):
         next(iter(StreamingDataLoader(dataset)))
 
 
-def test_padding_that_repeats_a_bad_sample_is_marked_twice_and_counts_once(remote, tmp_path):
+def test_padding_that_repeats_a_bad_sample_is_marked_twice_and_counts_once(damaged_remote, tmp_path):
     kept = []
     for rank in range(7):
         topology = Topology(rank=rank, world_size=7)
-        loader = make(remote, tmp_path, topology, global_batch_size=7, remainder='exact', shuffle=False)
+        loader = make(damaged_remote, tmp_path, topology, global_batch_size=7, remainder='exact', shuffle=False)
         count = 0
         for batch in checked(loader):
             assert list(batch) == ['id', 'text', PADDING, BAD_SAMPLE]
@@ -197,14 +192,14 @@ def test_padding_that_repeats_a_bad_sample_is_marked_twice_and_counts_once(remot
 
 
 @pytest.mark.parametrize('remainder', ['repeat', 'exact'])
-def test_samples_of_a_plain_dataloader_are_marked(remote, tmp_path, remainder):
-    dataset = make(remote, tmp_path, global_batch_size=8, remainder=remainder).dataset
+def test_samples_of_a_plain_dataloader_are_marked(damaged_remote, tmp_path, remainder):
+    dataset = make(damaged_remote, tmp_path, global_batch_size=8, remainder=remainder).dataset
     found: set[int] = set()
     for batch in DataLoader(dataset, batch_size=8, num_workers=2):
         assert batch[BAD_SAMPLE].dtype is torch.bool
         assert (PADDING in batch) == (remainder == 'exact')
         found.update(without_padding(batch)['id'].tolist())
     assert found == set(range(SAMPLES)) - BAD
-    by_itself = make(remote, tmp_path / 'again', remainder=remainder).dataset
+    by_itself = make(damaged_remote, tmp_path / 'again', remainder=remainder).dataset
     order = by_itself.order(0).at(np.arange(SAMPLES)).tolist()
     assert [sample[BAD_SAMPLE] for sample in by_itself] == [i in BAD for i in order]

@@ -33,15 +33,6 @@ def temporary_folders():
     return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith('headrace-writer-')]
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    """A folder of the test's own for temporary files, in which nothing is left at the end."""
-    folder = tmp_path / 'temporary'
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, 'tempdir', str(folder))
-    return folder
-
-
 @pytest.fixture(params=['a folder and a file URL', 'a file URL and what is kept', 's3'])
 def target(request, tmp_path):
     """A function that makes an `out`, its URL and further arguments; new ones at each call."""

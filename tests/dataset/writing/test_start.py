@@ -52,14 +52,6 @@ def ids(url, cache):
     return [sample['id'] for sample in StreamingDataset(remote=url, local=str(cache))[:]]
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    folder = tmp_path / 'temporary'
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, 'tempdir', str(folder))
-    return folder
-
-
 @pytest.fixture(params=['a folder', 's3', 'a folder and a file URL'])
 def target(request, tmp_path):
     """A function that makes an `out`, its URL and further arguments; new ones at each call."""
