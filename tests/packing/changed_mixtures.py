@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from packed_orders import sync_lane_states
+
 from headrace import Stream, StreamingDataLoader, Topology
 from headrace.packing import PackedDataset, Packing
 
@@ -58,11 +60,7 @@ def train(mixed_folder: Path, leg: Leg, state: Any, ranks: int, nodes: int, *, c
     each = [iter(loader) for loader in loaders]
     batches = [[sequences(next(found)) for found in each] for _ in range(leg.steps)]
     if exchange:
-        own: list[Any] = []
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda _: own)
+        sync_lane_states(loaders)
     order = sorted(range(ranks), key=lambda rank: (rank // (ranks // nodes)) + nodes * (rank % (ranks // nodes)))
     rows = [row for batch in batches for turn in zip(*(batch[rank] for rank in order), strict=True) for row in turn]
     return rows, [loader.state_dict() for loader in loaders]

@@ -82,6 +82,15 @@ def unpadded(batch: dict[str, Any]) -> list[list[int]]:
     return [row[:used] for row, used in zip(batch['input_ids'].tolist(), batch['num_tokens'].tolist(), strict=True)]
 
 
+def sync_lane_states(loaders: list[Any]) -> None:
+    """Exchange the lane states of all ranks, as a collective would."""
+    own: list[Any] = []
+    for loader in loaders:
+        loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
+    for loader in loaders:
+        loader.dataset.sync_lane_states(lambda _: own)
+
+
 def world(folder: str, ranks: int, state: Any, steps: int, *, exchange: bool, **options: Any):
     """Global batches of a run on some ranks, and the states of its ranks."""
     loaders = [make(folder, rank=rank, ranks=ranks, **options) for rank in range(ranks)]
@@ -91,11 +100,7 @@ def world(folder: str, ranks: int, state: Any, steps: int, *, exchange: bool, **
     each = [iter(loader) for loader in loaders]
     batches = [[unpadded(next(found)) for found in each] for _ in range(steps)]
     if exchange:
-        own: list[Any] = []
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
-        for loader in loaders:
-            loader.dataset.sync_lane_states(lambda _: own)
+        sync_lane_states(loaders)
     # Position p of the sequence is replica p modulo the replicas'.
     rows = [row for batch in batches for turn in zip(*batch, strict=True) for row in turn]
     return rows, [loader.state_dict() for loader in loaders]
