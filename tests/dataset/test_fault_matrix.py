@@ -1,6 +1,7 @@
 """For any fault of the store, training has every sample once, or gets one error soon."""
 
 import contextlib
+import itertools
 import time
 
 import pytest
@@ -34,14 +35,12 @@ USUAL = {
 """Of each kind one; `make test-all` has them all, and the contract of stores has each fault in `make test`."""
 
 
-def starts():
-    for case in CASES:
-        for start in START_METHODS:
-            marks = [] if case.name in USUAL.get(start, ()) else pytest.mark.slow
-            yield pytest.param(case, start, marks=marks, id=f'{case.name}, {start}')
+def started(case, start):
+    marks = [] if case.name in USUAL.get(start, ()) else pytest.mark.slow
+    return pytest.param(case, start, marks=marks, id=f'{case.name}, {start}')
 
 
-@pytest.mark.parametrize(('case', 'start'), starts())
+@pytest.mark.parametrize(('case', 'start'), [started(*both) for both in itertools.product(CASES, START_METHODS)])
 def test_faults(served, tmp_path, case, start):
     server, url, expected = served
     local = tmp_path / 'cache'
