@@ -47,6 +47,8 @@ def test_the_limit_is_named(data):
     config = loader(data)
     waiting = dataclasses.replace(RATE, network_share=0.8)
     assert limit_of(config, [waiting]).startswith('The network is the limit: 80%')
+    opening = dataclasses.replace(waiting, bytes_downloaded=0)  # a busy machine is late with shards that are there
+    assert limit_of(config, [opening]).startswith('The processors are the limit')
     assert 'reading of values' in limit_of(config, [RATE])
     double = dataclasses.replace(RATE, workers=2, samples=1600)
     assert '2 workers give 2.0 times as much' in limit_of(config, [RATE, double])

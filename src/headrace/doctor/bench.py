@@ -52,7 +52,7 @@ class Rate:
     bytes_downloaded: int
     """From stores, as stored there."""
     network_share: float
-    """Share of the processes' time in which they waited for shards."""
+    """Share of the processes' time in which they waited for shards; of present ones, until they were open."""
 
     @property
     def samples_per_second(self) -> float:
@@ -127,7 +127,7 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
         rates: of `bench`, with different numbers of workers.
     """
     best = max(rates, key=lambda rate: rate.samples_per_second)
-    if best.network_share > _SHARE:
+    if best.network_share > _SHARE and best.bytes_downloaded:
         rate = best.bytes_downloaded / (best.seconds + best.first_batch_seconds) / 1e6
         return (
             f'The network is the limit: {best.network_share:.0%} of the time is spent waiting for shards, which come '
@@ -147,7 +147,7 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
 
 def _largest_part(config: LoaderConfig) -> tuple[str, float]:
     """The work that takes most of a process' time, and its share."""
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.process_time)  # on a clock, each part has the pauses for other programs, too
     batches = _for_ever(_loader(config, 0))
     next(batches)  # opens the first shards
     profile.runcall(lambda: [*islice(batches, _PROFILED)])
