@@ -29,14 +29,24 @@ def quietly(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)  # noqa: S603 - fixed programs
 
 
+_claims: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """A free port of 127.0.0.1, outside the range from which the kernel assigns ports."""
+    """A free port of 127.0.0.1, outside the range from which the kernel assigns ports.
+
+    No process gets the same port from this function until this process ends. A server takes seconds until it listens.
+    """
     draw = random.SystemRandom()  # other programs choose ports, too
     while True:
         port = draw.randrange(20000, 29000)
+        claim = socket.socket(type=socket.SOCK_DGRAM)  # UDP has ports of its own, so the server does not meet it
         with socket.socket() as probe, contextlib.suppress(OSError):
+            claim.bind(('127.0.0.1', port))
             probe.bind(('127.0.0.1', port))
+            _claims.append(claim)
             return port
+        claim.close()
 
 
 def _die_with_parent() -> None:
