@@ -16,8 +16,8 @@ FOUNDRY := llm-foundry==0.22.0
 STORE := local
 FRAMEWORK := both
 OUT := demo-output
-# Processes that run tests. They wait for a third of their time: for servers, for other processes, for time-outs. Each
-# takes about 1 GB.
+# Processes that run tests. They are more than the processors, since tests wait for servers, other processes and
+# time-outs. Each takes up to 2 GB, with its servers.
 JOBS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 + 1 )))
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations 10
 # Fewer examples for each property, where the versions of things are all that differs from the main environment.

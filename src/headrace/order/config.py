@@ -132,8 +132,8 @@ class OrderConfig:
 
         * algorithm: native.
         * num_canonical_nodes: 1 without shuffle, so that the sequence is the stored one. With shuffle the power of two
-          below shards / 64, from 1 to 64: enough parts for that many nodes to read disjoint shards, each with enough
-          shards to shuffle well. No more than divide the global batch, except with random batching.
+          below shards / 64, from 1 to 64. Then that many nodes read disjoint shards, and each part has enough shards to
+          shuffle well. The number divides the global batch, except with random batching.
         * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
 
         MosaicML's orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times

@@ -275,7 +275,7 @@ class ResumeState:
 
 
 def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The dataset's state in what holds it: itself, a trainer's around it, or the file beside a checkpoint.
+    """The dataset's state in a document: the state itself, a trainer's state, or the file beside a checkpoint.
 
     Raises:
         ResumeError: it holds the states of several training loaders.

@@ -30,6 +30,7 @@ def quietly(*command: str) -> None:
 
 
 _claims: list[socket.socket] = []
+"""Sockets that keep the given ports until this process ends."""
 
 
 def free_port() -> int:
@@ -40,7 +41,7 @@ def free_port() -> int:
     draw = random.SystemRandom()  # other programs choose ports, too
     while True:
         port = draw.randrange(20000, 29000)
-        claim = socket.socket(type=socket.SOCK_DGRAM)  # UDP has ports of its own, so the server does not meet it
+        claim = socket.socket(type=socket.SOCK_DGRAM)  # a UDP port: a TCP server can still bind it
         with socket.socket() as probe, contextlib.suppress(OSError):
             claim.bind(('127.0.0.1', port))
             probe.bind(('127.0.0.1', port))
