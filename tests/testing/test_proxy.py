@@ -71,3 +71,14 @@ def test_it_ends_quietly_whatever_is_pending(url, fault, capfd, caplog):
     gc.collect()
     assert capfd.readouterr() == ('', '')
     assert not caplog.records
+
+
+def test_it_ends_quietly_while_it_accepts(url, capfd, caplog):
+    for _ in range(100):
+        with FaultProxy(url) as proxy:
+            clients = [socket.create_connection(('127.0.0.1', urlsplit(proxy.endpoint_url).port)) for _ in range(3)]
+        for client in clients:
+            client.close()
+    gc.collect()
+    assert capfd.readouterr() == ('', '')
+    assert not caplog.records

@@ -69,6 +69,7 @@ class FaultProxy:
         self.faults = faults or []
         self.requests: list[ProxiedRequest] = []
         self._loop = asyncio.new_event_loop()
+        self._serving = set[asyncio.Task[None]]()
         self._thread = threading.Thread(target=self._run, name='fault-proxy', daemon=True)
         self._ready = threading.Event()
         self._port = 0
@@ -91,16 +92,24 @@ class FaultProxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, limit=1 << 20))
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, '127.0.0.1', 0, limit=1 << 20))
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
+        # A closed server must not get connections that it has accepted: accept no more, and let these arrive first.
+        self._loop.remove_reader(server.sockets[0].fileno())
+        self._run_turns()
         server.close()
         while tasks := asyncio.all_tasks(self._loop):  # some wait for others, which they cancel
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._run_turns()  # each socket is closed a turn after its writer
         self._loop.close()
+
+    def _run_turns(self) -> None:
+        for _ in range(3):
+            self._loop.run_until_complete(asyncio.sleep(0))
 
     def _choose(self, request: ProxiedRequest) -> Fault:
         for fault in self.faults:
@@ -122,13 +131,17 @@ class FaultProxy:
             return fault
         return Fault()
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # asyncio takes a coroutine here as well, but logs an error if that is cancelled before it begins.
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        task.add_done_callback(lambda _: writer.close())
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        # An end closed, or the proxy ends.
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await self._answer(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # an end closed, or the proxy ends
-            pass
-        finally:
-            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1')
