@@ -87,7 +87,6 @@ def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(counted_r
     assert stats.bytes_unpacked == 0
     assert stats.requests == stats.shards_fetched == data.num_shards
     assert stats.retries == stats.evictions == 0
-    assert stats.cache_hits > 0
     assert 0 < stats.seconds_to_first_batch <= stats.seconds_waiting
     assert {name: count.samples for name, count in loader.mix().items()} == dict(stats.stream_samples)
 
@@ -124,8 +123,20 @@ def test_each_stream_has_its_own_counts(counted_remote, tmp_path, workers, left_
                 len(sizes),
                 len(sizes),
             )
-        assert found.cache_hits > 0
         assert found.evictions == found.retries == found.bad_samples == 0
+
+
+@pytest.mark.parametrize('workers', FORKED)
+def test_hits_are_shards_that_were_present(counted_remote, tmp_path, workers):
+    folders, _ = counted_remote
+    list(StreamingDataLoader(counted_dataset(folders, tmp_path / 'cache', batch_size=8)))
+    loader = StreamingDataLoader(counted_dataset(folders, tmp_path / 'cache', batch_size=8), **workers)
+    list(loader)
+    stats = loader.stats()
+    assert stats.requests == stats.shards_fetched == stats.bytes_downloaded == 0
+    assert stats.cache_hits == sum(stream.cache_hits for stream in stats.streams.values())
+    for name, folder in folders.items():  # each worker opens the shards that it needs
+        assert stats.streams[name].cache_hits >= len(list(folder.glob('*.mds')))
 
 
 def test_streams_are_a_value_too(counted_remote):
