@@ -12,7 +12,7 @@ from sources_to_convert import make_images, rows_of
 
 from headrace.convert import InputError
 from headrace.convert import convert as convert_with_bar
-from headrace.errors import AccessDeniedError, ConfigError, ConversionError, MissingDependencyError
+from headrace.errors import AccessDeniedError, ArgumentError, ConfigError, ConversionError, MissingDependencyError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 
@@ -23,6 +23,16 @@ def odd_only(number: int) -> dict[str, int]:
     if number % 2 == 0:
         raise ValueError(f'{number} is even')
     return {'n': number}
+
+
+@pytest.mark.parametrize(
+    ('argument', 'rule'), [('exist_ok', 'True or False'), ('workers', 'an int'), ('limit', 'an int')]
+)
+def test_text_for_another_kind_is_refused(tmp_path: Path, argument: str, rule: str) -> None:
+    convert([{'n': 1}], tmp_path / 'out')
+    with pytest.raises(ArgumentError, match=f"`{argument}` must be {rule}.*, but is '2'"):
+        convert_with_bar([{'n': 2}], tmp_path / 'out', **{argument: '2'})  # pyright: ignore[reportArgumentType]
+    assert rows_of(tmp_path / 'out') == [{'n': 1}]
 
 
 @pytest.mark.parametrize('workers', [1, 2])

@@ -134,6 +134,31 @@ def test_bad_inputs_that_were_skipped_stop_a_stricter_restart(tmp_path: Path) ->
     assert convert(range(30), store, on_error='collect', **options).num_errors == 1
 
 
+def test_a_task_that_is_done_anew_is_unfinished_until_then(tmp_path: Path) -> None:
+    bad, interrupts = {0, 2}, {599}
+
+    def fail(number: int) -> dict[str, str]:
+        if number in interrupts:
+            raise KeyboardInterrupt
+        if number in bad:
+            raise ValueError(f'no {number}')
+        return {'text': f'{number}' * 9}
+
+    options = {'function': fail, 'columns': {'text': 'str'}, 'size_limit': 4096}
+    with pytest.raises(KeyboardInterrupt):
+        convert(range(600), tmp_path / 'out', on_error='skip', **options)
+    bad.remove(0)
+    interrupts.clear()
+    # It corrects input 0, and ends at input 2 of the same task.
+    with pytest.raises(ConversionError, match='no 2'):
+        convert(range(600), tmp_path / 'out', **options)
+    report = convert(range(600), tmp_path / 'out', on_error='skip', **options)
+    convert(range(600), tmp_path / 'fresh', on_error='skip', **options)
+
+    assert report.num_errors == 1
+    assert digests(tmp_path / 'out') == digests(tmp_path / 'fresh')
+
+
 def test_an_iterable_that_became_shorter(tmp_path: Path) -> None:
     def samples(count: int, last: str):
         for i in range(count):

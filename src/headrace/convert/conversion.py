@@ -36,6 +36,7 @@ from headrace.convert.protocol import BadRow, Inputs
 from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
 from headrace.convert.report import ConversionReport
 from headrace.convert.tasks import Task, cut
+from headrace.dataset.keywords import check_kind
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
@@ -126,6 +127,8 @@ def convert(
         StorageError: a store failed.
     """
     begin = time.monotonic()
+    for name, value, kind in (('workers', workers, 'int'), ('limit', limit, 'int'), ('exist_ok', exist_ok, 'bool')):
+        check_kind(name, value, kind)
     if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
         raise ConfigError(
             f"`workers` and `limit` of convert are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but got "
@@ -320,6 +323,9 @@ class _Conversion:
             record = self._found.get(task.number)
             inputs = (task.begin, task.end, task.digest)
             if record is None or (record.begin, record.end, record.digest) != inputs or (stops and record.errors):
+                if record is not None:
+                    # It names shards that the task is about to replace: a restart must not take it for finished.
+                    self._delete([TaskRecord.key(task.number)])
                 yield task
             else:
                 self._records[task.number] = record

@@ -223,7 +223,7 @@ class PartedDataset:
             FileExistsError: another writer writes to it, or it holds something and `exist_ok` is not set.
             StorageError: the store answered with an error.
         """
-        terms = Terms(exist_ok=bool(self._options.get('exist_ok')))
+        terms = Terms(exist_ok=self._options.get('exist_ok', False))
         if self._store is not None:
             self._store_claim = StoreClaim(StorePlace(self._store, self._retry), terms, beside=None)
         start = self._store_claim and self._store_claim.start

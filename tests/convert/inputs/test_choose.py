@@ -21,5 +21,7 @@ def test_a_folder_without_known_data(tmp_path: Path) -> None:
     (tmp_path / 'data' / 'notes.md').write_text('nothing')
     with pytest.raises(ObjectNotFoundError, match='No data of a known format'):
         convert(tmp_path / 'data', tmp_path / 'out')
+    with pytest.raises(ObjectNotFoundError, match=r'No data of a known format is at .*/data/notes\.md:'):
+        convert(tmp_path / 'data' / 'notes.md', tmp_path / 'out')
     with pytest.raises(ObjectNotFoundError, match='absent'):
         convert(tmp_path / 'absent', tmp_path / 'out')

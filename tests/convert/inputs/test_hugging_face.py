@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from converted import convert, pixels
@@ -30,3 +31,18 @@ def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
     ]
     convert(data, tmp_path / 'some', columns=['text'], limit=5)
     assert rows_of(tmp_path / 'some') == [{'text': text} for text in data['text'][:5]]
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_a_transform_is_applied(tmp_path: Path, workers: int) -> None:
+    datasets = pytest.importorskip('datasets')
+    data = datasets.Dataset.from_dict({'number': list(range(40)), 'text': [f'text {i}' for i in range(40)]})
+    data = data.with_transform(_doubled)
+    convert(data, tmp_path / 'out', workers=workers)
+    assert rows_of(tmp_path / 'out') == [{'double': 2 * i, 'text': f'TEXT {i}'} for i in range(40)]
+    convert(data, tmp_path / 'some', columns=['double'], limit=5, workers=workers)
+    assert rows_of(tmp_path / 'some') == [{'double': 2 * i} for i in range(5)]
+
+
+def _doubled(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {'double': [2 * number for number in rows['number']], 'text': [text.upper() for text in rows['text']]}

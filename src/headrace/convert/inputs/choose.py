@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_face
+from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_face, is_transformed
 from headrace.convert.inputs.image_folder import ImageFolder, list_images
 from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
@@ -65,7 +65,7 @@ def choose_inputs(
         )
     if isinstance(source, RecordInputs):
         return source.first(limit)
-    if is_hugging_face(source):
+    if is_hugging_face(source) and not is_transformed(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
     if is_vision_dataset(source):
         names = columns or ['image', 'label']
@@ -102,7 +102,7 @@ def _of_place(
     names = [ImageFolder.kind, *(name for name in FORMATS if name != 'mds')]
     if format is not None and format not in names:
         raise ConfigError(f'`format` of convert is one of {", ".join(names)}, but is {format!r:.80}.')
-    path = local_path(url)
+    shown, path = url, local_path(url)
     if path is not None and Path(path).is_file():
         # A glob that one file matches.
         url = f'{glob.escape(path[:-1])}[{path[-1]}]'
@@ -116,6 +116,7 @@ def _of_place(
     return open_parts(
         url,
         options,
+        shown=shown,
         format_name=format,
         split=split,
         columns=columns,

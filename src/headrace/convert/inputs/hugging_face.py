@@ -9,7 +9,7 @@ from headrace.convert.inputs.programs import measure
 from headrace.convert.protocol import Sizes
 from headrace.sources.arrow_types import arrow_columns, import_pyarrow, to_columns
 
-__all__ = ['HuggingFaceInputs', 'is_hugging_face']
+__all__ = ['HuggingFaceInputs', 'is_hugging_face', 'is_transformed']
 
 _BLOCK: Final = 4 << 20
 """Bytes of a block, about."""
@@ -21,6 +21,11 @@ def is_hugging_face(source: object) -> bool:
     return any(
         kind.__module__ == 'datasets.arrow_dataset' and kind.__name__ == 'Dataset' for kind in type(source).__mro__
     )
+
+
+def is_transformed(dataset: Any) -> bool:
+    """Whether its rows are what a function of `set_transform` or `with_transform` makes of the stored ones."""
+    return dataset.format['type'] == 'custom'
 
 
 class HuggingFaceInputs:

@@ -28,6 +28,7 @@ def open_parts(
     url: str,
     options: StoreOptions,
     *,
+    shown: str,
     format_name: str | None,
     split: str | None,
     columns: list[str] | None,
@@ -40,6 +41,7 @@ def open_parts(
     Args:
         url: folder, URL, or glob of files.
         options: how to reach the store.
+        shown: the place as the user named it, for messages.
         format_name: name of the format; None: found by the names of the files.
         split: a sub-folder, or files with this name; None: all files.
         columns: names of the columns to read; None: all.
@@ -59,10 +61,10 @@ def open_parts(
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
     )
-    found, _ = retry.call(f'Listing {url}', store.find)
+    found, _ = retry.call(f'Listing {shown}', store.find)
     if found is None:
         raise ObjectNotFoundError(
-            f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
+            f'No data of a known format is at {shown}: neither images in a folder for each class, nor files of '
             f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'
         )
     index = io.BytesIO()
