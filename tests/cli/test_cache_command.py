@@ -210,3 +210,10 @@ def test_data_of_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found['bytes'] > 0
     (answer,) = listed(capsys, 'clear', str(tmp_path / 'cache'), '--yes')
     assert (answer['removed'], answer['bytes']) == (1, found['bytes'])
+
+
+def test_only_what_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(['cache'])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith('required: DIR|CONFIG')

@@ -37,6 +37,13 @@ class TestMachine:
         assert levels(check_machine(workers=1000, ranks=8), 'processors') == ['note']
         assert levels(check_machine(), 'processors') == ['ok']
 
+    def test_the_fix_for_few_processors_names_workers_only_if_there_are_some(self):
+        fixes = [
+            [finding.fix for finding in check_machine(workers=workers, ranks=10_000) if finding.what == 'processors']
+            for workers in (0, 2)
+        ]
+        assert [['num_workers' in str(fix) for fix in of_run] for of_run in fixes] == [[False], [True]]
+
     def test_little_shared_memory_is_noted(self, monkeypatch, tmp_path):
         monkeypatch.setattr(machine, 'SHARED_MEMORY', tmp_path)
         monkeypatch.setattr(machine, 'LITTLE_SHARED_MEMORY', 1 << 60)

@@ -75,7 +75,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: s
         action='append',
         default=[],
         metavar='KEY=VALUE',
-        help=f'an option of this kind of store for {of}, such as profile=x; may be repeated',
+        help=f'an option of {of}, such as profile=x: docs/stores.md lists them; may be repeated',
     )
 
 

@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the place and the answer."""
     parser.add_argument('place', metavar='DIR|CONFIG', help='cache folder, or YAML file of the loaders; or: clear')
     parser.add_argument(
-        'overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file; after clear, first DIR|CONFIG'
+        'overrides',
+        nargs='*',
+        default=[],
+        metavar='KEY=VALUE',
+        help='what goes over the file; after clear, first DIR|CONFIG',
     )
     parser.add_argument('--yes', action='store_true', help='with clear: do not ask')
     parser.add_argument('--json', action='store_true', help='print JSON')

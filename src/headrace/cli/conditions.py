@@ -24,7 +24,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
         batches: default of the batches of an epoch that are simulated.
     """
     parser.add_argument('config', type=Path, help='YAML file of the loaders')
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
     parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
     parser.add_argument('--nodes', type=int, default=1, help='nodes')
     parser.add_argument(

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what to do, the file and its overrides."""
     parser.add_argument('action', choices=['check', 'show', 'schema'], help='see the examples')
     parser.add_argument('config', nargs='?', type=Path, help='YAML file of the loaders; not for `schema`')
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
     parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,

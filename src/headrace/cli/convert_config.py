@@ -19,7 +19,9 @@ HELP = "print the loaders of LLM Foundry's YAML as YAML of headrace, with the sa
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and its overrides."""
     parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys")
+    parser.add_argument(
+        'overrides', nargs='*', default=[], metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys"
+    )
     parser.add_argument(
         '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
     )

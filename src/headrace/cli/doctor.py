@@ -27,7 +27,7 @@ _MARKS = {'ok': 'ok      ', 'note': 'note    ', 'problem': 'PROBLEM '}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the data and the launch to look at."""
     parser.add_argument('what', nargs='?', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
     parser.add_argument('--ranks', type=int, default=1, help='ranks on this machine')
     parser.add_argument('--nodes', type=count, metavar='N', help="nodes of the run (default: the launcher's)")
     parser.add_argument('--json', action='store_true', help='print JSON')

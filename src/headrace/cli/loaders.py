@@ -36,7 +36,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') 
         parser.add_argument('config', type=Path, nargs='?', help=f'YAML file of the loaders, {or_else}')
     else:
         parser.add_argument('config', type=Path, help='YAML file of the loaders')
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:

@@ -58,11 +58,15 @@ def check_machine(*, workers: int = 0, ranks: int = 1) -> Iterable[Finding]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     busy = ranks * (workers + 1)
     if busy > cpus:
+        if workers == 0:
+            fix = 'start fewer ranks here, or give the job more processors'
+        else:
+            fix = 'fewer `num_workers`: without workers headrace reads faster than most loaders do with them'
         yield Finding(
             'note',
             'processors',
             f'{cpus} for {count_text(ranks, "rank")} with {count_text(workers, "worker")} each',
-            'fewer `num_workers`: without workers headrace reads faster than most loaders do with them',
+            fix,
         )
     else:
         yield Finding('ok', 'processors', f'{cpus}')
