@@ -383,3 +383,28 @@ def test_a_prefix_hides_what_is_outside(moto):
     put_bytes(moto.store(bucket), 'prefix', b'2')
     assert [info.key for info in moto.store(bucket, 'pre').list('')] == ['x']
     assert repr(S3Store('b', '/p/')) == "S3Store('s3://b/p')"
+
+
+def test_bytes_that_do_not_match_their_checksum_are_read_anew(moto, tmp_path, monkeypatch):
+    """AWS sends checksums of whole objects, and boto3 compares them after the last byte."""
+    from botocore.exceptions import FlexibleChecksumError
+    from botocore.response import StreamingBody
+
+    read, damaged = StreamingBody.read, list[bytes]()
+
+    def damage_first(body, amt=None):
+        chunk = read(body, amt)
+        if len(damaged) > 1:
+            return chunk
+        damaged.append(chunk)
+        if len(damaged) > 1:
+            raise FlexibleChecksumError(error_msg='Expected checksum a did not match calculated checksum: b')
+        return b'X' + chunk[1:]
+
+    monkeypatch.setattr(StreamingBody, 'read', damage_first)
+    store = moto.store(moto.new_bucket())
+    put_bytes(store, 'x', b'right')
+    with open(tmp_path / 'out', 'w+b', buffering=0) as out:
+        download(store, 'x', out, Retry(first_delay=0), size=5)
+    assert damaged == [b'right', b'']
+    assert (tmp_path / 'out').read_bytes() == b'right'

@@ -235,12 +235,14 @@ class S3Store:
             raise ConfigError(
                 f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.'
             ) from error
+        except exceptions.FlexibleChecksumError as error:
+            # Told after the last byte, and without a version, so that nobody goes on from what has come.
+            raise BrokenTransferError.at(f'{doing} {self.url}/{key} at {connection.server} broke: {error}.') from error
         except (
             exceptions.HTTPClientError,
             exceptions.ConnectionError,
             exceptions.IncompleteReadError,
             exceptions.ResponseStreamingError,
-            exceptions.FlexibleChecksumError,
             ResponseParserError,
             HTTPError,
             ConnectionError,
