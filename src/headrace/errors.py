@@ -83,7 +83,7 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class ArgumentError(ConfigError, TypeError):
-    """An argument is given by position, or has a name that does not exist."""
+    """An argument is given by position, has a name that does not exist, or is text where a number belongs."""
 
 
 class TopologyError(ConfigError):

@@ -110,12 +110,19 @@ class Linear(ComposerModel):
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None: ...
 
 
+def write_line(record: Path, line: dict[str, Any]) -> None:
+    """Add a line, and leave no open file to a trainer that fails."""
+    with record.open('a') as file:
+        print(json.dumps(line), file=file)
+
+
 class Recorder(Callback):
     """Writes one line for each trained batch; lines survive the process."""
 
     def __init__(self, leg: Leg) -> None:
         self.leg = leg
-        self.file = open(Path(leg.out) / f'{leg.name}.rank{dist.get_global_rank()}.jsonl', 'w')  # noqa: SIM115
+        self.record = Path(leg.out) / f'{leg.name}.rank{dist.get_global_rank()}.jsonl'
+        self.record.write_text('')
         self.line: dict[str, Any] = {}
 
     def after_dataloader(self, state: Any, logger: Any) -> None:
@@ -133,7 +140,7 @@ class Recorder(Callback):
         }
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        print(json.dumps(self.line), file=self.file, flush=True)
+        write_line(self.record, self.line)
 
     def batch_checkpoint(self, state: Any, logger: Any) -> None:
         batch = int(state.timestamp.batch)
@@ -152,7 +159,7 @@ class Recorder(Callback):
 
     def eval_end(self, state: Any, logger: Any) -> None:
         model = getattr(state.model, 'module', state.model)
-        print(json.dumps({'evaluated': model.seen}), file=self.file, flush=True)
+        write_line(self.record, {'evaluated': model.seen})
         model.seen = []
 
     def _save(self, state: Any, name: str) -> None:

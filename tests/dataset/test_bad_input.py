@@ -285,7 +285,6 @@ BAD_STREAMS = {
     'negative': (dict(local='x', choose=-1), "at least 0; got {'choose': -1}"),
     'endless': (dict(local='x', repeat=float('inf')), 'a finite number'),
     'no number': (dict(local='x', proportion=float('nan')), 'a finite number'),
-    'text': (dict(local='x', proportion='much'), "got {'proportion': 'much'}"),
     'nowhere': (dict(), 'needs `remote`, `local` or both'),
 }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
+import torch
 
-from headrace import Stream, StreamingDataset
-from headrace.errors import ArgumentError
+from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.errors import ArgumentError, ConfigError
 
 
 @pytest.mark.parametrize('cls', [StreamingDataset, Stream])
@@ -36,3 +38,55 @@ def test_a_subclass_has_arguments_of_its_own(make_dataset):
     with pytest.raises(ArgumentError, match='Own has no argument `shufle`. Did you mean `shuffle`'):
         Own(str(make_dataset('other')), shufle=True)
     assert 'shuffle' in inspect.signature(StreamingDataset).parameters
+
+
+@pytest.mark.parametrize(
+    ('argument', 'value', 'kind'),
+    [
+        ('batch_size', '4', 'an integer'),
+        ('predownload', '8', 'an integer'),
+        ('download_retry', '2', 'an integer'),
+        ('replication', 'x', 'an integer'),
+        ('batch_size', True, 'an integer'),
+        ('download_timeout', '60', 'a number'),
+        ('shuffle', 'false', 'True or False'),
+        ('keep_zip', 'yes', 'True or False'),
+        ('allow_unsafe_types', 'no', 'True or False'),
+        ('anonymous', 2, 'True or False'),
+    ],
+)
+def test_an_argument_of_another_kind(make_dataset, argument, value, kind):
+    with pytest.raises(ArgumentError, match=f'`{argument}` must be {kind}, but is {value!r}'):
+        StreamingDataset(local=str(make_dataset()), **{argument: value})
+
+
+@pytest.mark.parametrize('weight', ['proportion', 'repeat', 'choose'])
+def test_a_weight_is_no_text(weight):
+    with pytest.raises(ArgumentError, match=f"`{weight}` must be .*, but is 'much'. Convert text first"):
+        Stream(local='x', **{weight: 'much'})
+
+
+@pytest.mark.parametrize('argument', ['cache_limit', 'epoch_size'])
+def test_a_truth_value_is_no_size(make_dataset, argument):
+    with pytest.raises(ConfigError, match='is a number, but got True'):
+        StreamingDataset(local=str(make_dataset()), **{argument: True})
+
+
+def test_the_loader_takes_no_text_for_a_number(make_dataset):
+    data = StreamingDataset(local=str(make_dataset()), batch_size=4)
+    with pytest.raises(ArgumentError, match=r"`num_workers` must be an integer, but is '2'. .* `int\(...\)`"):
+        StreamingDataLoader(data, num_workers='2')
+    assert len(list(StreamingDataLoader(data, num_workers=False))) == 25
+
+
+@pytest.mark.parametrize('four', [np.int64(4), np.uint8(4), torch.tensor(4)])
+def test_numbers_of_other_libraries_and_truth_values_as_numbers(make_dataset, four):
+    data = StreamingDataset(
+        local=str(make_dataset()),
+        batch_size=4,
+        predownload=four,
+        download_timeout=four,
+        shuffle=np.bool_(True),
+        keep_zip=0,
+    )
+    assert len(list(StreamingDataLoader(data))) == 25

@@ -1,4 +1,4 @@
-"""Helpful errors for positional and unknown arguments."""
+"""Helpful errors for positional and unknown arguments, and for text or truth values in place of numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, SupportsFloat, SupportsIndex, TypeVar
+
+import numpy as np
 
 from headrace.errors import ArgumentError
 
-__all__ = ['by_name']
+__all__ = ['by_name', 'check_kind']
 
 S = TypeVar('S')
 P = ParamSpec('P')
 
+_KINDS: Final = {'bool': 'True or False', 'int': 'an integer', 'float': 'a number'}
+"""Annotations that say all of a value's kind, and the kind in words."""
+
 
 def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """An `__init__` with clear errors for arguments by position, and for unknown names."""
-    names = list(inspect.signature(init).parameters)[1:]
+    """An `__init__` with clear errors for arguments by position, of unknown names, and of the wrong kind."""
+    parameters = inspect.signature(init).parameters
+    names = list(parameters)[1:]
+    kinds = {name: str(parameters[name].annotation).removesuffix(' | None') for name in names}
 
     @functools.wraps(init)
     def checked(self: S, *args: Any, **kwargs: Any) -> None:
@@ -35,6 +42,34 @@ def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, 
             near = difflib.get_close_matches(unknown[0], names, n=1)
             fix = f'Did you mean `{near[0]}`?' if near else f'It takes {", ".join(names)}.'
             raise ArgumentError(f'{type(self).__name__} has no argument `{unknown[0]}`. {fix}')
+        for name, value in kwargs.items():
+            check_kind(name, value, kinds[name])
         init(self, **kwargs)  # pyright: ignore[reportCallIssue] - none is given by position
 
     return checked
+
+
+def check_kind(name: str, value: object, kind: str) -> None:
+    """Check that an argument is no text where a number belongs, and no text where True or False belongs.
+
+    `'false'` would count as True, and `'4'` would fail far from here. Numbers of NumPy and PyTorch are numbers; 0 and 1
+    are truth values.
+
+    Args:
+        name: the argument.
+        value: its value. None is of every kind.
+        kind: its annotation without `None`. Only 'bool', 'int' and 'float' are checked.
+
+    Raises:
+        ArgumentError: the value is of another kind.
+    """
+    if value is None or kind not in _KINDS:
+        return
+    if kind == 'bool':
+        fits = isinstance(value, SupportsIndex | np.bool_) and value in (0, 1)
+    else:
+        # A whole float passes for an integer where no stricter rule follows: sizes are often computed.
+        fits = isinstance(value, SupportsFloat) and not isinstance(value, bool)
+    if not fits:
+        fix = f' Convert text first, such as with `{kind}(...)`.' if isinstance(value, str) and kind != 'bool' else ''
+        raise ArgumentError(f'`{name}` must be {_KINDS[kind]}, but is {value!r:.200}.{fix}')

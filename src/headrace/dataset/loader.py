@@ -16,6 +16,7 @@ from headrace.dataset.batch_keys.stream_number import STREAM_KEY
 from headrace.dataset.cursor import Cursor, EpochHint
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import loader_facts
+from headrace.dataset.keywords import check_kind
 from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
 from headrace.dataset.pass_end import ending_here
 from headrace.dataset.reading.protocol import Collate, PassRequest, Reader
@@ -98,6 +99,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 f'The dataset decides the order: pass `shuffle=True` and its options to StreamingDataset instead of '
                 f'shuffle={shuffle!r}, sampler={sampler!r}, batch_sampler={batch_sampler!r} to the loader.'
             )
+        if not isinstance(num_workers, bool):  # PyTorch counts with truth values here
+            check_kind('num_workers', num_workers, 'int')
         if batch_size is None:
             batch_size = dataset.batch_size
         if batch_size is None:

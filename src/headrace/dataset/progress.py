@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 __all__ = ['Progress']
 
-_RANKS, _WORKERS = 256, 64
+_RANKS, _WORKERS = 256, 512  # more would share cells
 _EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _HEADER = 0, 1, 2, 3, 4, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
 

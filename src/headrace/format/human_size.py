@@ -75,6 +75,8 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
 
 
 def _number(value: float, what: str) -> int:
+    if isinstance(value, bool):
+        raise ConfigError(f'{what} is a number, but got {value}.')
     try:
         return int(value)
     except (ValueError, OverflowError):

@@ -118,6 +118,18 @@ def test_of_collating(streams, workers):
     assert 'and 12 more' in text
 
 
+@pytest.mark.parametrize('workers', [0, 1])
+def test_of_an_iterator_that_ends_while_collating(streams, workers):
+    def collate(samples):
+        return next(sample for sample in samples if sample['id'] < 36)
+
+    dataset = StreamingDataset(streams=streams, batch_size=4)
+    loader = StreamingDataLoader(dataset, num_workers=workers, collate_fn=collate)
+    with pytest.raises(RuntimeError, match='`collate_fn` raised StopIteration') as raised:
+        list(loader)
+    assert f'While collating the 4 samples\n  {PLACE}\n' in told(raised.value)
+
+
 class Ragged(StreamingDataset):
     def get_item(self, idx):
         return {'x': np.zeros(3 if idx == 36 else 2)}

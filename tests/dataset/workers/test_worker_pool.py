@@ -60,6 +60,12 @@ def test_a_getitem_that_fails_in_a_worker_arrives_as_itself(make_dataset):
         next(iter(loader))
 
 
+def test_a_worker_init_fn_that_raises_stop_iteration_fails(mix):
+    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, worker_init_fn=lambda _: next(iter(())))
+    with pytest.raises(RuntimeError, match='A `worker_init_fn` raised StopIteration'):
+        list(loader)
+
+
 @pytest.mark.parametrize('persistent_workers', [False, True])
 def test_workers_of_an_abandoned_cycle_end_well(mix, monkeypatch, persistent_workers):
     # A traceback makes such a cycle, of a test that fails or of an error that somebody keeps.

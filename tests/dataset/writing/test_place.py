@@ -8,6 +8,7 @@ import pytest
 from written import read, write
 
 from headrace import StreamingDataset
+from headrace.errors import ArgumentError
 
 
 def test_to_a_folder_and_a_store(tmp_path):
@@ -32,6 +33,14 @@ def test_a_folder_that_holds_something_is_refused_or_emptied(tmp_path):
     assert read(tmp_path / 'd') == list(range(50))
     write(str(tmp_path / 'd'), n=3, exist_ok=True)
     assert read(tmp_path / 'd') == [0, 1, 2]
+
+
+@pytest.mark.parametrize('permission', ['exist_ok', 'append', 'resume'])
+def test_text_is_no_permission(tmp_path, permission):
+    write(str(tmp_path / 'd'))
+    with pytest.raises(ArgumentError, match=f"`{permission}` must be True or False, but is 'no'"):
+        write(str(tmp_path / 'd'), n=3, **{permission: 'no'})
+    assert read(tmp_path / 'd') == list(range(50))
 
 
 def test_a_store_that_holds_something_is_refused_or_emptied(tmp_path):

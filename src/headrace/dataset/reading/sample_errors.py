@@ -45,6 +45,9 @@ def collated(
     """A batch by `collate`, by default PyTorch's; an error names its samples.
 
     A `collate` that handles rows one by one has the current row, or None, in an attribute `row_at_hand`.
+
+    Raises:
+        RuntimeError: `collate` raised StopIteration. Other errors stay what they are.
     """
     try:
         return (collate or default_collate)(samples)
@@ -56,6 +59,11 @@ def collated(
             add_note(error, f'While collating {misfit(samples, ids, describe)}.')
         else:
             add_note(error, naming_samples('While collating', ids, describe))
+        if isinstance(error, StopIteration):
+            # Iterators end with it: the pass would end here, without the rest of its batches.
+            raise RuntimeError(  # noqa: TRY004 - as Python does where a generator raises it
+                'A `collate_fn` raised StopIteration, which ends a pass early. Give `next` a default, or catch it.'
+            ) from error
         raise
 
 

@@ -27,7 +27,7 @@ def in_its_place(folder: Path) -> str:
         return f'The folder {folder} cannot be listed: {error.strerror}.'
     splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
     if splits:
-        return f'Its sub-folders {_some(splits)} have one: set `split={splits[0]!r}`.'
+        return f'Its sub-folders {_some(splits)} have one: set `split={splits[0]!r}`, or name that sub-folder.'
     from headrace.dataset.writing.start import MARK  # writers take time to import, and a training run has none
 
     names = sorted(entry.name for entry in entries)

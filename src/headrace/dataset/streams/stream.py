@@ -81,6 +81,7 @@ class Stream(FactsRepr):
             and removes cached shards that may differ; 'refuse' raises.
 
     Raises:
+        ArgumentError: an argument by position, of an unknown name, or of the wrong kind, such as text for a number.
         StreamError: more than one weight, a negative weight, or neither `remote` nor `local`; or a malformed `subset`,
             `fraction`, `where`, `columns` or `decode`.
     """

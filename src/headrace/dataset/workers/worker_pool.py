@@ -148,7 +148,13 @@ class _Start:
         end_at_once()
         use_memfd_for_tensors()
         if self._worker_init_fn is not None:
-            self._worker_init_fn(worker)
+            try:
+                self._worker_init_fn(worker)
+            except StopIteration as error:
+                # PyTorch raises it again in the trainer's process, where the pass would end without a batch.
+                raise RuntimeError(
+                    'A `worker_init_fn` raised StopIteration. Give `next` a default, or catch it.'
+                ) from error
 
 
 def _as_it_is(received: Any) -> Any:

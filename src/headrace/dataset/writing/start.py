@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from headrace.dataset.keywords import check_kind
 from headrace.dataset.writing.journal import JOURNAL, read_journal, shard_number
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, parse_index
@@ -41,6 +42,11 @@ class Terms:
     resume: bool = False
     settings: Callable[[ShardInfo], Mapping[str, object]] = ShardInfo.entry
     """The writer's settings, given a shard that has the columns which the writer may have left out."""
+
+    def __post_init__(self) -> None:
+        """Refuse text, before `exist_ok='no'` deletes a dataset."""
+        for name in ('exist_ok', 'append', 'resume'):
+            check_kind(name, getattr(self, name), 'bool')
 
 
 @dataclass(frozen=True, slots=True)
