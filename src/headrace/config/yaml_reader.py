@@ -126,6 +126,7 @@ _Parser.yaml_implicit_resolvers = {
 }
 
 _TAG: Final = 'tag:yaml.org,2002:'
+_TOO_DEEP: Final = f'mappings and lists are nested more than {MAX_DEPTH} deep'
 _MERGE: Any = object()
 _OPEN: Any = object()
 
@@ -152,6 +153,8 @@ class _Reader:
         except yaml.YAMLError as error:
             mark = getattr(error, 'problem_mark', None)
             reason = getattr(error, 'problem', None) or getattr(error, 'reason', None) or 'it cannot be parsed'
+            if 'nesting depth' in reason:  # libyaml, from 0.2.6, has a limit of its own, and reads ahead of events
+                reason = _TOO_DEEP
             raise YamlError(f'not valid YAML: {reason}').at(0 if mark is None else mark.line + 1) from None
         except UnicodeError as error:
             raise YamlError('not valid YAML: it has characters that are not Unicode') from error
@@ -180,7 +183,7 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent):
             value = self._scalar(event)
         elif len(path) >= MAX_DEPTH:
-            raise self._error(f'mappings and lists are nested more than {MAX_DEPTH} deep', event)
+            raise self._error(_TOO_DEEP, event)
         elif event.tag not in (None, '!', f'{_TAG}map', f'{_TAG}seq'):
             raise self._unknown_tag(event.tag, event)
         else:
