@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
+from multiprocessing import resource_sharer
 from pathlib import Path
 
-__all__ = ['open_descriptors']
+__all__ = ['close_leftovers', 'open_descriptors']
+
+
+def close_leftovers() -> None:
+    """Close this process's descriptors that nothing needs.
+
+    The garbage of earlier tests has some. The thread of multiprocessing that sends descriptors to other processes
+    closes its own after the receiver goes on: it has closed them when it ends.
+    """
+    resource_sharer.stop(timeout=60)
+    gc.collect()
 
 
 def open_descriptors(below: Path | str = '') -> Counter[str]:

@@ -51,7 +51,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.leases = []
         self.present = set()
         self.when = {number: float(number) for number in range(COUNT)}
-        self.descriptors = open_descriptors()
         self.open_again()
 
     def open_again(self):
@@ -150,7 +149,7 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, 'leases'):
             while self.leases:
                 self.leases.pop().release()
-            assert open_descriptors() == self.descriptors
+            assert not open_descriptors(self.folder)
             shutil.rmtree(self.folder)
             disk_usage.CHEAP = self.cheap
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from descriptors import open_descriptors
+from descriptors import close_leftovers, open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
 
@@ -84,7 +83,7 @@ def test_images_keep_their_channels_last():
 
 def test_views_of_one_tensor_share_its_memory():
     rows = torch.arange(1000).view(-1, 10)
-    gc.collect()  # left by earlier tests
+    close_leftovers()
     before = open_descriptors('/dev/shm/torch')  # PyTorch sends views of a part
     got = sent(list(rows.unbind()))
     assert (open_descriptors('/dev/shm/torch') - before).total() in {1, 2}
@@ -108,8 +107,8 @@ def test_whole_views_of_one_memory_are_two():
 @pytest.mark.parametrize('part', [slice(None), slice(2, 5)])
 def test_what_came_may_be_handed_on(part):
     tensor = torch.arange(10.0)
-    gc.collect()  # left by earlier tests
-    before = open_descriptors()
+    close_leftovers()
+    before = open_descriptors('/memfd:')
     got = sent(sent(sent(tensor)[part]))
     assert got.tolist() == tensor[part].tolist()
     assert got.is_shared()
@@ -119,7 +118,8 @@ def test_what_came_may_be_handed_on(part):
     first, second = sent([came[1:], came[:3]])
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     del got, first, second, came
-    assert not [name for name in open_descriptors() - before if 'memfd' in name]
+    close_leftovers()
+    assert not open_descriptors('/memfd:') - before
 
 
 @pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
@@ -209,11 +209,12 @@ def test_where_there_is_no_such_memory_pytorch_does_it(monkeypatch):
 
 
 def test_nothing_stays_open():
-    gc.collect()  # left by earlier tests
-    before = open_descriptors()
+    close_leftovers()
+    before = open_descriptors('/memfd:')
     for _ in range(20):
         sent([torch.ones(3), torch.ones(5)])
-    assert not [name for name in open_descriptors() - before if 'memfd' in name]
+    close_leftovers()
+    assert not open_descriptors('/memfd:') - before
 
 
 @pytest.mark.parametrize(

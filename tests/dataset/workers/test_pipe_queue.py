@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import queue
 import threading
 
 import pytest
 
-from descriptors import open_descriptors
+from descriptors import close_leftovers, open_descriptors
 from headrace.dataset.workers.pipe_queue import PipeContext, PipeQueue, SpawnPipeContext
 
 CONTEXTS = [PipeContext(), SpawnPipeContext()]
@@ -84,7 +83,7 @@ def of_queues():
 
 
 def test_nothing_stays_open():
-    gc.collect()  # left by earlier tests
+    close_leftovers()
     before = of_queues()
     items = PipeQueue(multiprocessing.get_context())
     items.put(1)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slot_senders import Sender
 
-from descriptors import open_descriptors
+from descriptors import close_leftovers, open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.errors import CollateError
 
@@ -183,7 +183,7 @@ def of_slots():
 
 
 def test_nothing_stays_open():
-    gc.collect()  # left by earlier tests
+    close_leftovers()
     before = of_slots()
     sender = Sender()
     batch = sender(torch.ones(5000))
