@@ -271,6 +271,18 @@ def test_a_modules_loaders_may_be_passed_by_hand(run, crash_at):
     assert verdict.epochs == EPOCHS
 
 
+def test_a_run_with_the_module_resumes_with_loaders_by_hand(run):
+    run.on_exception, run.crash_at = True, 17
+    with pytest.raises(Crash):
+        trainer_of(run).fit(Model(run), StreamingDataModule(train=dataset(run), batch_size=8))
+    checkpoint = run.checkpoints / 'exception.ckpt'
+    second = Run(name='second', out=run.out, streams=run.streams, batch_size=8)
+    data = StreamingDataModule(train=dataset(second), batch_size=8)
+    data.trainer = trainer = trainer_of(second)
+    trainer.fit(Model(second), data.train_dataloader(), ckpt_path=checkpoint)
+    assert judge([(run, checkpoint), (second, None)]).is_exact
+
+
 def test_loaders_that_lightning_makes_anew_are_the_same(run):
     class Keys(Model):
         def predict_step(self, batch):

@@ -127,7 +127,8 @@ class PositionCallback(Callback):
             )
             position.move(trained_epochs(fit_loop, is_epoch_start=True))
             state = {}
-        elif state is not copies[0]:  # which Lightning has loaded
+        elif state is not copies[0] or trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue]
+            # Lightning has loaded the first copy, but only into a module that was passed to `fit`.
             position.load_state_dict(state)
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
