@@ -220,3 +220,10 @@ def test_init_as_json(tmp_path: Path, make_dataset: Any, capfd: pytest.CaptureFi
     assert found['files'] == [str(tmp_path / 'first' / name) for name in ('config.yaml', 'train.py')]
     assert found['next'] == [f'python {tmp_path / "first" / "train.py"}']
     assert 'Found mds' in shown.err
+
+
+@pytest.mark.parametrize('below', ['', 'sub'])
+def test_an_out_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str) -> None:
+    (tmp_path / 'taken').touch()
+    assert init(write_rows(tmp_path / 'rows'), tmp_path / 'taken' / below) == 1
+    assert f'{tmp_path}/taken is a file. Choose another path' in capsys.readouterr().err

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -145,3 +148,25 @@ def test_no_sample_tells_no_columns(tmp_path: Path) -> None:
 def test_functions_that_return_no_samples(tmp_path: Path, found: object) -> None:
     with pytest.raises((ConversionError, ValueError), match=r'[Ss]ample|inferred'):
         convert([1], tmp_path / 'out', function=lambda number: found)
+
+
+@pytest.mark.parametrize('below', ['', '/sub'])
+def test_an_output_that_is_a_file_is_refused_before_an_input_is_read(tmp_path: Path, below: str) -> None:
+    (tmp_path / 'taken').write_text('x')
+
+    def samples() -> Iterator[dict[str, int]]:
+        pytest.fail('A sample was read.')
+        yield {'n': 1}
+
+    with pytest.raises(ConfigError, match=f"is '{tmp_path}/taken{below}', and {tmp_path}/taken is a file"):
+        convert(samples(), f'{tmp_path}/taken{below}')
+    assert (tmp_path / 'taken').read_text() == 'x'
+
+
+def test_an_output_that_this_user_may_not_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(path: Path, *_args: object, **_kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr('pathlib.Path.mkdir', deny)
+    with pytest.raises(AccessDeniedError, match=f'uid .* may not use {tmp_path}/out/'):
+        convert([{'n': 1}], tmp_path / 'out')

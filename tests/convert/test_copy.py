@@ -14,7 +14,7 @@ import pytest
 from headrace import MDSWriter, StreamingDataset
 from headrace.convert import copy_dataset
 from headrace.convert.copy import COPY_MARK
-from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import describe, verify
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
@@ -209,3 +209,11 @@ def test_to_s3_and_back(make_dataset: Any, tmp_path: Path, s3_server: S3Server) 
     assert [(bad.shard, bad.check) for bad in report.bad] == [(1, 'size')]
     assert report.passed_before == report.shards - 1
     assert [bad.check for bad in verify(url, fast=True).bad] == ['size']
+
+
+@pytest.mark.parametrize('below', ['', '/sub'])
+def test_a_destination_that_is_a_file(make_dataset: Any, tmp_path: Path, below: str) -> None:
+    (tmp_path / 'taken').write_text('x')
+    with pytest.raises(ConfigError, match=f"is '{tmp_path}/taken{below}', and {tmp_path}/taken is a file"):
+        copy_dataset(make_dataset(), f'{tmp_path}/taken{below}')
+    assert (tmp_path / 'taken').read_text() == 'x'

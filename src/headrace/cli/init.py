@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the files, and say so; returns what is said, for programs."""
+    from headrace.storage.stores.local import make_folder
+
     ask = _Questions(is_silent=arguments.yes)
     data = ask('Where is the data: a folder, or the URL of a bucket?', arguments.data, None, _look_at)
     print(_summary(data))
@@ -72,7 +74,7 @@ def _write(arguments: argparse.Namespace) -> dict[str, Any]:
     out = ask('In which folder shall the files be?', arguments.out, '.', _out).resolve()
     cache = Path(local).expanduser().resolve() if local else out / 'cache'
     texts = (_configuration(data, batch_size, cache, out), training_script(data, framework))
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for name, text in zip(_FILES, texts, strict=True):
         with open(out / name, 'x', encoding='utf-8') as file:
             file.write(text)
@@ -141,7 +143,10 @@ def _framework(text: str) -> str:
 
 def _out(text: str) -> Path:
     """The folder, in which neither file exists."""
+    from headrace.storage.stores.local import check_output
+
     folder = Path(text).expanduser()
+    check_output(folder)
     for path in (folder / name for name in _FILES):
         if path.exists():
             raise ConfigError(

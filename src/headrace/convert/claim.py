@@ -12,7 +12,7 @@ from headrace.convert.record import FOLDER, PLAN
 from headrace.errors import ConversionError
 from headrace.storage import Store
 from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
-from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.local import LocalStore, make_folder, mapped_path_errors
 
 __all__ = ['LOCKS', 'claimed', 'claimed_by_worker']
 
@@ -33,7 +33,7 @@ def claimed(store: Store) -> Generator[None]:
         yield
         return
     root = store.root
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    make_folder(root / FOLDER)
     parent = _open(root / _PARENT)
     with held(parent):
         # Another one may have ended, and removed the file, after it was opened here.
@@ -71,4 +71,5 @@ def _remove(root: Path) -> None:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    with mapped_path_errors(path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

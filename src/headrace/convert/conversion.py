@@ -41,7 +41,7 @@ from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
-from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.local import LocalStore, check_output
 
 __all__ = ['convert']
 
@@ -138,6 +138,7 @@ def convert(
         raise ConfigError(
             f'`columns` of convert is a list or a mapping, but is the text {columns!r}. Pass [{columns!r}].'
         )
+    check_output(out)
     check_apart(source, out)
     attempts = Retry(attempts=1 + retry)
     chosen = choose_inputs(

@@ -30,7 +30,7 @@ from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceErr
 from headrace.format import FileInfo, parse_index
 from headrace.redaction import redact, without_credentials
 from headrace.storage import Store, StoreOptions, open_store
-from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.local import LocalStore, check_output
 
 __all__ = ['COPY_MARK', 'CopyReport', 'copy_dataset']
 
@@ -101,6 +101,7 @@ def copy_dataset(
             f'`overwrite` (--overwrite) would delete the source {os.fspath(source)}, since it lies within the '
             f'destination {os.fspath(destination)}. Choose another destination.'
         )
+    check_output(destination)
     dataset = open_stored(source, source_options)
     copy = _Copy(dataset, open_store(destination, options), overwrite=overwrite, progress=progress)
     copy.run(jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from written import COLUMNS, read, write
 
 from headrace import CSVWriter, MDSWriter
+from headrace.errors import AccessDeniedError, ConfigError
 from headrace.format import encoder
 from headrace.format.block_pool import BlockPool
 
@@ -103,3 +105,27 @@ def test_bad_arguments(tmp_path, writer, options, message):
     with pytest.raises(ValueError, match=message):
         writer(out=str(tmp_path / 'd'), columns=COLUMNS, **options)
     write(str(tmp_path / 'd'))
+
+
+@pytest.mark.parametrize('below', ['', '/sub'])
+@pytest.mark.parametrize('kind', ['folder', 'file URL', 'pair'])
+def test_an_output_that_is_a_file(tmp_path, below, kind):
+    taken = tmp_path / 'taken'
+    taken.write_text('x')
+    out = {
+        'folder': f'{taken}{below}',
+        'file URL': f'file://{taken}{below}',
+        'pair': (str(tmp_path / 'd'), f'file://{taken}{below}'),
+    }[kind]
+    with pytest.raises(ConfigError, match=f'An output is a folder, but is .*, and {taken} is a file. Choose another'):
+        MDSWriter(out=out, columns=COLUMNS)
+    assert taken.read_text() == 'x' and not (tmp_path / 'd').exists()
+
+
+def test_an_output_that_this_user_may_not_write_to(tmp_path, monkeypatch):
+    def deny(path, *_args, **_kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(AccessDeniedError, match=f'uid .* may not use {tmp_path}'):
+        patch.setattr('os.open', deny)
+        MDSWriter(out=str(tmp_path), columns=COLUMNS)

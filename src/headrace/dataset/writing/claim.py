@@ -28,7 +28,7 @@ from headrace.dataset.writing.place import FolderPlace, StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.storage.cache.locks import held, hold, let_go, try_lock_file
-from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.local import LocalStore, make_folder, mapped_path_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -162,7 +162,7 @@ class FolderClaim:
             FileExistsError: another writer writes to it, or it holds what `terms` do not allow to continue or remove.
         """
         while True:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             with contextlib.suppress(FileNotFoundError):  # another writer removes an empty part without a mark
                 handle = _lock_mark(path)
                 break
@@ -240,7 +240,8 @@ def _start_beside(
 
 def _lock_mark(folder: Path) -> int | None:
     """Open, or make, a folder's mark and lock it; None if a living writer has it."""
-    handle = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    with mapped_path_errors(folder):
+        handle = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     hold(handle)
     try:
         if not try_lock_file(handle, folder / MARK):

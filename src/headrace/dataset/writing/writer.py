@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.format.batch_columns import as_sequence, common_length
 from headrace.storage import Retry, StoreOptions, open_store, split_url
+from headrace.storage.stores.local import check_output
 
 __all__ = ['Out', 'Writer']
 
@@ -78,6 +79,9 @@ class Writer:
         made = None if columns is None else encoder(columns)
         self._make_encoder = encoder
         folder, remote = _split_out(out)
+        for place in (folder, remote):
+            if place is not None:
+                check_output(place)
         terms = Terms(
             exist_ok=exist_ok,
             append=append,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransferError
+from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.file_tree import is_temporary, temporary_name
@@ -25,7 +25,34 @@ from headrace.storage.whole_file import whole_file
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ['LocalStore', 'open_local_store']
+__all__ = ['LocalStore', 'check_output', 'make_folder', 'mapped_path_errors', 'open_local_store']
+
+
+def check_output(place: str | os.PathLike[str]) -> None:
+    """Refuse an output that is a file, or lies below one, before any work. URLs of other stores pass.
+
+    Raises:
+        ConfigError: as said.
+    """
+    path = local_path(place)
+    there = None if path is None else _first_there(Path(path))
+    if there is not None and not there.is_dir():
+        raise ConfigError(
+            f'An output is a folder, but is {os.fspath(place)!r}, and {there} is a file. Choose another path, or '
+            f'remove the file.'
+        )
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of an output, and those above it, unless it is there.
+
+    Raises:
+        ConfigError: a file has the name of one of them.
+        AccessDeniedError: this user may not make it.
+    """
+    check_output(path)
+    with mapped_path_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:
@@ -54,7 +81,7 @@ class LocalStore:
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         path = self._path(key)
-        with _mapped_errors(path), open(path, 'rb', buffering=0) as source:
+        with mapped_path_errors(path), open(path, 'rb', buffering=0) as source:
             info = os.fstat(source.fileno())
             if stat.S_ISDIR(info.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -74,7 +101,7 @@ class LocalStore:
         """See `Store.put`. The bytes and the name are on disk when this returns."""
         path = self._path(key)
         temporary = path.parent / temporary_name()
-        with _mapped_errors(path):
+        with mapped_path_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path, temporary, sync=True) as out:
                 part = SourcePart(source, size)
@@ -84,7 +111,7 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
         path = self._path(key)
-        with _mapped_errors(path):
+        with mapped_path_errors(path):
             info = path.stat()
             if not stat.S_ISREG(info.st_mode):
                 raise FileNotFoundError(errno.ENOENT, 'No such file or directory (it is not a regular file)', str(path))
@@ -97,7 +124,7 @@ class LocalStore:
         if not start.is_dir():
             return
         found: list[ObjectInfo] = []
-        with _mapped_errors(start):
+        with mapped_path_errors(start):
             # Symbolic links to folders are not walked: a loop would never end.
             for parent, _, names in os.walk(start, onerror=_raise):
                 for name in names:
@@ -114,7 +141,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         path = self._path(key)
-        with _mapped_errors(path), contextlib.suppress(FileNotFoundError):
+        with mapped_path_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
 
     def remove_unfinished(self) -> None:
@@ -122,7 +149,7 @@ class LocalStore:
 
         For a caller that is the only one to put objects there.
         """
-        with contextlib.suppress(FileNotFoundError), _mapped_errors(self.root), os.scandir(self.root) as entries:
+        with contextlib.suppress(FileNotFoundError), mapped_path_errors(self.root), os.scandir(self.root) as entries:
             for entry in entries:
                 if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
@@ -140,8 +167,13 @@ def _raise(error: OSError) -> None:
     raise error
 
 
+def _first_there(path: Path) -> Path | None:
+    """A path, or the lowest above it, that is there. A link that leads nowhere is there, too."""
+    return next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
+
+
 @mapping_errors
-def _mapped_errors(path: Path) -> Generator[None]:
+def mapped_path_errors(path: Path) -> Generator[None]:
     """Turn what the system says of the store's files into headrace's exceptions."""
     try:
         yield
@@ -149,7 +181,10 @@ def _mapped_errors(path: Path) -> Generator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         missing = next((p for p in reversed(path.parents) if not p.is_dir()), None)
-        where = f'the folder {missing} does not exist' if missing else 'its folder exists, but holds no such file'
+        if missing is None:
+            where = 'its folder exists, but holds no such file'
+        else:
+            where = f'{missing} is a file, not a folder' if missing.exists() else f'the folder {missing} does not exist'
         raise ObjectNotFoundError(
             f'{errno.errorcode.get(error.errno or 0, "ENOENT")}: No such file or directory: {path}: {where}. '
             f'Check the path and that it is mounted on this machine.'
