@@ -62,3 +62,29 @@ def test_other_encodings(images: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out)['columns'] == {'image': 'bytes', 'label': 'uint8'}
     assert main(['convert', 'pets', 'out2', '--columns', 'image=bytes,label']) == 1
     assert "got 'label' without one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('text', 'options', 'message'),
+    [
+        ('a,b\n', [], 'The csv files of rows.csv have no rows.'),
+        ('a\n1\n', ['--format', 'parquet'], "No object at rows.csv is of the format 'parquet'."),
+        ('a\n1\n', ['--split', 'val'], 'or have its name, but rows.csv has the files rows.csv.'),
+        ('a\n1\n', ['--columns', 'a=uint8', '--limit', '1'], None),
+        ('a\n999\n', ['--columns', 'a=uint8'], 'rows.csv of rows.csv, rows 0 to 0, row 0 cannot'),
+    ],
+)
+def test_a_single_file_is_named_as_it_was_given(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: list[str],
+    message: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path('rows.csv').write_text(text)
+    assert main(['convert', 'rows.csv', 'out', *options]) == (message is not None)
+    shown = capsys.readouterr().err
+    assert (message or '') in shown
+    assert '[' not in shown

@@ -80,6 +80,7 @@ class SourceStore:
         format_name: str | None,
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
+        shown: str | None = None,
     ) -> None:
         """Make no request.
 
@@ -90,12 +91,14 @@ class SourceStore:
             format_name: name of the format; None: the one of the listing.
             columns: the columns to read; None: all.
             allow_unsafe_types: whether columns may run code when they are read.
+            shown: the place as the user named it, for messages; None: `url`.
         """
         root, self._glob = split_glob(remote)
         self._store = open_store(root, options)
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
         self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
+        self.shown = without_credentials(shown) if shown else self.url
         self.index: SourceIndex | None = None
         self._split, self._format, self._columns = split, format_name, columns
         self._allow_unsafe_types = allow_unsafe_types
@@ -129,18 +132,18 @@ class SourceStore:
         objects = list(found.find(listed))
         if not objects:
             raise EmptyDatasetError(
-                f'No object at {self.url} is of the format {found.NAME!r}. Correct `remote`, `split` or `format`.'
+                f'No object at {self.shown} is of the format {found.NAME!r}. Correct `remote`, `split` or `format`.'
             )
         if self._split:
-            objects = choose_split(objects, self._split, self.url)
+            objects = choose_split(objects, self._split, self.shown)
         return found, objects
 
     def _require(self) -> tuple[SourceFormat, list[ObjectInfo]]:
         found, objects = self.find()
         if found is None:
             raise EmptyDatasetError(
-                f'{self.url} holds neither an index.json nor files of a known format. Correct `remote` or `split`, or '
-                f'say the `format`.'
+                f'{self.shown} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
+                f'or say the `format`.'
             )
         return found, objects
 
@@ -210,7 +213,9 @@ class SourceStore:
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
         if not len(source.parts):
-            raise EmptyDatasetError(f'The {found.NAME} files of {self.url} have no rows. Correct `remote` or `split`.')
+            raise EmptyDatasetError(
+                f'The {found.NAME} files of {self.shown} have no rows. Correct `remote` or `split`.'
+            )
         out.write(SourceIndex(source, objects, self._columns).to_bytes())
         return _digest(found, objects)
 

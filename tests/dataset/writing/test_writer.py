@@ -119,7 +119,8 @@ def test_an_output_that_is_a_file(tmp_path, below, kind):
     }[kind]
     with pytest.raises(ConfigError, match=f'An output is a folder, but is .*, and {taken} is a file. Choose another'):
         MDSWriter(out=out, columns=COLUMNS)
-    assert taken.read_text() == 'x' and not (tmp_path / 'd').exists()
+    assert taken.read_text() == 'x'
+    assert not (tmp_path / 'd').exists()
 
 
 def test_an_output_that_this_user_may_not_write_to(tmp_path, monkeypatch):

@@ -60,6 +60,7 @@ def open_parts(
         format_name=format_name,
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
+        shown=shown,
     )
     found, _ = retry.call(f'Listing {shown}', store.find)
     if found is None:
@@ -109,7 +110,7 @@ class PartInputs:
     def name(self, number: int) -> str:
         """The object, and the rows in the whole source."""
         part, first = self._index.source.parts[number], self._first_row[number]
-        return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
+        return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
 
     def places(self) -> Iterator[str]:
         """The objects."""
