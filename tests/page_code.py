@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -31,12 +30,10 @@ def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     assert with_transcripts(page, folder) == page
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    before = {*sys.modules}
+    for file in folder.glob('*.py'):
+        sys.modules.pop(file.stem, None)  # another page's module of this name
     names: dict[str, Any] = {'__name__': '__main__'}
     for number, code in enumerate(blocks(page, 'python'), 1):
         if not _FILE.match(code):
             exec(compile(code, f'Python block {number}', 'exec'), names)
-    for name in {*sys.modules} - before:  # each page has its own modules
-        if os.path.dirname(getattr(sys.modules[name], '__file__', None) or '') == str(folder):
-            del sys.modules[name]
     return names
