@@ -232,6 +232,22 @@ def test_a_loader_that_is_given_to_fit(checkpoints: Path, data: str, both_epochs
     assert seen.batches == both_epochs[5:12]
 
 
+@pytest.mark.parametrize(('second', 'spin'), [('9ba', True), ('9ba', False), ('2ba', True)])
+def test_another_loader_in_a_later_fit_begins_at_the_trainers_time(
+    data: str, tmp_path: Path, both_epochs: list[list[int]], second: str, spin: bool
+) -> None:
+    """After two fits, at an epoch's end and within an epoch. So its checkpoints continue there, too."""
+    seen, path = Seen(), f'{tmp_path}/other.pt'
+    trainer = trainer_of(train_spec(Leg('one', data, '')), callbacks=[seen], max_duration='3ba')
+    trainer.fit()
+    trainer.fit(duration=second)
+    trainer.fit(train_dataloader=train_spec(Leg('other', data, '')), duration='4ba', spin_dataloaders=spin)
+    trainer.save_checkpoint(path)
+    trainer.close()
+    trainer_of(train_spec(Leg('rest', data, '')), callbacks=[seen], load_path=path, max_duration='2ep').fit()
+    assert seen.batches == both_epochs
+
+
 def test_a_loader_that_was_looked_at_begins_at_the_beginning(data: str, both_epochs: list[list[int]]) -> None:
     spec = train_spec(Leg('peek', data, ''))
     next(iter(spec.loader))

@@ -115,9 +115,11 @@ class StreamingPosition(Callback):
         if dataset.skip and length is not None and is_new and isinstance(loader, StreamingDataLoader):
             self._subset = int(length) if int(length) < loader.longest_epoch else None
         self._is_checked = False
-        # A new loader at a later time replaced another one, or its state was not loaded. Composer's `spin_dataloaders`
-        # decides whether to skip in it.
-        if dataset.progress.fresh:
+        time = state.timestamp
+        if dataset.progress.fresh and (int(time.batch_in_epoch) or not int(time.epoch)):
+            # A new loader in mid-epoch replaced another one, or its state was not loaded. Composer's `spin_dataloaders`
+            # decides whether to skip in it, but skips in no loader once the position of an earlier one was set.
+            state.dataset_resumption.pop('train', None)
             return
         while int(state.timestamp.epoch) < dataset.mixture.takeover.epoch:
             # The next epoch began when another mixture took over.
