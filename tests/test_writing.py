@@ -12,6 +12,7 @@ from headrace.format.encodings.encoding import ENCODINGS
 from page_code import DOCS, run_page
 
 
+@pytest.mark.once
 def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip('PIL.Image')
     try:

@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 from headrace.mixing import load_config
 from page_code import DOCS, blocks, run_page
 
+pytestmark = pytest.mark.once
+
 
 def test_the_code_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run_page((DOCS / 'samples.md').read_text(), tmp_path, monkeypatch)
