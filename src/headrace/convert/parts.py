@@ -27,12 +27,12 @@ from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, 
 from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
-from headrace.dataset.writing.writer import Out
+from headrace.dataset.writing.writer import Out, split_out
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note
 from headrace.redaction import warn
-from headrace.storage import Retry, Store, local_path, open_store
+from headrace.storage import Retry, Store, open_store
 from headrace.storage.stores.local import LocalStore
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class PartedDataset:
                 f'MDSWriter got an Invalid Writer argument: {unknown[0]!r}. Beside `out` and `columns` it takes '
                 f'{sorted(_OPTIONS)}.'
             )
-        self.folder, self.remote = _split_out(out)
+        self.folder, self.remote = split_out(out)
         self._columns, self._options, self._skip_bad = dict(columns), dict(options), skip_bad
         settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
         MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
@@ -332,22 +332,6 @@ class PartedDataset:
                 self._retry.call(f'Removing {store.url}', lambda key=key: store.delete(key))
         except StorageError as error:
             warn(f'Parts that do not count could not be removed from {store.url}. No index lists them. {error}')
-
-
-def _split_out(out: Out) -> tuple[Path | None, str | None]:
-    """Folder and URL of `out`.
-
-    Raises:
-        ConfigError: it is neither a folder, nor a URL, nor a pair of both.
-    """
-    if isinstance(out, tuple):
-        if len(out) != 2 or not all(out):
-            raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
-        return Path(out[0]), str(out[1])
-    path = local_path(out)
-    if path == '':
-        raise ConfigError("`out` must be a folder, a URL, or a pair (folder, URL), but is ''.")
-    return (None, str(out)) if path is None else (Path(path), None)
 
 
 def _python_values(values: Sequence[Any] | np.ndarray[Any, Any]) -> Sequence[Any]:

@@ -107,6 +107,39 @@ def test_bad_arguments(tmp_path, writer, options, message):
     write(str(tmp_path / 'd'))
 
 
+@pytest.mark.parametrize('out', [None, '', b'd', 5, ('d',), ['d', ''], ('d', None), {'d': 'e'}])
+def test_an_output_that_is_no_place(tmp_path, monkeypatch, out):
+    (tmp_path / 'empty').mkdir()
+    monkeypatch.chdir(tmp_path / 'empty')
+    with pytest.raises(ConfigError, match='`out` must be a folder, a URL, or a pair'):
+        MDSWriter(out=out, columns=COLUMNS, exist_ok=True)
+    assert os.listdir() == []
+
+
+def test_a_list_is_a_pair_too(tmp_path):
+    with MDSWriter(out=[str(tmp_path / 'd'), f'file://{tmp_path}/remote'], columns=COLUMNS) as writer:
+        writer.write({'id': 1})
+    assert 'index.json' in os.listdir(tmp_path / 'remote')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'keep_local': 'no'}, '`keep_local` must be True or False'),
+        ({'progress_bar': 'no'}, '`progress_bar` must be True or False'),
+        ({'total': '9', 'progress_bar': True}, '`total` must be an integer'),
+        ({'retry': '2'}, '`retry` must be an integer'),
+        ({'retry': -1}, '`retry` of a writer is 0 or more, and `max_workers` is 1 or more'),
+        ({'max_workers': '2'}, '`max_workers` must be an integer'),
+        ({'max_workers': -1}, '`retry` of a writer is 0 or more, and `max_workers` is 1 or more'),
+    ],
+)
+def test_numbers_and_truth_values(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS, **options)
+    assert not (tmp_path / 'd').exists()
+
+
 @pytest.mark.parametrize('below', ['', '/sub'])
 @pytest.mark.parametrize('kind', ['folder', 'file URL', 'pair'])
 def test_an_output_that_is_a_file(tmp_path, below, kind):
@@ -130,3 +163,12 @@ def test_an_output_that_this_user_may_not_write_to(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(AccessDeniedError, match=f'uid .* may not use {tmp_path}'):
         patch.setattr('os.open', deny)
         MDSWriter(out=str(tmp_path), columns=COLUMNS)
+
+
+def test_a_file_url_is_read_where_it_was_written(tmp_path):
+    url = f'file://{tmp_path}/a%20b'
+    with MDSWriter(out=url, columns=COLUMNS) as writer:
+        writer.write({'id': 1})
+    assert os.listdir(tmp_path / 'a b')
+    with pytest.raises(ConfigError, match='names a path of this machine'):
+        MDSWriter(out='file://elsewhere/data', columns=COLUMNS)

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from headrace.dataset.keywords import check_kind
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim
 from headrace.dataset.writing.columns import FirstSamples
 from headrace.dataset.writing.journal import Journal
@@ -20,10 +21,10 @@ from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.format.batch_columns import as_sequence, common_length
-from headrace.storage import Retry, StoreOptions, open_store, split_url
+from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import check_output
 
-__all__ = ['Out', 'Writer']
+__all__ = ['Out', 'Writer', 'split_out']
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
 Columns: TypeAlias = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
@@ -76,9 +77,21 @@ class Writer:
         max_workers: int | None = None,
         options: StoreOptions | None = None,
     ) -> None:
+        for name, value, kind in (
+            ('keep_local', keep_local, 'bool'),
+            ('progress_bar', progress_bar, 'bool'),
+            ('total', total, 'int'),
+            ('retry', retry, 'int'),
+            ('max_workers', max_workers, 'int'),
+        ):
+            check_kind(name, value, kind)
+        if retry < 0 or (max_workers is not None and max_workers < 1):
+            raise ConfigError(
+                f'`retry` of a writer is 0 or more, and `max_workers` is 1 or more, but got {retry} and {max_workers}.'
+            )
         made = None if columns is None else encoder(columns)
         self._make_encoder = encoder
-        folder, remote = _split_out(out)
+        folder, remote = split_out(out)
         for place in (folder, remote):
             if place is not None:
                 check_output(place)
@@ -341,13 +354,17 @@ def _sizes_in(folder: Path) -> dict[str, int]:
     return FolderPlace(folder).sizes() if folder.is_dir() else {}
 
 
-def _split_out(out: Out) -> tuple[Path | None, str | None]:
-    """Folder and URL of `out`; a URL without a folder needs a temporary one."""
-    if isinstance(out, tuple):
-        if len(out) != 2 or not all(out):
-            raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
-        return Path(out[0]), str(out[1])
-    scheme, rest = split_url(str(out))
-    if scheme in ('', 'file'):
-        return Path(rest), None
-    return None, str(out)
+def split_out(out: Out) -> tuple[Path | None, str | None]:
+    """Folder and URL of `out`; a URL without a folder needs a temporary one.
+
+    Raises:
+        ConfigError: it is neither a folder, nor a URL, nor a pair of both. A list of two is a pair, as in YAML.
+    """
+    is_pair = isinstance(out, tuple | list)
+    places = cast('Sequence[Any]', out if is_pair else (out,))
+    if len(places) != 1 + is_pair or not all(isinstance(place, str | os.PathLike) and place for place in places):
+        raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
+    if is_pair:
+        return Path(places[0]), os.fspath(places[1])
+    path = local_path(places[0])
+    return (None, os.fspath(places[0])) if path is None else (Path(path), None)
