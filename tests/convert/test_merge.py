@@ -188,3 +188,11 @@ def test_s3_with_a_hundred_parts(tmp_path: Path, s3_server: S3Server) -> None:
 
     assert client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read() == by_root
     assert len({shard['zip_data']['basename'] for shard in json.loads(by_root)['shards']}) >= 100
+
+
+def test_a_list_of_folder_and_url(tmp_path: Path) -> None:
+    for root in (tmp_path / 'a', tmp_path / 'b'):
+        make_parts(root, count=2)
+    merge_index(out=[str(tmp_path / 'a'), f'file://{tmp_path}/b'])
+    assert ids_of(tmp_path / 'a', tmp_path) == list(range(80))
+    assert index_of(tmp_path / 'b') == index_of(tmp_path / 'a')

@@ -175,7 +175,7 @@ def test_wrong_arguments(data: Path, tmp_path: Path) -> None:
         reshard(data, tmp_path / 'out', columns=[])
     with pytest.raises(ConfigError, match='`order`'):
         reshard(data, tmp_path / 'out', order='random')
-    for out in (data, tmp_path, f'file://{data}'):
+    for out in (data, tmp_path, f'file://{data}', [str(tmp_path / 'other'), f'file://{data}']):
         with pytest.raises(ConfigError, match='another place'):
             reshard(data, out, exist_ok=True)
     assert len(texts(data)) == 90

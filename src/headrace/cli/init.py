@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the files, and say so; returns what is said, for programs."""
-    from headrace.storage.stores.local import make_folder
+    from headrace.storage.output import make_folder
 
     ask = _Questions(is_silent=arguments.yes)
     data = ask('Where is the data: a folder, or the URL of a bucket?', arguments.data, None, _look_at)
@@ -143,7 +143,7 @@ def _framework(text: str) -> str:
 
 def _out(text: str) -> Path:
     """The folder, in which neither file exists."""
-    from headrace.storage.stores.local import check_output
+    from headrace.storage.output import check_output
 
     folder = Path(text).expanduser()
     check_output(folder)

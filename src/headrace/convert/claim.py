@@ -12,7 +12,8 @@ from headrace.convert.record import FOLDER, PLAN
 from headrace.errors import ConversionError
 from headrace.storage import Store
 from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
-from headrace.storage.stores.local import LocalStore, make_folder, mapped_path_errors
+from headrace.storage.output import make_folder
+from headrace.storage.stores.local import LocalStore, mapped_path_errors
 
 __all__ = ['LOCKS', 'claimed', 'claimed_by_worker']
 

@@ -41,7 +41,8 @@ from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
-from headrace.storage.stores.local import LocalStore, check_output
+from headrace.storage.output import check_output
+from headrace.storage.stores.local import LocalStore
 
 __all__ = ['convert']
 
@@ -85,11 +86,11 @@ def convert(
     Args:
         source: one of
 
-            - a folder, URL, file or glob: a tree of images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
+            - a folder, URL, file or glob. It holds images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
               `headrace.sources`, such as Parquet;
             - a map-style dataset: of Hugging Face, torch or torchvision, or a list of samples;
-            - a `DataLoader`, or a data module of Lightning, whose loader `split` names: the samples of its dataset that
-              it reads, in the dataset's order, without its `collate_fn`;
+            - a `DataLoader`, or a data module of Lightning, whose loader `split` names. The samples that it reads of
+              its dataset are taken in the dataset's order, without its `collate_fn`;
             - an iterable of samples, which one process reads and the others encode;
             - with `function`: a sequence of inputs, such as paths.
 

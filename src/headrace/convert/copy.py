@@ -30,7 +30,8 @@ from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceErr
 from headrace.format import FileInfo, parse_index
 from headrace.redaction import redact, without_credentials
 from headrace.storage import Store, StoreOptions, open_store
-from headrace.storage.stores.local import LocalStore, check_output
+from headrace.storage.output import check_output
+from headrace.storage.stores.local import LocalStore
 
 __all__ = ['COPY_MARK', 'CopyReport', 'copy_dataset']
 

@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
 from headrace.storage import Retry, Store, StoreOptions, local_path, open_store
+from headrace.storage.output import Out, split_out
 
 __all__ = ['merge_index']
 
 Place: TypeAlias = str | os.PathLike[str]
-Out: TypeAlias = Place | tuple[Place, Place]
 
 _INDEX: Final = 'index.json'
 _THREADS: Final = 32
@@ -66,7 +66,7 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
         StorageError: a store answered with an error.
     """
     urls, out, keep_local, seconds, options = _arguments(args, keep_local, download_timeout, kwargs)
-    folder, url = _split_out(out)
+    folder, url = split_out(out, name='`out` of merge_index')
     if not keep_local and url is None:
         raise ConfigError(
             f'`keep_local=False` of merge_index needs a URL that gets the merged index, but `out` is {str(out)!r}. '
@@ -100,20 +100,7 @@ def _arguments(
     urls, out = given.get('index_file_urls'), given['out']
     if urls is not None and not urls:
         raise ConfigError('`index_file_urls` of merge_index names at least one index.json, but is empty.')
-    is_place = isinstance(out, str | os.PathLike) or (isinstance(out, tuple) and len(cast('Sequence[Any]', out)) == 2)
-    if not is_place or not all(out if isinstance(out, tuple) else (out,)):
-        raise ConfigError(
-            f'`out` of merge_index is a folder, a URL, or a pair (folder, URL), but is {out!r}. Invalid arguments.'
-        )
     return urls, out, given['keep_local'], given['download_timeout'], given['store_options']
-
-
-def _split_out(out: Out) -> tuple[str | None, str | None]:
-    """The folder and the URL of `out`; None: it has none."""
-    if isinstance(out, tuple):
-        return local_path(out[0]) or os.fspath(out[0]), os.fspath(out[1])
-    folder = local_path(out)
-    return (folder, None) if folder is not None else (None, os.fspath(out))
 
 
 def _parts_below(stores: Sequence[Store], retry: Retry) -> list[_Part]:
@@ -133,7 +120,7 @@ def _parts_below(stores: Sequence[Store], retry: Retry) -> list[_Part]:
 
 
 def _named_parts(
-    urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[str | None], options: StoreOptions
+    urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[Place | None], options: StoreOptions
 ) -> list[_Part]:
     """The indexes of a list."""
     places: list[tuple[str, str]] = []  # the folder that holds it, its file name
@@ -170,7 +157,7 @@ def _plain(place: Place) -> str:
     return os.fspath(place).strip().rstrip('/') if path is None else os.path.abspath(path.strip())  # noqa: PTH100
 
 
-def _below(folder: str, roots: Sequence[str | None]) -> str:
+def _below(folder: str, roots: Sequence[Place | None]) -> str:
     """The folder of a part relative to that of the merged index."""
     for root in roots:
         if root is not None and f'{folder}/'.startswith(f'{_plain(root)}/'):

@@ -27,12 +27,12 @@ from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, 
 from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
-from headrace.dataset.writing.writer import Out, split_out
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note
 from headrace.redaction import warn
 from headrace.storage import Retry, Store, open_store
+from headrace.storage.output import Out, split_out
 from headrace.storage.stores.local import LocalStore
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import numpy as np
 
 from headrace.convert.arrow_batches import check_columns, columns_of, infer_columns
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
-from headrace.dataset.writing.writer import Out
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.format import ShardInfo, open_shard, parse_index, unpack_file, verify_file
 from headrace.storage import Retry, Store, StoreOptions, download, open_store
+from headrace.storage.output import Out
 
 try:
     import pyarrow as pa

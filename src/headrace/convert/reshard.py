@@ -21,11 +21,12 @@ import numpy as np
 from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.dataset.writing.formats import MDSWriter
-from headrace.dataset.writing.writer import Out, Writer
+from headrace.dataset.writing.writer import Writer
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.redaction import without_credentials
 from headrace.storage import StoreOptions, open_store
+from headrace.storage.output import Out, split_out
 
 __all__ = ['ReshardOrder', 'ReshardReport', 'reshard']
 
@@ -129,10 +130,10 @@ def reshard(
             written += len(batch[names[0]])
             if progress is not None:
                 progress(written, total)
-    place = '; '.join(map(str, out)) if isinstance(out, tuple) else os.fspath(out)
+    places = [os.fspath(place) for place in split_out(out) if place is not None]
     return ReshardReport(
         source=without_credentials(os.fspath(source)),
-        out=without_credentials(place),
+        out=without_credentials('; '.join(places)),
         samples=written,
         columns=tuple(encodings),
         order=order,
@@ -141,8 +142,8 @@ def reshard(
 
 def _refuse_own_source(source: str, out: Out) -> None:
     """Refuse an output that would be emptied with the source in it."""
-    for place in out if isinstance(out, tuple) else (out,):
-        if lies_in(source, place):
+    for place in split_out(out):
+        if place is not None and lies_in(source, place):
             raise ConfigError(f'`out` must be another place than the source {source}, but is {os.fspath(place)}.')
 
 

@@ -1,4 +1,3 @@
-import errno
 import io
 import os
 import stat
@@ -7,7 +6,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from headrace.storage import open_store
-from headrace.storage.stores.local import LocalStore, check_output, make_folder
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 
@@ -75,26 +74,3 @@ class TestFileUrl:
     def test_another_host_is_refused(self):
         with pytest.raises(ConfigError, match='third "/"'):
             open_store('file://data/x')
-
-
-@pytest.mark.parametrize('below', ['', '/sub', '/sub/more'])
-@pytest.mark.parametrize('scheme', ['', 'file://'])
-def test_a_file_is_no_output(tmp_path, below, scheme):
-    (tmp_path / 'taken').touch()
-    with pytest.raises(ConfigError, match=rf"is '{scheme}{tmp_path}/taken{below}', and {tmp_path}/taken is a file"):
-        check_output(f'{scheme}{tmp_path}/taken{below}')
-
-
-def test_outputs_that_are_free(tmp_path):
-    for place in (tmp_path, tmp_path / 'new' / 'folder', 's3://bucket/taken', 'relative'):
-        check_output(place)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_this_user_may_not_make(tmp_path, monkeypatch):
-    def deny(path, *_args, **_kwargs):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr('pathlib.Path.mkdir', deny)
-    with pytest.raises(AccessDeniedError, match=rf'uid .* may not use {tmp_path}/new: .* Change its owner'):
-        make_folder(tmp_path / 'new')

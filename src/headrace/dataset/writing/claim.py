@@ -28,7 +28,8 @@ from headrace.dataset.writing.place import FolderPlace, StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.storage.cache.locks import held, hold, let_go, try_lock_file
-from headrace.storage.stores.local import LocalStore, make_folder, mapped_path_errors
+from headrace.storage.output import make_folder
+from headrace.storage.stores.local import LocalStore, mapped_path_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

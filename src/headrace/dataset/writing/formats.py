@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from headrace.dataset.writing.columns import plain_columns
-from headrace.dataset.writing.writer import Out, Writer
+from headrace.dataset.writing.writer import Writer
 from headrace.errors import ConfigError
 from headrace.format import JSONEncoder, MDSEncoder, ShardEncoder, XSVEncoder, bytes_to_int
+from headrace.storage.output import Out
 
 __all__ = ['CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter']
 

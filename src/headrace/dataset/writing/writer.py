@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,11 @@ from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.format.batch_columns import as_sequence, common_length
-from headrace.storage import Retry, StoreOptions, local_path, open_store
-from headrace.storage.stores.local import check_output
+from headrace.storage import Retry, StoreOptions, open_store
+from headrace.storage.output import Out, check_output, split_out
 
-__all__ = ['Out', 'Writer', 'split_out']
+__all__ = ['Writer']
 
-Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
 Columns: TypeAlias = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 
 
@@ -352,19 +351,3 @@ class Writer:
 
 def _sizes_in(folder: Path) -> dict[str, int]:
     return FolderPlace(folder).sizes() if folder.is_dir() else {}
-
-
-def split_out(out: Out) -> tuple[Path | None, str | None]:
-    """Folder and URL of `out`; a URL without a folder needs a temporary one.
-
-    Raises:
-        ConfigError: it is neither a folder, nor a URL, nor a pair of both. A list of two is a pair, as in YAML.
-    """
-    is_pair = isinstance(out, tuple | list)
-    places = cast('Sequence[Any]', out if is_pair else (out,))
-    if len(places) != 1 + is_pair or not all(isinstance(place, str | os.PathLike) and place for place in places):
-        raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
-    if is_pair:
-        return Path(places[0]), os.fspath(places[1])
-    path = local_path(places[0])
-    return (None, os.fspath(places[0])) if path is None else (Path(path), None)

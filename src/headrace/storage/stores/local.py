@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
+from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.file_tree import is_temporary, temporary_name
@@ -25,34 +25,7 @@ from headrace.storage.whole_file import whole_file
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ['LocalStore', 'check_output', 'make_folder', 'mapped_path_errors', 'open_local_store']
-
-
-def check_output(place: str | os.PathLike[str]) -> None:
-    """Refuse an output that is a file, or lies below one, before any work. URLs of other stores pass.
-
-    Raises:
-        ConfigError: as said.
-    """
-    path = local_path(place)
-    there = None if path is None else _first_there(Path(path))
-    if there is not None and not there.is_dir():
-        raise ConfigError(
-            f'An output is a folder, but is {os.fspath(place)!r}, and {there} is a file. Choose another path, or '
-            f'remove the file.'
-        )
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder of an output, and those above it, unless it is there.
-
-    Raises:
-        ConfigError: a file has the name of one of them.
-        AccessDeniedError: this user may not make it.
-    """
-    check_output(path)
-    with mapped_path_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+__all__ = ['LocalStore', 'mapped_path_errors', 'open_local_store']
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:
@@ -165,11 +138,6 @@ def _etag(info: os.stat_result) -> str:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _first_there(path: Path) -> Path | None:
-    """A path, or the lowest above it, that is there. A link that leads nowhere is there, too."""
-    return next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
 
 
 @mapping_errors

@@ -1,0 +1,73 @@
+"""Outputs: the folder, the URL of a store, or the pair of both that a dataset is written to. They are checked first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from headrace.errors import ConfigError
+from headrace.storage.resolve import local_path
+from headrace.storage.stores.local import mapped_path_errors
+
+__all__ = ['Out', 'check_output', 'make_folder', 'split_out']
+
+Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
+"""A folder, a URL, or both. A ``file://`` URL is a folder."""
+
+
+def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None]:
+    """The folder and the URL of an output; None: it has none. A list of two is a pair, as in YAML.
+
+    Args:
+        out: the output.
+        name: of the argument, for messages.
+
+    Raises:
+        ConfigError: it is neither a folder, nor a URL, nor a pair of both.
+    """
+    is_pair = isinstance(out, tuple | list)
+    places = cast('Sequence[Any]', out if is_pair else (out,))
+    if len(places) != (2 if is_pair else 1) or not all(
+        isinstance(place, str | os.PathLike) and os.fspath(place) for place in places
+    ):
+        raise ConfigError(f'{name} must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
+    path = local_path(places[0])
+    if not is_pair:
+        return (None, os.fspath(places[0])) if path is None else (Path(path), None)
+    if path is None:
+        raise ConfigError(f'{name} must be a pair of a folder and a URL, in this order, but is {out!r}.')
+    return Path(path), os.fspath(places[1])
+
+
+def check_output(place: str | os.PathLike[str]) -> None:
+    """Refuse an output that is a file, or lies below one. URLs of other stores pass.
+
+    Raises:
+        ConfigError: as said.
+    """
+    path = local_path(place)
+    there = None if path is None else _first_there(Path(path))
+    if there is not None and not there.is_dir():
+        raise ConfigError(
+            f'An output is a folder, but is {os.fspath(place)!r}, and {there} is a file. Choose another path, or '
+            f'remove the file.'
+        )
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of an output, and those above it, unless it is there.
+
+    Raises:
+        ConfigError: a file has the name of one of them.
+        AccessDeniedError: this user may not make it.
+    """
+    check_output(path)
+    with mapped_path_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _first_there(path: Path) -> Path | None:
+    """A path, or the lowest above it, that is there. A link that leads nowhere is there, too."""
+    return next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
