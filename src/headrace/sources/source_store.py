@@ -1,7 +1,8 @@
 """A store whose objects are the index of a dataset of another format, and its parts.
 
 So the cache fetches both as it fetches an index.json and compressed shards. It fetches once per machine, with retries
-and in ranges, and compares with the remote at the start. The index has the digest of the dataset's listing as its version.
+and in ranges, and compares with the remote at the start. The index has the digest of the dataset's listing as its
+version.
 """
 
 from __future__ import annotations
