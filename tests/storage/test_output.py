@@ -33,6 +33,14 @@ def test_what_is_no_place(out):
         split_out(out, name='`to`')
 
 
+@pytest.mark.parametrize('pair', [('taken', 's3://bucket/data'), ('free', 'taken/sub')])
+def test_both_of_a_pair_are_checked(tmp_path, monkeypatch, pair):
+    monkeypatch.chdir(tmp_path)
+    Path('taken').touch()
+    with pytest.raises(ConfigError, match='and taken is a file'):
+        split_out(pair)
+
+
 def test_a_pair_in_the_wrong_order():
     with pytest.raises(ConfigError, match=r"a folder and a URL, in this order, but is \('s3://bucket/data', 'data'\)"):
         split_out(('s3://bucket/data', 'data'))

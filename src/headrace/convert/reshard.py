@@ -100,7 +100,8 @@ def reshard(
     """
     if order not in get_args(ReshardOrder):
         raise ConfigError(f'`order` must be one of {", ".join(get_args(ReshardOrder))}, but is {order!r}.')
-    _refuse_own_source(os.fspath(source), out)
+    places = [os.fspath(place) for place in split_out(out) if place is not None]
+    _refuse_own_source(os.fspath(source), places)
     dataset = open_stored(source, source_options)
     encodings = _encodings(dataset, columns)
     kind = dataset.shards.kinds[0]
@@ -130,7 +131,6 @@ def reshard(
             written += len(batch[names[0]])
             if progress is not None:
                 progress(written, total)
-    places = [os.fspath(place) for place in split_out(out) if place is not None]
     return ReshardReport(
         source=without_credentials(os.fspath(source)),
         out=without_credentials('; '.join(places)),
@@ -140,11 +140,11 @@ def reshard(
     )
 
 
-def _refuse_own_source(source: str, out: Out) -> None:
+def _refuse_own_source(source: str, places: Sequence[str]) -> None:
     """Refuse an output that would be emptied with the source in it."""
-    for place in split_out(out):
-        if place is not None and lies_in(source, place):
-            raise ConfigError(f'`out` must be another place than the source {source}, but is {os.fspath(place)}.')
+    for place in places:
+        if lies_in(source, place):
+            raise ConfigError(f'`out` must be another place than the source {source}, but is {place}.')
 
 
 def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None
         name: of the argument, for messages.
 
     Raises:
-        ConfigError: it is neither a folder, nor a URL, nor a pair of both.
+        ConfigError: it is neither a folder, nor a URL, nor a pair of both; or as `check_output`.
     """
     is_pair = isinstance(out, tuple | list)
     places = cast('Sequence[Any]', out if is_pair else (out,))
@@ -33,6 +33,8 @@ def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None
         isinstance(place, str | os.PathLike) and os.fspath(place) for place in places
     ):
         raise ConfigError(f'{name} must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
+    for place in places:
+        check_output(place)
     path = local_path(places[0])
     if not is_pair:
         return (None, os.fspath(places[0])) if path is None else (Path(path), None)

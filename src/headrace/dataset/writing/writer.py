@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.format.batch_columns import as_sequence, common_length
 from headrace.storage import Retry, StoreOptions, open_store
-from headrace.storage.output import Out, check_output, split_out
+from headrace.storage.output import Out, split_out
 
 __all__ = ['Writer']
 
@@ -91,9 +91,6 @@ class Writer:
         made = None if columns is None else encoder(columns)
         self._make_encoder = encoder
         folder, remote = split_out(out)
-        for place in (folder, remote):
-            if place is not None:
-                check_output(place)
         terms = Terms(
             exist_ok=exist_ok,
             append=append,
