@@ -257,3 +257,13 @@ def test_a_loader_is_in_no_reference_cycle(mix):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_marks_are_in_memory_like_their_batch_whatever_the_default_device(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset()), batch_size=4, on_bad_sample='skip')
+    loader = StreamingDataLoader(dataset, remainder='exact', mark_streams=True)
+    with torch.device('meta'):
+        batch = next(iter(loader))
+    assert {name: value.device.type for name, value in batch.items()} == dict.fromkeys(
+        ['id', 'row', 'is_padding', 'stream_number', 'is_bad_sample'], 'cpu'
+    )

@@ -43,7 +43,7 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
     Raises:
         ConfigError: the key is taken.
     """
-    return PADDING_KEY.put(batch, torch.arange(rows) >= own_samples)
+    return PADDING_KEY.put(batch, torch.arange(rows, device='cpu') >= own_samples)
 
 
 def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.NDArray[np.bool_] | None = None) -> Any:

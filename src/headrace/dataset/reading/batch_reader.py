@@ -104,8 +104,8 @@ class BatchReader(Reader[BatchKey]):
         if self._mark_streams:
             batch = with_streams(batch, streams, len(ids))
         if self._skipping_reader is not None:
-            mark = torch.zeros(len(ids), dtype=torch.bool) if bad_rows is None else torch.from_numpy(bad_rows)
-            batch = BAD_SAMPLE_KEY.put(batch, mark)
+            mark = np.zeros(len(ids), np.bool_) if bad_rows is None else bad_rows
+            batch = BAD_SAMPLE_KEY.put(batch, torch.from_numpy(mark))
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
