@@ -7,15 +7,18 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import headrace
+
 __all__ = ['code_of_run', 'library_versions']
 
-_LIBRARIES = ('headrace', 'torch', 'numpy', 'lightning', 'mosaicml', 'tokenizers', 'transformers')
+_LIBRARIES = ('torch', 'numpy', 'lightning', 'mosaicml', 'tokenizers', 'transformers')
 
 
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that have to do with data."""
     versions = {name: _version(name) for name in _LIBRARIES}
-    return {'python': platform.python_version(), **{name: text for name, text in versions.items() if text}}
+    own = {'python': platform.python_version(), 'headrace': headrace.__version__}
+    return own | {name: text for name, text in versions.items() if text}
 
 
 def _version(name: str) -> str | None:

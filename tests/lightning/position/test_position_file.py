@@ -16,6 +16,8 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from lightning_run import Crash, Model, Run, dataset, train
 from test_lightning_processes import run_forked
 
+import headrace
+import lightning
 from headrace.cli import main
 from headrace.lightning import StreamingDataModule
 from headrace.lightning.position.position_file import position_file
@@ -68,7 +70,11 @@ def test_it_says_what_the_checkpoint_says(run, tmp_path):
         'Next: global batch 15 of the run, of 8 samples.',
         'Finished: 1 epochs and 15 optimizer steps.',
     ]
-    assert set(document['versions']) == {'headrace', 'lightning', 'torch'}
+    assert document['versions'] == {
+        'headrace': headrace.__version__,
+        'lightning': lightning.__version__,
+        'torch': torch.__version__,
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,20 @@ checkpoint changes, and written after it.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import torch
 from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+import headrace
+import lightning
 from headrace.dataset.tracker import loader_entries
 from headrace.order import ResumeState
 from headrace.redaction import redact
@@ -109,7 +110,7 @@ class PositionFiles(_WrappingCheckpointIO):
         document = {
             'checkpoint': Path(path).name,
             'summary': _summary(state, int(checkpoint['global_step'])),
-            'versions': _versions(),
+            'versions': {library.__name__: library.__version__ for library in (headrace, lightning, torch)},
             'state': state,
         }
         return json.dumps(document, indent=2) + '\n'
@@ -121,12 +122,6 @@ class PositionFiles(_WrappingCheckpointIO):
             action(beside, *args)
         except Exception as error:  # no store error may end a training
             rank_zero_warn(redact(f'{beside} could not be brought up to date, and is absent or old: {error!r}'))
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    # To find one takes 5 ms.
-    return {name: version(name) for name in ('headrace', 'lightning', 'torch')}
 
 
 def _summary(state: Mapping[str, Any], steps: int) -> list[str]:
