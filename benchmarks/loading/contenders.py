@@ -27,6 +27,8 @@ class Settings(NamedTuple):
     workers: int
     start: str | None
     """Start method of workers; None without workers."""
+    pinned: bool = False
+    """Whether batches are in memory that a GPU copies from while the trainer goes on."""
 
     @property
     def loader(self) -> dict[str, Any]:
@@ -35,6 +37,7 @@ class Settings(NamedTuple):
             'batch_size': BATCH[self.workload],
             'num_workers': self.workers,
             'multiprocessing_context': self.start,
+            'pin_memory': self.pinned,
         }
 
 

@@ -312,7 +312,6 @@ def train(run: Run, model_class: type[Model] = Model) -> tuple[Trainer, Model]:
     warnings.filterwarnings('ignore', 'Your `IterableDataset` has `__len__` defined')
     model, found = model_class(run), callbacks(run)
     trainer = Trainer(
-        accelerator='cpu',
         devices=run.devices // run.nodes,
         strategy=strategy(run),
         callbacks=found,
@@ -320,7 +319,13 @@ def train(run: Run, model_class: type[Model] = Model) -> tuple[Trainer, Model]:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in found),
-        **{'max_epochs': EPOCHS, 'num_nodes': run.nodes, 'num_sanity_val_steps': 0, **run.trainer},
+        **{
+            'accelerator': 'cpu',
+            'max_epochs': EPOCHS,
+            'num_nodes': run.nodes,
+            'num_sanity_val_steps': 0,
+            **run.trainer,
+        },
     )
     if run.by_hand:
         loader = StreamingDataLoader(dataset(run, batch_size=run.batch_size), num_workers=run.workers)

@@ -1,0 +1,98 @@
+"""Batches on their way to a GPU; these tests run where there is one.
+
+A copy to a GPU may be under way while the trainer asks for the next batch, and workers write into memory that they use
+again. So each test checks on the GPU, at the end, that all rows are those of their samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+
+SAMPLES, BATCH = 2048, 16
+BUSY = 20_000_000
+"""Cycles for which the GPU is kept busy before a copy: some 10 ms, in which workers read several batches."""
+
+
+@pytest.fixture(scope='module', params=[16, 16_384, 131_072], ids=['small rows', 'rows of 64 KiB', 'rows of 512 KiB'])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Rows that have the id of their sample in each number, and the samples of an epoch."""
+    length = request.param
+    samples = min(SAMPLES, (1 << 28) // (4 * length))
+    path = tmp_path_factory.mktemp('gpu') / 'data'
+    with MDSWriter(out=str(path), columns={'id': 'int', 'row': f'ndarray:int32:{length}'}, size_limit='16mb') as writer:
+        for number in range(samples):
+            writer.write({'id': number, 'row': np.full(length, number, np.int32)})
+    return path, samples
+
+
+def loader_of(folder: Path, **options: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=BATCH, shuffle=True), **options)
+
+
+def copied(batches: Iterator[Any], busy: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Ids and rows of batches on the GPU, each copied while the GPU works, and dropped at once."""
+    for batch in batches:
+        if busy:
+            torch.cuda._sleep(busy)
+        ids = batch['id'].clone()
+        row = batch['row'].to('cuda', non_blocking=True)
+        del batch
+        yield ids, row
+
+
+@pytest.mark.parametrize('busy', [0, BUSY], ids=['idle', 'busy'])
+@pytest.mark.parametrize('pinned', [False, True], ids=['pageable', 'pinned'])
+@pytest.mark.parametrize(('workers', 'context'), [(0, None), (2, 'fork'), (2, 'spawn')])
+def test_rows_on_the_gpu_are_those_of_their_samples(folder, workers, context, pinned, busy):
+    path, samples = folder
+    torch.zeros(1, device='cuda')  # as when the model is there before the workers are forked
+    loader = loader_of(path, num_workers=workers, multiprocessing_context=context, pin_memory=pinned)
+    wrong = torch.zeros((), dtype=torch.int64, device='cuda')
+    seen: list[torch.Tensor] = []
+    for ids, row in copied(iter(loader), busy):
+        wrong += (row != ids.to('cuda')[:, None]).sum()
+        seen.append(ids)
+    assert sorted(torch.cat(seen).tolist()) == list(range(samples))
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize('pinned', [False, True], ids=['pageable', 'pinned'])
+def test_rows_that_a_second_stream_copies_are_those_of_their_samples(folder, pinned):
+    path, samples = folder
+    loader = loader_of(path, num_workers=2, pin_memory=pinned)
+    stream, rows, seen = torch.cuda.Stream(), [], []
+    with torch.cuda.stream(stream):
+        for ids, row in copied(iter(loader), BUSY // 4):
+            seen.append(ids)
+            rows.append(row[:, :: max(1, row.shape[1] // 64)].clone())
+    stream.synchronize()
+    assert torch.equal(torch.cat(rows)[:, 0].cpu(), torch.cat(seen).to(torch.int32))
+    assert bool((torch.cat(rows) == torch.cat(rows)[:, :1]).all())
+    assert len(torch.cat(seen)) == samples
+
+
+def test_pinned_batches_are_pinned(folder):
+    for workers in (0, 2):
+        batch = next(iter(loader_of(folder[0], num_workers=workers, pin_memory=True)))
+        assert batch['row'].is_pinned()
+        assert batch['id'].is_pinned()
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_default_device_leaves_batches_in_memory(folder, workers):
+    torch.set_default_device('cuda')
+    try:
+        loader = loader_of(folder[0], num_workers=workers, remainder='exact', mark_streams=True)
+        assert {value.device.type for value in next(iter(loader)).values()} == {'cpu'}
+    finally:
+        torch.set_default_device('cpu')

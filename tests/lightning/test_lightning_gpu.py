@@ -1,0 +1,39 @@
+"""Training on a GPU, to which Lightning copies batches while the trainer goes on; where there is a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from lightning_oracle import judge
+from lightning_run import EPOCHS, Crash, Run, train
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'),
+    pytest.mark.filterwarnings('ignore'),
+]
+
+
+@pytest.mark.parametrize('pinned', [False, True], ids=['pageable', 'pinned'])
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_run_on_a_gpu_continues_exactly(mixes, tmp_path, workers, pinned):
+    first = Run(
+        name='first',
+        out=str(tmp_path),
+        streams=mixes['uneven'],
+        workers=workers,
+        every_steps=5,
+        crash_at=17,
+        trainer={'accelerator': 'gpu'},
+        module={'pin_memory': pinned},
+    )
+    with pytest.raises(Crash):
+        train(first)
+    checkpoint = first.checkpoints / 'step15.ckpt'
+    second = dataclasses.replace(first, name='second', crash_at=None, checkpoint=str(checkpoint))
+    _, model = train(second)
+    verdict = judge([(first, checkpoint), (second, None)])
+    assert verdict.is_exact, verdict
+    assert (verdict.epochs, verdict.position) == (EPOCHS, 0)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
