@@ -384,13 +384,18 @@ def test_small_functions(tmp_path: Path) -> None:
         util.retry(num_attempts=0)
 
 
-def test_ranks_and_orders() -> None:
+def test_ranks_and_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     from streaming.base import distributed, partition, sampling, shuffle
     from streaming.base.world import World
 
     assert (distributed.get_rank(), distributed.get_world_size()) == (0, 1)
     assert (distributed.get_local_rank(), distributed.get_local_world_size()) == (0, 1)
     assert distributed.all_gather_object('x') == ['x']
+    monkeypatch.setenv('WORLD_SIZE', '4')
+    monkeypatch.setenv('RANK', '0')
+    with pytest.raises(RuntimeError, match='There are 4 ranks, but no process group'):
+        distributed.all_gather_object('x')
+    monkeypatch.undo()
     assert distributed.barrier() is None
     world = World(2, 4, 3, 17)
     assert (world.rank, world.node, world.rank_of_node, world.worker_of_rank) == (5, 1, 1, 2)

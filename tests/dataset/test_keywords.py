@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -53,10 +54,15 @@ def test_a_subclass_has_arguments_of_its_own(make_dataset):
         ('keep_zip', 'yes', 'True or False'),
         ('allow_unsafe_types', 'no', 'True or False'),
         ('anonymous', 2, 'True or False'),
+        ('split', 5, 'a text'),
+        ('endpoint_url', ['x'], 'a text'),
+        ('shuffle_algo', 1, 'a text'),
+        ('cache_limit', [1], 'a number, or a text such as'),
+        ('epoch_size', {}, 'a number, or a text such as'),
     ],
 )
 def test_an_argument_of_another_kind(make_dataset, argument, value, kind):
-    with pytest.raises(ArgumentError, match=f'`{argument}` must be {kind}, but is {value!r}'):
+    with pytest.raises(ArgumentError, match=rf'`{argument}` must be {kind}.*, but is {re.escape(repr(value))}'):
         StreamingDataset(local=str(make_dataset()), **{argument: value})
 
 
@@ -85,8 +91,23 @@ def test_numbers_of_other_libraries_and_truth_values_as_numbers(make_dataset, fo
         local=str(make_dataset()),
         batch_size=4,
         predownload=four,
+        cache_limit=four,
+        epoch_size=four * 25,
         download_timeout=four,
         shuffle=np.bool_(True),
         keep_zip=0,
     )
     assert len(list(StreamingDataLoader(data))) == 25
+
+
+@pytest.mark.parametrize('argument', ['remote', 'local'])
+def test_a_place_is_a_text_or_a_path(make_dataset, argument):
+    folder = make_dataset()
+    assert StreamingDataset(**{argument: folder}).size == 100
+    with pytest.raises(ArgumentError, match=f'`{argument}` must be a text, but is 5'):
+        StreamingDataset(**{argument: 5})
+
+
+def test_something_else_than_streams_beside_a_folder(make_dataset):
+    with pytest.raises(ConfigError, match='Give either `streams`, or one stream .*, but got both: streams=5, '):
+        StreamingDataset(streams=5, local=str(make_dataset()))

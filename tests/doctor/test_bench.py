@@ -66,8 +66,9 @@ def test_the_command(data, tmp_path, capsys):
     assert main(['bench', str(data), '--workers', '0', '--seconds', '0.01', '--batch-size', '4']) == 0
     assert 'the limit: reading of values' in capsys.readouterr().out
     assert main(['bench', str(path), '--workers', 'some']) == 1
-    assert main(['bench', str(path), '--seconds', '0']) == 1
-    assert '--seconds must be more than 0' in capsys.readouterr().err
+    for seconds in ('0', 'inf', 'nan'):
+        assert main(['bench', str(path), '--seconds', seconds]) == 1
+        assert '--seconds must be a number of seconds, more than 0' in capsys.readouterr().err
 
 
 def test_keys_go_over_a_dataset(data, capsys):

@@ -42,6 +42,10 @@ WRONG = [
     ({'size_limit': 2**32}, '`size_limit` must be less than'),
     ({'size_limit': '4gb'}, '`size_limit` must be less than'),
     ({'size_limit': 'tiny'}, 'A size in bytes'),
+    ({'size_limit': [1]}, r'A size is a number, but got \[1\]'),
+    ({'compression': 5}, '`compression` is the name of an algorithm, .*, but is 5'),
+    ({'hashes': 'sha1'}, r"`hashes` is a list of names, such as \['sha1'\], but is 'sha1'"),
+    ({'hashes': 5}, '`hashes` is a list of names, .*, but is 5'),
 ]
 
 

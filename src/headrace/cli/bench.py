@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -47,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a row for each number of workers, and a sentence on the limit."""
     from headrace.doctor.bench import bench, limit_of
 
-    if not arguments.seconds > 0:
-        raise ConfigError(f'--seconds must be more than 0, got {arguments.seconds}.')
+    if not 0 < arguments.seconds < math.inf:
+        raise ConfigError(f'--seconds must be a number of seconds, more than 0, got {arguments.seconds}.')
     is_cold = arguments.cold or not Path(arguments.what).is_file()
     with _configured(arguments) as config:
         numbers = [0, config.loader.num_workers or 2] if arguments.workers is None else _numbers(arguments.workers)

@@ -69,8 +69,18 @@ def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor) -> None:
 
 
 def all_gather_object(obj: Any) -> list[Any]:
-    """The objects of all ranks, in their order; the one object without a process group."""
+    """The objects of all ranks, in their order.
+
+    Raises:
+        RuntimeError: there are several ranks, and no process group.
+    """
     if not _has_group():
+        ranks = get_world_size()
+        if ranks > 1:
+            raise RuntimeError(
+                f'There are {ranks} ranks, but no process group to gather objects with. Call '
+                '`torch.distributed.init_process_group` first.'
+            )
         return [obj]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, obj)

@@ -179,6 +179,10 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         own = streams_given(streams, remote, local)
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
+        if replication is not None and replication < 1:
+            raise ConfigError(
+                f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
+            )
         check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))

@@ -1,10 +1,11 @@
-"""Helpful errors for positional and unknown arguments, and for text or truth values in place of numbers."""
+"""Helpful errors for positional and unknown arguments, and for those of another kind."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, ParamSpec, SupportsFloat, SupportsIndex, TypeVar
 
@@ -17,7 +18,13 @@ __all__ = ['by_name', 'check_kind']
 S = TypeVar('S')
 P = ParamSpec('P')
 
-_KINDS: Final = {'bool': 'True or False', 'int': 'an integer', 'float': 'a number'}
+_KINDS: Final = {
+    'bool': 'True or False',
+    'int': 'an integer',
+    'float': 'a number',
+    'str': 'a text',
+    'int | str': "a number, or a text such as '64mb'",
+}
 """Annotations that say all of a value's kind, and the kind in words."""
 
 
@@ -50,15 +57,15 @@ def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, 
 
 
 def check_kind(name: str, value: object, kind: str) -> None:
-    """Check that an argument is no text where a number belongs, and no text where True or False belongs.
+    """Check that an argument is of its kind: that it is no text where a number belongs, for example.
 
     `'false'` would count as True, and `'4'` would fail far from here. Numbers of NumPy and PyTorch are numbers; 0 and 1
-    are truth values.
+    are truth values; paths are texts.
 
     Args:
         name: the argument.
         value: its value. None is of every kind.
-        kind: its annotation without `None`. Only 'bool', 'int' and 'float' are checked.
+        kind: its annotation without `None`. Those of `_KINDS` are checked.
 
     Raises:
         ArgumentError: the value is of another kind.
@@ -67,9 +74,14 @@ def check_kind(name: str, value: object, kind: str) -> None:
         return
     if kind == 'bool':
         fits = isinstance(value, SupportsIndex | np.bool_) and value in (0, 1)
+    elif kind == 'str':
+        fits = isinstance(value, str | os.PathLike)
+    elif kind == 'int | str':
+        fits = isinstance(value, str | SupportsFloat)
     else:
         # A whole float passes for an integer where no stricter rule follows: sizes are often computed.
         fits = isinstance(value, SupportsFloat) and not isinstance(value, bool)
     if not fits:
-        fix = f' Convert text first, such as with `{kind}(...)`.' if isinstance(value, str) and kind != 'bool' else ''
+        converts = isinstance(value, str) and kind in ('int', 'float')
+        fix = f' Convert text first, such as with `{kind}(...)`.' if converts else ''
         raise ArgumentError(f'`{name}` must be {_KINDS[kind]}, but is {value!r:.200}.{fix}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, SupportsInt
 
 from headrace.errors import ConfigError
 
@@ -38,9 +38,9 @@ def bytes_to_int(bytes_str: int | float | str) -> int:
     Units are powers of 1024, from kb to yb. Case and outer spaces do not matter.
 
     Raises:
-        ConfigError: the text is not a size.
+        ConfigError: it is not a size.
     """
-    if isinstance(bytes_str, int | float):
+    if not isinstance(bytes_str, str):
         return _number(bytes_str, 'A size')
     text = bytes_str.strip().lower()
     factor = _BYTE_UNITS.get(text[-2:])
@@ -59,9 +59,9 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
     Units are powers of 1000. Case and outer spaces do not matter.
 
     Raises:
-        ConfigError: the text is not a count.
+        ConfigError: it is not a count.
     """
-    if isinstance(abbrev_str, int | float):
+    if not isinstance(abbrev_str, str):
         return _number(abbrev_str, 'A count')
     text = abbrev_str.strip().lower()
     factor = _COUNT_UNITS.get(text[-1:])
@@ -74,9 +74,9 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
     return value
 
 
-def _number(value: float, what: str) -> int:
-    if isinstance(value, bool):
-        raise ConfigError(f'{what} is a number, but got {value}.')
+def _number(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsInt):  # also a NumPy number, which is no `int`
+        raise ConfigError(f'{what} is a number, but got {value!r:.200}.')
     try:
         return int(value)
     except (ValueError, OverflowError):

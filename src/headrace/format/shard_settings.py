@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 from headrace.format.checksum import is_hash
@@ -23,10 +24,14 @@ def check_compression(compression: str | None) -> str | None:
     """The algorithm with its level, or None.
 
     Raises:
-        ConfigError: it is unknown.
+        ConfigError: it is unknown, or no text.
     """
     if not compression:
         return None
+    if not isinstance(compression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers have types
+        raise ConfigError(
+            f"`compression` is the name of an algorithm, such as 'zstd' or 'zstd:7', but is {compression!r}."
+        )
     get_compression_extension(compression)  # refuses an unknown one
     return compression
 
@@ -35,8 +40,11 @@ def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
     """The names of hash algorithms.
 
     Raises:
-        ConfigError: one is unknown, or they are not sorted.
+        ConfigError: one is unknown, or they are not sorted, or no list.
     """
+    given: Any = hashes
+    if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
+        raise ConfigError(f"`hashes` is a list of names, such as ['sha1'], but is {given!r}.")
     names = tuple(hashes or ())
     unknown = [name for name in names if not is_hash(name)]
     if unknown:

@@ -53,7 +53,7 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     if not streams and (remote or local):
         return None  # LLM Foundry passes an empty list beside the URL of the one stream
     if streams is not None and (remote or local):
-        got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
+        got = f'streams={streams!r:.200}, remote={remote!r}, local={local!r}'
         raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
     if streams is not None and not streams:
         raise ConfigError('`streams` must hold at least one Stream, but is empty.')
