@@ -1,4 +1,4 @@
-"""A GPU that headrace or one of its peers feeds: how much arrives there, and how long the GPU waits.
+"""headrace and its peers feed a GPU: how much arrives there, and how long it waits.
 
 usage: python -m benchmarks.gpu [--rounds 3] [--workers 0,2] [--loads copy,bag,decoder] [--only headrace,map]
                                 [--seconds 2] [--data DIR] [--json OUT]
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
 
 
 def step_of(load: str) -> Callable[[torch.Tensor], object]:
-    """What a batch that is on the GPU is for."""
+    """The use of a batch that is on the GPU."""
     if load == 'copy':
         return lambda tokens: tokens
     model = (Bag() if load == 'bag' else Decoder().bfloat16()).to('cuda')
@@ -112,7 +112,7 @@ def resident(load: str) -> Iterator[torch.Tensor]:
 
 
 def seconds_a_batch(batches: Iterable[Any], step: Callable[[torch.Tensor], object], seconds: float) -> float:
-    """Time of a step with its copy, over so many seconds, or over all batches that there are."""
+    """Mean time of a step with its copy. The measurement ends with the pass, or after this many seconds."""
     ahead = iter(batches)
     for batch in itertools.islice(ahead, UNCOUNTED):
         step(tokens_of(batch).to('cuda', non_blocking=True))

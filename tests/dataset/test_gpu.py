@@ -1,7 +1,7 @@
 """Batches on their way to a GPU; these tests run where there is one.
 
-A copy to a GPU may be under way while the trainer asks for the next batch, and workers write into memory that they use
-again. So each test checks on the GPU, at the end, that all rows are those of their samples.
+A copy to a GPU may still run when the trainer asks for the next batch. Workers use the memory of batches again. So each
+test checks on the GPU that every row has the numbers of its sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a G
 
 SAMPLES, BATCH = 2048, 16
 BUSY = 20_000_000
-"""Cycles for which the GPU is kept busy before a copy: some 10 ms, in which workers read several batches."""
+"""Cycles of other work on the GPU before each copy: about 10 ms. Workers read several batches meanwhile."""
 
 
 @pytest.fixture(scope='module', params=[16, 16_384, 131_072], ids=['small rows', 'rows of 64 KiB', 'rows of 512 KiB'])

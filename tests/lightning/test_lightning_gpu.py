@@ -1,4 +1,4 @@
-"""Training on a GPU, to which Lightning copies batches while the trainer goes on; where there is a GPU."""
+"""Training on a GPU. Lightning does not wait for its copies of batches. The tests skip without a GPU."""
 
 from __future__ import annotations
 
