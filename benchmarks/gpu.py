@@ -1,6 +1,6 @@
 """headrace and its peers feed a GPU: how much arrives there, and how long it waits.
 
-usage: python -m benchmarks.gpu [--rounds 3] [--workers 0,2] [--loads copy,bag,decoder] [--only headrace,map]
+usage: python -m benchmarks.gpu [--rounds 3] [--workers 0 2] [--loads copy bag decoder] [--only headrace map]
                                 [--seconds 2] [--data DIR] [--json OUT]
 
 All have the same shuffled rows of 2,048 int32 tokens, in batches of 16, from the page cache. Batches are in pinned
@@ -8,8 +8,8 @@ memory. Loads:
 
 - copy: batches are copied to the GPU, and nothing else happens there. GB/s of copies.
 - bag: training steps of a bag of words, the shortest there are. decoder: those of a decoder of 12 layers in bfloat16.
-  "GPU waits" is the share of a step that its batch is late: one less the time of a step on a batch that is on the GPU
-  already, divided by that of the step.
+  "GPU waits" is the share of a step for which its batch is late. The comparison is a step on a batch that is on the
+  GPU already.
 
 "resident" is no loader. Its copies are of one pinned batch, and its steps of one batch that stays on the GPU. One
 process has all loaders of a number of workers. Each pass begins a new iterator, whose first batches are not counted;
@@ -19,7 +19,6 @@ the contenders take turns within a round. Figures are medians of the rounds.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import statistics
@@ -38,6 +37,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 VOCABULARY = 50_257
 LAYERS, WIDTH = 12, 768
+LOADS = ['copy', 'bag', 'decoder']
+PEERS = ['headrace', 'mosaicml-streaming', 'litdata', 'map']
 UNCOUNTED = 8
 """Batches that begin a pass."""
 MOST = 2_000
@@ -130,15 +131,10 @@ def seconds_a_batch(batches: Iterable[Any], step: Callable[[torch.Tensor], objec
     return (time.perf_counter() - begin) / count
 
 
-def loader_of(name: str, workers: int, data: Path) -> Iterable[Any] | None:
-    """A contender's loader; None if its package cannot be used here, which is said."""
-    try:
-        folder = written(name, 'tokens', data)
-        settings = Settings('tokens', folder, workers, 'fork' if workers else None, pinned=True)
-        return CONTENDERS[name].read(settings)
-    except Exception as error:
-        print(f'{name}, {workers} workers: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
-        return None
+def loader_of(name: str, workers: int, data: Path) -> Iterable[Any]:
+    """A contender's loader."""
+    settings = Settings('tokens', written(name, 'tokens', data), workers, 'fork' if workers else None, pinned=True)
+    return CONTENDERS[name].read(settings)
 
 
 def measure(load: str, loaders: dict[str, Iterable[Any]], rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -177,25 +173,22 @@ def show(load: str, workers: int, times: dict[str, list[float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.gpu')
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--workers', default='0,2')
-    parser.add_argument('--only', default='headrace,mosaicml-streaming,litdata,map')
-    parser.add_argument('--loads', default='copy,bag,decoder')
+    parser.add_argument('--workers', type=int, nargs='+', default=[0, 2])
+    parser.add_argument('--only', nargs='+', default=PEERS, choices=PEERS)
+    parser.add_argument('--loads', nargs='+', default=LOADS, choices=LOADS)
     parser.add_argument('--seconds', type=float, default=2)
     parser.add_argument('--data', type=Path, default=Path(tempfile.gettempdir()) / 'headrace-benchmark')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit('benchmarks.gpu measures an NVIDIA GPU, and PyTorch finds none here.')
-    names = options.only.split(',')
-    packages = [CONTENDERS[name].package for name in names if name != 'headrace']
-    modules = {'mosaicml-streaming': 'streaming', 'litdata': 'litdata', 'webdataset': 'webdataset'}
-    there = [name for name in packages if name and importlib.util.find_spec(modules[name])]
-    described = f'{torch.cuda.get_device_name()}; {machine("torch", *there)}'
+    # A copy of headrace's sources need not be installed.
+    packages = [CONTENDERS[name].package for name in options.only if name != 'headrace']
+    described = f'{torch.cuda.get_device_name()}; {machine("torch", *filter(None, packages))}'
     results: list[dict[str, Any]] = []
-    for workers in map(int, options.workers.split(',')):
-        made = {name: loader_of(name, workers, options.data) for name in names}
-        loaders = {name: loader for name, loader in made.items() if loader is not None}
-        for load in options.loads.split(','):
+    for workers in options.workers:
+        loaders = {name: loader_of(name, workers, options.data) for name in options.only}
+        for load in options.loads:
             times = measure(load, loaders, options.rounds, options.seconds)
             show(load, workers, times)
             results.append({'load': load, 'workers': workers, 'seconds': times})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
+from headrace.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from headrace.convert import merge_index
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from headrace.images.normalize import NormalizeImages
     from headrace.order import Topology
     from headrace.selection import Where
-
-__version__ = '0.1.0'
 
 __all__ = [
     'BAD_SAMPLE',

@@ -109,5 +109,5 @@ def test_a_place_is_a_text_or_a_path(make_dataset, argument):
 
 
 def test_something_else_than_streams_beside_a_folder(make_dataset):
-    with pytest.raises(ConfigError, match='Give either `streams`, or one stream .*, but got both: streams=5, '):
+    with pytest.raises(ConfigError, match='`streams` must be a list of Stream objects, but is a int. Write'):
         StreamingDataset(streams=5, local=str(make_dataset()))

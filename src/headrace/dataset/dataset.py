@@ -90,8 +90,8 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             as many for 'py1s' and 'py2s'.
         batch_size: samples of one device batch.
         shuffle: whether to shuffle.
-        shuffle_algo: None or 'native' for headrace's own; 'py1e', 'py1br', 'py1b', 'py1s', 'py2s' or 'naive' for
-            MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
+        shuffle_algo: None or 'native' for headrace's own. Those of MosaicML Streaming, sample for sample, are 'py1e',
+            'py1br', 'py1b', 'py1s', 'py2s' and 'naive'. A MosaicML Streaming checkpoint makes None 'py1e'.
         shuffle_seed: key of the order. A checkpoint's seed replaces the default; a resume refuses any other one.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
         batching_method: how streams share a batch: 'random', 'stratified' for the streams' shares in each batch,

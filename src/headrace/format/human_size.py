@@ -41,7 +41,7 @@ def bytes_to_int(bytes_str: int | float | str) -> int:
         ConfigError: it is not a size.
     """
     if not isinstance(bytes_str, str):
-        return _number(bytes_str, 'A size')
+        return _number(bytes_str, 'A size', "'64mb'")
     text = bytes_str.strip().lower()
     factor = _BYTE_UNITS.get(text[-2:])
     value = _scaled(text[:-2], factor) if factor else _whole(text.removesuffix('b'))
@@ -62,7 +62,7 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
         ConfigError: it is not a count.
     """
     if not isinstance(abbrev_str, str):
-        return _number(abbrev_str, 'A count')
+        return _number(abbrev_str, 'A count', "'1.5b'")
     text = abbrev_str.strip().lower()
     factor = _COUNT_UNITS.get(text[-1:])
     value = _scaled(text[:-1], factor) if factor else _whole(text)
@@ -74,9 +74,9 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
     return value
 
 
-def _number(value: Any, what: str) -> int:
+def _number(value: Any, what: str, example: str) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsInt):  # also a NumPy number, which is no `int`
-        raise ConfigError(f'{what} is a number, but got {value!r:.200}.')
+        raise ConfigError(f'{what} is a number, but got {value!r:.200}. Write a number, or a text such as {example}.')
     try:
         return int(value)
     except (ValueError, OverflowError):

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import headrace
+from headrace.version import __version__
 
 __all__ = ['code_of_run', 'library_versions']
 
@@ -17,7 +17,7 @@ _LIBRARIES = ('torch', 'numpy', 'lightning', 'mosaicml', 'tokenizers', 'transfor
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that have to do with data."""
     versions = {name: _version(name) for name in _LIBRARIES}
-    own = {'python': platform.python_version(), 'headrace': headrace.__version__}
+    own = {'python': platform.python_version(), 'headrace': __version__}
     return own | {name: text for name, text in versions.items() if text}
 
 

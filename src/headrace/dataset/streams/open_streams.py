@@ -52,21 +52,23 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     """
     if not streams and (remote or local):
         return None  # LLM Foundry passes an empty list beside the URL of the one stream
-    if streams is not None and (remote or local):
-        got = f'streams={streams!r:.200}, remote={remote!r}, local={local!r}'
-        raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
-    if streams is not None and not streams:
-        raise ConfigError('`streams` must hold at least one Stream, but is empty.')
     given: Any = streams
+    if given is None:
+        return None
     found: list[Any] = list(given) if isinstance(given, Iterable) else []
     wrong = [type(one).__name__ for one in found if not isinstance(one, Stream)]
-    if given is not None and (wrong or not found):
+    if wrong or not isinstance(given, Iterable):
         held = f' with a {wrong[0]}' if wrong and not isinstance(given, str) else ''
         raise ConfigError(
             f'`streams` must be a list of Stream objects, but is a {type(given).__name__}{held}. Write '
             f'`streams=[Stream(remote=...)]`, or `remote=...` for one stream.'
         )
-    return None if given is None else found
+    if not found:
+        raise ConfigError('`streams` must hold at least one Stream, but is empty.')
+    if remote or local:
+        got = f'{len(found)} streams, remote={remote!r}, local={local!r}'
+        raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
+    return found
 
 
 @contextlib.contextmanager

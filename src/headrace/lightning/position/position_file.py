@@ -18,11 +18,11 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-import headrace
 import lightning
 from headrace.dataset.tracker import loader_entries
 from headrace.order import ResumeState
 from headrace.redaction import redact
+from headrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,7 +110,7 @@ class PositionFiles(_WrappingCheckpointIO):
         document = {
             'checkpoint': Path(path).name,
             'summary': _summary(state, int(checkpoint['global_step'])),
-            'versions': {library.__name__: library.__version__ for library in (headrace, lightning, torch)},
+            'versions': {'headrace': __version__, 'lightning': lightning.__version__, 'torch': torch.__version__},
             'state': state,
         }
         return json.dumps(document, indent=2) + '\n'

@@ -7,7 +7,6 @@ have one time-out for everything.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from headrace.storage.transfer.answer_bounds import bound_session
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -86,7 +86,7 @@ class WorkspaceFolder:
                     http_timeout_seconds=self.options.read_timeout,
                     retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
                     product='headrace',
-                    product_version=_own_version(),
+                    product_version=__version__,
                 )
         except ConfigError:
             raise
@@ -229,13 +229,6 @@ class WorkspaceFolder:
             yield
         except UNREADABLE as error:
             raise unreadable(f'{doing} {self.url}/{key} at {self._host()}', error) from error
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version('headrace')
-    except importlib.metadata.PackageNotFoundError:  # a copy of the sources
-        return '0.0.0'
 
 
 def _without_settings(error: ValueError) -> str:
