@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import gzip
 import tarfile
 
 import pytest
 from source_cases import index, rows
 from tars import pack
 
+from headrace.errors import FormatError
 from headrace.sources import tar
 
 
@@ -24,18 +25,61 @@ def test_kinds_of_headers(kind):
     ]
 
 
-def test_folders_and_links_are_left_out():
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode='w') as file:
-        for name, kind in (('folder', tarfile.DIRTYPE), ('link.txt', tarfile.SYMTYPE), ('hard.txt', tarfile.LNKTYPE)):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, '/etc/passwd'
-            file.addfile(info)
-        info = tarfile.TarInfo('a.txt')
-        info.size = 1
-        file.addfile(info, io.BytesIO(b'1'))
-    data = {'t.tar': out.getvalue()}
+def special(name: str, kind: bytes, form: int = tarfile.USTAR_FORMAT) -> bytes:
+    """A member without content, as it stands in a tar."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, 'a.txt' if form == tarfile.USTAR_FORMAT else 'folder/' * 30 + 'a.txt'
+    return info.tobuf(form)
+
+
+A, B = pack([('a.txt', b'1')]), pack([('b.txt', b'2')])
+
+
+def test_folders_are_left_out():
+    data = {'t.tar': special('folder', tarfile.DIRTYPE) + A}
     assert rows(index(tar, data), data) == [{'__key__': 'a', 'txt': '1'}]
+
+
+@pytest.mark.parametrize('form', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+    ('kind', 'message'),
+    [
+        (tarfile.LNKTYPE, r'a hard link. Write the tar again with `tar --hard-dereference`'),
+        (tarfile.SYMTYPE, r'a symbolic link. Write the tar again with `tar --dereference`'),
+        (tarfile.FIFOTYPE, r"of kind b'6'. Write the tar again without it"),
+    ],
+    ids=['hard link', 'symbolic link', 'pipe'],
+)
+def test_a_member_without_content_is_named(kind, message, form):
+    with pytest.raises(FormatError, match=rf"'b.txt' at byte 1024 of t.tar is {message}"):
+        index(tar, {'t.tar': A[:1024] + special('b.txt', kind, form) + B})
+
+
+@pytest.mark.parametrize('pack_whole', [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    'data',
+    [A + B, A[:1024] + bytes(512) + B, [A, B]],
+    ids=['joined', 'a lone block of zeros', 'each compressed'],
+)
+def test_members_after_an_end_mark_are_read(data, pack_whole):
+    whole = b''.join(map(pack_whole, data)) if isinstance(data, list) else pack_whole(data)
+    objects = {'t.tar' if pack_whole is bytes else 't.tar.gz': whole}
+    assert [row['__key__'] for row in rows(index(tar, objects), objects)] == ['a', 'b']
+
+
+@pytest.mark.parametrize(
+    ('data', 'message'),
+    [
+        (A + b'more', f'ends within the header at byte {len(A)}'),
+        (A + b'more' * 128, f'no number in the header at byte {len(A)}'),
+        (A[:1024], 'ends without one at byte 1024'),
+        (b'', 'ends without one at byte 0'),
+    ],
+    ids=['few bytes', 'other data', 'no end', 'empty'],
+)
+def test_a_tar_that_ends_elsewhere_is_refused(data, message):
+    with pytest.raises(FormatError, match=message):
+        index(tar, {'t.tar': data})
 
 
 def test_checksums_of_signed_bytes():

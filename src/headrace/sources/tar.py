@@ -127,7 +127,7 @@ class TarSource:
     def _batches(self, window: Window, part: Part, where: str) -> Iterator[Mapping[str, Sequence[Any]]]:
         batch: dict[str, list[Any]] = {name: [] for name in self.columns}
         rows = size = 0
-        for sample in _read_samples(window, where, self.columns):
+        for sample in _read_samples(window, where, self.columns, has_end=not part.ranges):
             for name, encoding in self.columns.items():
                 if name == _KEY:
                     batch[name].append(sample.key)
@@ -156,10 +156,10 @@ def _chunks(data: memoryview) -> Iterator[bytes]:
         yield bytes(data[start : start + CHUNK])
 
 
-def _read_samples(window: Window, where: str, wanted: Collection[str]) -> Iterator[_Sample]:
+def _read_samples(window: Window, where: str, wanted: Collection[str], *, has_end: bool) -> Iterator[_Sample]:
     """The samples of a tar, with the bytes of the wanted columns."""
     sample: _Sample | None = None
-    for member in read_members(window, where):
+    for member in read_members(window, where, has_end=has_end):
         match = _NAME.fullmatch(member.name)
         if match is None or _META.match(member.name):
             continue
@@ -215,7 +215,7 @@ class _Scan:
             ranges = () if algorithm else ((start, end - start),)
             self.parts.append(Part(info.key, ranges, rows, size))
 
-        for sample in _read_samples(window, info.key, ()):
+        for sample in _read_samples(window, info.key, (), has_end=True):
             if sample.members.keys() != last:
                 last = sample.members.keys()
                 self._compare(f'{sample.key!r} in {info.key}', last)

@@ -22,7 +22,16 @@ _BLOCK: Final = 512
 _MAX_EXTENSION: Final = 1 << 20
 """Bytes of a long name or of an extended header."""
 _REGULAR: Final = b'0', b'\0', b'7'
-_WITHOUT_DATA: Final = b'1', b'2', b'3', b'4', b'5', b'6'  # links, devices, folders, pipes
+_EXTENDED: Final = b'x', b'X'
+_FOLDER: Final = b'5'
+_LEFT_OUT: Final = _FOLDER, b'D', b'V'
+"""Folders, lists of their names, and the label of the tar."""
+_REFUSED: Final = {
+    b'1': ('a hard link', ' with `tar --hard-dereference`'),
+    b'2': ('a symbolic link', ' with `tar --dereference`'),
+    b'S': ('a sparse file', ' without `--sparse`'),
+}
+"""Members that do not hold the content of a file, and how to write them with it."""
 
 
 class Member(NamedTuple):
@@ -38,27 +47,31 @@ class Member(NamedTuple):
     """Offset behind its last block."""
 
 
-def read_members(window: Window, where: str) -> Iterator[Member]:
-    """The files of a tar, in order. Folders and links are left out.
+def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Member]:
+    """The files of a tar, or of several that were joined, in order. Folders are left out.
 
     Args:
         window: the tar's bytes.
         where: the tar, for messages.
+        has_end: whether the window has the end of the tar, and not only a run of its members.
 
     Raises:
-        FormatError: the bytes are no tar, or end within a member.
+        FormatError: the bytes are no tar, or end too early; or a member has no content, such as a link.
     """
     at = start = 0
     name: str | None = None
     size: int | None = None
-    while True:
-        block = bytes(window.take(at, _BLOCK))
-        if not block or not any(block):
+    is_sparse = is_ended = False
+    while block := bytes(window.take(at, _BLOCK)):
+        if not any(block):  # the end, of which joined tars have several
             if start != at:
                 raise FormatError(f'{where} ends after the extended header at byte {start}. Fetch or write it again.')
-            return
+            at = start = at + len(block)
+            is_ended = True
+            continue
+        is_ended = False
         head = _Header(block, at, where)
-        if head.kind in {b'L', b'K', b'x', b'g'}:
+        if head.kind in {b'L', b'K', b'g', *_EXTENDED}:
             if head.size > _MAX_EXTENSION:
                 raise FormatError(
                     f'{where} announces {head.size} bytes of extended header at byte {at}, but {_MAX_EXTENSION} is '
@@ -69,26 +82,36 @@ def read_members(window: Window, where: str) -> Iterator[Member]:
                 raise _truncated(where, at)
             if head.kind == b'L':
                 name = _text(data.partition(b'\0')[0], at, where)
-            elif head.kind == b'x':
+            elif head.kind in _EXTENDED:
                 for key, value in _pax_records(data, at, where):
                     if key == b'path':
                         name = _text(value, at, where)
                     elif key == b'size':
                         size = _decimal(value, at, where)
                     elif key.startswith(b'GNU.sparse.'):
-                        raise _sparse(where, at)
+                        is_sparse = True
             at += _BLOCK + _padded(head.size)
             continue
-        if head.kind == b'S':
-            raise _sparse(where, at)
-        length = 0 if head.kind in _WITHOUT_DATA else head.size if size is None else size
+        full_name = head.name if name is None else name
+        kind = b'S' if is_sparse else head.kind
+        if kind not in _REGULAR and kind not in _LEFT_OUT:
+            what, how = _REFUSED.get(kind, (f'of kind {kind!r}', ' without it'))
+            raise FormatError(
+                f'A member of a tar holds its content, but {full_name!r} at byte {start} of {where} is {what}. Write '
+                f'the tar again{how}.'
+            )
+        length = 0 if kind == _FOLDER else head.size if size is None else size
         data_start = at + _BLOCK
         at = data_start + _padded(length)
-        full_name = head.name if name is None else name
-        if head.kind in _REGULAR and not full_name.endswith('/'):
+        if kind in _REGULAR and not full_name.endswith('/'):
             yield Member(full_name, start, data_start, length, at)
         name = size = None
         start = at
+    if has_end and not is_ended:
+        raise FormatError(
+            f'A tar ends with a block of zeros, but {where} ends without one at byte {at}, so members may be missing. '
+            f'Fetch it again, or write it again.'
+        )
 
 
 class _Header:
@@ -170,7 +193,3 @@ def _pax_records(data: bytes, at: int, where: str) -> Iterator[tuple[bytes, byte
 
 def _truncated(where: str, at: int) -> FormatError:
     return FormatError(f'{where} ends within the header at byte {at}. Fetch or write it again.')
-
-
-def _sparse(where: str, at: int) -> FormatError:
-    return FormatError(f'{where} has a sparse file at byte {at}, which is not read. Write it again without `--sparse`.')
