@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import NoneType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = ['OPERATORS', 'Conditions', 'Mistake', 'Predicate', 'Where', 'check_co
 
 OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
 """The operators of a test of a value; `length` and `not` hold a test again."""
+_NULL: Final = {'equals': None}
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -139,7 +141,7 @@ def _not_here(_: dict[str, Any]) -> object:
     )
 
 
-Scalar: TypeAlias = 'str | int | float | bool'
+Scalar: TypeAlias = 'str | int | float | bool | None'
 Test: TypeAlias = 'tuple[tuple[str, Any], ...]'
 """Operators and operands, sorted: a value, a tuple of values, or a test."""
 
@@ -163,6 +165,9 @@ class Conditions:
         for column, test in cast('Mapping[Any, Any]', raw).items():
             if not isinstance(column, str) or not column:
                 mistakes.append(Mistake((str(column),), column, 'the name of a column is text: quote it'))
+            elif test is None:  # as YAML reads a value that was forgotten
+                rule = 'equals takes a text or a finite number; write {not: null} or {equals: null}, if null is meant'
+                mistakes.append(Mistake((column,), test, rule))
             else:
                 tests.append((column, _read_test(test, (column,), mistakes)))
         return cls(tuple(sorted(tests, key=lambda item: item[0]))) if len(mistakes) == before else None
@@ -237,8 +242,9 @@ def _read_operator(name: Any, operand: object, path: tuple[str | int, ...], mist
         return ((name, _read_test(operand, path, mistakes)),)
     elif name == 'in':
         return ((name, _read_values(operand, path, mistakes)),)
-    elif not _is_scalar(operand) or (name != 'equals' and isinstance(operand, bool)):
-        mistakes.append(Mistake(path, operand, f'{name} takes a text or a finite number'))
+    elif not (operand is None or _is_scalar(operand)) or (name != 'equals' and isinstance(operand, (bool, NoneType))):
+        or_null = ', or null' if name == 'equals' else ''
+        mistakes.append(Mistake(path, operand, f'{name} takes a text or a finite number{or_null}'))
     else:
         return ((name, operand),)
     return ()
@@ -249,12 +255,12 @@ def _read_values(raw: object, path: tuple[str | int, ...], mistakes: list[Mistak
         mistakes.append(Mistake(path, raw, 'must be a list of values, at least one'))
         return ()
     values = cast('Sequence[Any]', raw)
-    wrong = [Mistake((*path, i), value, 'must be a text or a finite number') for i, value in enumerate(values)
-             if not _is_scalar(value)]  # fmt: skip
-    if not wrong and len({_kind(value) for value in values}) > 1:
-        wrong = [Mistake(path, raw, 'must be all text or all numbers')]
+    wrong = [Mistake((*path, i), value, 'must be a text or a finite number, or null') for i, value in enumerate(values)
+             if not (value is None or _is_scalar(value))]  # fmt: skip
+    if not wrong and len({_kind(value) for value in values if value is not None}) > 1:
+        wrong = [Mistake(path, raw, 'must be all text or all numbers, beside null')]
     mistakes += wrong
-    return () if wrong else tuple(sorted(set(values)))
+    return () if wrong else tuple(sorted(set(values), key=lambda value: (value is not None, value)))
 
 
 def _is_scalar(value: object) -> bool:
@@ -265,7 +271,7 @@ def _is_scalar(value: object) -> bool:
 def _plain_test(test: Test) -> Any:
     plain = {name: _plain_test(operand) if name in ('length', 'not') else operand for name, operand in test}
     plain |= {name: list(operand) for name, operand in plain.items() if name == 'in'}
-    return next(iter(plain.values())) if list(plain) in (['equals'], ['in']) else plain
+    return next(iter(plain.values())) if list(plain) in (['equals'], ['in']) and plain != _NULL else plain
 
 
 # -- evaluating tests --------------------------------------------------------------------------------------------------
@@ -273,15 +279,35 @@ def _plain_test(test: Test) -> Any:
 
 def _holds(test: Test, values: Any, column: str) -> Mask:
     """For which values of a column, an array [n, ...] or a list, a test holds; bool[n]."""
+    if isinstance(values, list) and any(_leaves_null_out(*one) for one in test):  # the other tests need no null
+        kept = np.fromiter((value is not None for value in cast('list[Any]', values)), np.bool_, len(values))
+        values = [value for value in cast('list[Any]', values) if value is not None]
+        if values:
+            kept[kept] = _holds_for_each(test, values, column)
+        return kept
+    return _holds_for_each(test, values, column)
+
+
+def _holds_for_each(test: Test, values: Any, column: str) -> Mask:
     kept = np.ones(len(values), np.bool_)
     for operator, operand in test:
         kept &= _HOLDS[operator](values, operand, column)
     return kept
 
 
+def _leaves_null_out(operator: str, operand: Any) -> bool:
+    """Whether a test is ``not: null``, or ``not`` a list with null."""
+    if operator != 'not' or len(operand) != 1:
+        return False
+    ((what, value),) = operand
+    return value is None or (what == 'in' and None in value)
+
+
 def _compare(operator: str, values: Any, operand: Scalar, column: str) -> Mask:
     _require_kind(values, operand, column, operator)
     compare = _COMPARE[operator]
+    if operand is None:
+        return np.fromiter((value is None for value in values), np.bool_, len(values))
     if isinstance(values, np.ndarray):
         return compare(values, operand)
     return np.fromiter((compare(value, operand) for value in values), np.bool_, len(values))
@@ -293,7 +319,8 @@ def _is_in(values: Any, operands: tuple[Scalar, ...], column: str) -> Mask:
         for operand in operands:
             kept |= _compare('equals', values, operand, column)
         return kept
-    _require_kind(values, operands[0], column, 'in')
+    some = [value for value in values if value is not None] if None in operands else values
+    _require_kind(some, operands[-1], column, 'in')
     among = frozenset(operands)
     return np.fromiter((value in among for value in values), np.bool_, len(values))
 
@@ -333,6 +360,8 @@ def _kind(value: object) -> str:
 
 def _require_kind(values: Any, operand: Scalar, column: str, operator: str) -> None:
     """Refuse to compare text with numbers, which are never equal: what was meant would be kept or left out unseen."""
+    if operand is None:  # any value is null, or not
+        return
     wanted = _kind(operand)
     if isinstance(values, np.ndarray):
         if len(values) and (values.ndim > 1 or wanted != 'number'):
@@ -347,7 +376,10 @@ def _wrong_kind(column: str, value: object, operator: str, wanted: str) -> Strea
     text = repr(value)
     shown = text if len(text) <= 40 else text[:37] + '...'
     needs = f'needs {wanted}' if operator == 'length' else f'compares with {wanted}'
+    fix = 'Compare text with text (in YAML, quote it) and numbers with numbers.'
+    if value is None:
+        fix = 'Say what becomes of null: `not: null` beside the other tests of the column leaves it out.'
     return StreamError(
         f'`where`: the column {column!r} holds {type(value).__name__} values such as {shown}, but {operator} {needs}. '
-        f'Compare text with text (in YAML, quote it) and numbers with numbers.'
+        f'{fix}'
     )
