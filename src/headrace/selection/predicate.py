@@ -243,8 +243,7 @@ def _read_operator(name: Any, operand: object, path: tuple[str | int, ...], mist
     elif name == 'in':
         return ((name, _read_values(operand, path, mistakes)),)
     elif not (operand is None or _is_scalar(operand)) or (name != 'equals' and isinstance(operand, (bool, NoneType))):
-        or_null = ', or null' if name == 'equals' else ''
-        mistakes.append(Mistake(path, operand, f'{name} takes a text or a finite number{or_null}'))
+        mistakes.append(Mistake(path, operand, f'{name} takes a text or a finite number'))
     else:
         return ((name, operand),)
     return ()
@@ -255,10 +254,10 @@ def _read_values(raw: object, path: tuple[str | int, ...], mistakes: list[Mistak
         mistakes.append(Mistake(path, raw, 'must be a list of values, at least one'))
         return ()
     values = cast('Sequence[Any]', raw)
-    wrong = [Mistake((*path, i), value, 'must be a text or a finite number, or null') for i, value in enumerate(values)
+    wrong = [Mistake((*path, i), value, 'must be a text or a finite number') for i, value in enumerate(values)
              if not (value is None or _is_scalar(value))]  # fmt: skip
     if not wrong and len({_kind(value) for value in values if value is not None}) > 1:
-        wrong = [Mistake(path, raw, 'must be all text or all numbers, beside null')]
+        wrong = [Mistake(path, raw, 'must be all text or all numbers')]
     mistakes += wrong
     return () if wrong else tuple(sorted(set(values), key=lambda value: (value is not None, value)))
 
