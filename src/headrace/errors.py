@@ -9,7 +9,8 @@ HeadraceError
 ├── FormatError              (ValueError)          bytes are not what their format says
 │   ├── IndexFileError       (json.JSONDecodeError) index.json is empty or not JSON
 │   ├── ShardError           (ValueError)          a shard contradicts its index or itself
-│   └── ChecksumError        (ValueError)          size or hash differ from the index
+│   ├── ChecksumError        (ValueError)          size or hash differ from the index
+│   └── DocumentError        (ConfigError)         a document of packed data is no text, or no tokens
 ├── CollateError             (TypeError)           values of a column do not stack into a batch
 ├── ConversionError          (RuntimeError)        an input cannot be converted, or its worker process died
 ├── EmptyDatasetError        (RuntimeError)        a stream holds no samples
@@ -50,6 +51,7 @@ __all__ = [
     'ConfigError',
     'ConversionError',
     'DiskFullError',
+    'DocumentError',
     'EmptyDatasetError',
     'FormatError',
     'HeadraceError',
@@ -123,6 +125,10 @@ class ShardError(FormatError):
 
 class ChecksumError(FormatError):
     """A file's size or hash differs from the index."""
+
+
+class DocumentError(FormatError, ConfigError):
+    """A document of packed data is no text, no conversation, or no tokens; or its column is another one."""
 
 
 class CollateError(HeadraceError, TypeError):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from packed_orders import METHODS, SIZE, expected, make, sequences, write
 
-from headrace import BAD_SAMPLE, StreamingDataLoader
+from headrace import BAD_SAMPLE, MDSWriter, StreamingDataLoader
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.errors import ChecksumError
-from headrace.packing import PackedDataset, Packing
+from headrace.errors import ChecksumError, ConfigError, DocumentError, FormatError
+from headrace.packing import ChatTokenizer, PackedDataset, Packing
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,108 @@ def test_where_no_document_can_be_read_the_error_is_raised(tmp_path):
         shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ChecksumError):
         sequences(make(folder, on_bad_sample='skip'), 1)
+
+
+def tokenizer_of(library: str) -> Any:
+    """A tokenizer with a token for each of a, b and c."""
+    if library == 'callable':
+        return lambda texts: [[ord(letter) - ord('a') for letter in text] for text in texts]
+    if library == 'tiktoken':
+        tiktoken = pytest.importorskip('tiktoken')
+        ranks = {bytes([(byte + 97) % 256]): byte for byte in range(256)}
+        return tiktoken.Encoding('bytes', pat_str='.', mergeable_ranks=ranks, special_tokens={})
+    tokenizers = pytest.importorskip('tokenizers')
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0, 'b': 1, 'c': 2, '?': 3}, unk_token='?'))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split('', 'isolated')
+    if library == 'tokenizers':
+        return made
+    transformers = pytest.importorskip('transformers')
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token='?')
+    if library == 'chat':
+        made.chat_template = (
+            '{% for m in messages %}'
+            "{% if m.role == 'no' %}{{ raise_exception('bad role') }}{% endif %}"
+            '{{ m.content }}{% endfor %}'
+        )
+        return ChatTokenizer(made)
+    return made
+
+
+def chat(content: object, role: str = 'assistant') -> list[dict[str, object]]:
+    return [{'role': role, 'content': content}]
+
+
+BAD_DOCUMENTS = [
+    *(
+        (library, bad, 'must be text')
+        for library in ('tokenizers', 'tiktoken', 'transformers')
+        for bad in (None, 5, ['a', 'b'])
+    ),
+    *(
+        (library, 'a\ud800', 'lone surrogate .* at character 1')
+        for library in ('tokenizers', 'tiktoken', 'transformers')
+    ),
+    *(('callable', bad, 'NoneType|int') for bad in (None, 5)),
+    *(('none', bad, 'must be an array of integers') for bad in (None, 5, 'text', [0.5], [[1], [2, 3]])),
+    *(('chat', bad, 'must be a list of messages') for bad in (None, 5, chat(None), chat(5), chat('a', 5))),
+    ('chat', chat('b\ud800'), 'lone surrogate'),
+    ('chat', chat('a', 'no'), 'bad role'),
+]
+
+
+@pytest.mark.parametrize(('library', 'bad', 'message'), BAD_DOCUMENTS, ids=str)
+def test_a_document_that_is_none(tmp_path, caplog, library, bad, message):
+    (tmp_path / 'in').mkdir()
+    good = {'none': [[0, 1], [2]], 'chat': [chat('ab'), chat('c')]}.get(library, ['ab', 'c'])
+    lines = [json.dumps({'it': value}) + '\n' for value in (good[0], bad, good[1])]
+    (tmp_path / 'in' / 'a.jsonl').write_text(''.join(lines))
+
+    def loader(policy: str, **options: Any) -> StreamingDataLoader:
+        tokenizer = None if library == 'none' else tokenizer_of(library)
+        packing = Packing(sequence_length=3, tokenizer=tokenizer, column='it', method='concatenate')
+        options = {'remote': str(tmp_path / 'in'), 'local': str(tmp_path / 'cache'), 'packing': packing, **options}
+        return StreamingDataLoader(PackedDataset(**options, on_bad_sample=policy), batch_size=1)
+
+    with pytest.raises(Exception, match=message) as raised:
+        next(iter(loader('raise')))
+    said = '\n'.join([str(raised.value), *getattr(raised.value, '__notes__', [])])
+    assert "stream 'stream_0'" in said
+    assert 'row 1, sample id 1' in said
+    if isinstance(raised.value, DocumentError):
+        assert isinstance(raised.value, (ConfigError, FormatError))
+        assert "Column 'it'" in said
+        assert 'on_bad_sample: skip' in said
+        assert (bad is None) == ('where: {it: {not: null}}' in said)
+    with caplog.at_level(logging.WARNING, 'headrace'):
+        skipping = loader('skip')
+        batch = next(iter(skipping))
+    assert batch['input_ids'].tolist() == [[0, 1, 2]]
+    assert skipping.dataset.document_counts['stream_0'].left_out >= 1
+    assert 'Sample 1, row 1 of shard' in caplog.text
+    if bad is None and library != 'callable':
+        kept = loader('raise', where={'it': {'not': None}}, local=str(tmp_path / 'kept'))
+        assert next(iter(kept))['input_ids'].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_where_no_document_is_one_the_error_is_raised(tmp_path, workers):
+    with MDSWriter(out=str(tmp_path), columns={'text': 'int'}) as writer:
+        for number in range(20):
+            writer.write({'text': number})
+    packing = Packing(sequence_length=3, tokenizer=tokenizer_of('tokenizers'))
+    dataset = PackedDataset(local=str(tmp_path), packing=packing, on_bad_sample='skip')
+    with pytest.raises(DocumentError, match=r"Column 'text' of .*must be text for its tokenizer, but it is 0\."):
+        next(iter(StreamingDataLoader(dataset, batch_size=1, num_workers=workers)))
+
+
+def test_stored_tokens_of_a_document_cut_short(tmp_path):
+    with MDSWriter(out=str(tmp_path), columns={'tokens': 'bytes'}) as writer:
+        for tokens in ([0, 1], [2]):
+            writer.write({'tokens': np.array(tokens, np.int32).tobytes()})
+        writer.write({'tokens': b'12345'})
+    packing = Packing(sequence_length=3, token_dtype='int32', method='concatenate')
+    dataset = PackedDataset(local=str(tmp_path), packing=packing, on_bad_sample='skip')
+    assert next(iter(StreamingDataLoader(dataset, batch_size=1)))['input_ids'].tolist() == [[0, 1, 2]]
+    dataset = PackedDataset(local=str(tmp_path), packing=packing)
+    with pytest.raises(DocumentError, match="Column 'tokens' of .* row 2, .*needs a `token_dtype` that divides them"):
+        next(iter(StreamingDataLoader(dataset, batch_size=1)))

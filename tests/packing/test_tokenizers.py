@@ -105,7 +105,7 @@ def test_stored_tokens():
     ('options', 'values', 'message'),
     [
         ({}, ['a text'], 'must be an array of integers'),
-        ({}, [np.array([0.5])], 'it is float64'),
+        ({}, [np.array([0.5])], r'it is array\(\[0\.5\]\)'),
         ({}, [b'1234'], 'needs a `token_dtype` that divides them, but 4 bytes have None'),
         ({'token_dtype': 'int32'}, [b'12345'], '5 bytes'),
     ],

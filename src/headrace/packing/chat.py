@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from headrace.errors import ConfigError
 from headrace.packing.rows import IGNORED
-from headrace.packing.tokenizers import fingerprint
+from headrace.packing.tokenizers import checked_text, fingerprint, no_document
 
 __all__ = ['ChatTokenizer']
 
@@ -76,7 +76,8 @@ class ChatTokenizer:
             For each, `input_ids` and `labels` of one length; a token that is not trained has the label -100.
 
         Raises:
-            ConfigError: a value is no conversation; or the template changes earlier messages, or asks for the date.
+            DocumentError: a value is no conversation.
+            ConfigError: the template changes earlier messages, or asks for the date.
         """
         return [self._encode(_messages(value)) for value in values]
 
@@ -92,7 +93,7 @@ class ChatTokenizer:
 
     def _rendered(self, messages: list[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
         """The text of a conversation, and the places of its trained messages."""
-        text = self._render(messages)
+        text = checked_text(self._render(messages))
         spans: list[tuple[int, int]] = []
         for number, message in enumerate(messages):
             if message['role'] not in self._train_on:
@@ -131,7 +132,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
     """The messages of a conversation.
 
     Raises:
-        ConfigError: it is none.
+        DocumentError: it is none.
     """
     found: Any = value
     if isinstance(value, (str, bytes)):
@@ -140,13 +141,18 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         except ValueError:
             found = None
     messages = cast('list[Any]', found) if isinstance(found, list) else []
-    is_good = bool(messages) and all(
-        isinstance(message, Mapping) and isinstance(cast('Mapping[str, Any]', message).get('role'), str)
-        for message in messages
-    )
-    if not is_good:
-        raise ConfigError(
-            f'A conversation must be a list of messages with `role` and `content`, or its JSON text, but is '
-            f'{repr(value)[:80]}. Name the `column` of the conversations.'
+    if not messages or not all(map(_is_message, messages)):
+        raise no_document(
+            value, 'A conversation must be a list of messages with `role` and `content`, or its JSON text'
         )
     return messages
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    message = cast('Mapping[str, Any]', value)
+    has_content = isinstance(message.get('content'), (str, list))  # some templates take a list of parts
+    if message.get('content') is None:  # a template would write None, but for another key, such as `tool_calls`
+        has_content = any(message[key] for key in message.keys() - {'role', 'content'})
+    return has_content and isinstance(message.get('role'), str)

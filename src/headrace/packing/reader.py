@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch, knows_of_node
 from headrace.dataset.reading.protocol import Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
+from headrace.errors import DocumentError
 from headrace.notes import add_note
 from headrace.packing.batches import BatchMaker
 from headrace.packing.lane import Document
@@ -37,6 +39,7 @@ __all__ = ['PackedReader']
 _BLOCK = 16  # documents of each lane that prefetching looks up together
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
+_NO_TOKENS = Document(np.empty(0, np.int32))
 
 
 class PackedReader(Reader[ChunkKey]):
@@ -107,12 +110,7 @@ class PackedReader(Reader[ChunkKey]):
         if self.prefetches:
             self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
-        values, bad = self._values(ids, epochs)
-        try:
-            documents = self._documents(values, bad)
-        except Exception as error:
-            add_note(error, naming_samples('While tokenising', ids.tolist(), self._pool.describe))
-            raise
+        documents, bad = self._documents(ids, epochs)
         labels = None
         if any(document.labels is not None for document in documents):
             labels = np.concatenate([d.tokens if d.labels is None else d.labels for d in documents])
@@ -134,16 +132,21 @@ class PackedReader(Reader[ChunkKey]):
             if self._skipping_reader is not None:
                 return self._skipping_reader.readable_values(ids, column)
             return self._pool.values(ids, column), None
+        return self._each(ids, epochs, self._value)
+
+    def _each(
+        self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], read: Callable[[int, int], Any]
+    ) -> tuple[list[Any], BadRows | None]:
+        """Results of `read(epoch, sample_id)`, and a mask of the unreadable ones, which are None."""
         values: list[Any] = [None] * len(ids)
         bad = np.zeros(len(ids), np.bool_)
         for epoch in np.unique(epochs).tolist():  # samples draw other random numbers in each pass
             places = np.flatnonzero(epochs == epoch)
-            read = partial(self._value, epoch)
             if self._skipping_reader is not None:
-                found, bad_rows = self._skipping_reader.readable(ids[places].tolist(), read)
+                found, bad_rows = self._skipping_reader.readable(ids[places].tolist(), partial(read, epoch))
                 bad[places] = False if bad_rows is None else bad_rows
             else:
-                found = list(read_each(ids[places].tolist(), read, self._pool.describe))
+                found = list(read_each(ids[places].tolist(), partial(read, epoch), self._pool.describe))
             for place, value in zip(places.tolist(), found, strict=True):
                 values[place] = value
         return values, bad if bad.any() else None
@@ -151,14 +154,46 @@ class PackedReader(Reader[ChunkKey]):
     def _value(self, epoch: int, sample_id: int) -> Any:
         return self._sample(epoch, sample_id)[self._packing.document_column]
 
-    def _documents(self, values: Any, bad: BadRows | None) -> list[Document]:
-        """Tokens of each value. A bad one has none, as if the document did not exist."""
+    def _documents(
+        self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]
+    ) -> tuple[list[Document], BadRows | None]:
+        """Documents, and a mask of the bad ones. These have no tokens, as if they did not exist."""
         assert self._encode is not None
-        if bad is None:
-            return self._encode(values)
-        readable = [value for value, is_bad in zip(values, bad.tolist(), strict=True) if not is_bad]
-        documents = iter(self._encode(readable) if readable else ())
-        return [Document(np.empty(0, np.int32)) if is_bad else next(documents) for is_bad in bad.tolist()]
+        values, bad = self._values(ids, epochs)
+        try:
+            if bad is None:
+                return self._encode(values), None
+            readable = [value for value, is_bad in zip(values, bad.tolist(), strict=True) if not is_bad]
+            found = iter(self._encode(readable) if readable else ())
+            return [_NO_TOKENS if is_bad else next(found) for is_bad in bad.tolist()], bad
+        except Exception as error:
+            add_note(error, naming_samples('While tokenising', ids.tolist(), self._pool.describe))
+            if not is_bad_sample(error, from_user=True):
+                raise
+            documents, bad = self._each(ids, epochs, self._document)  # raises the error of one of them
+            if bad is None:
+                raise
+            return [_NO_TOKENS if document is None else document for document in documents], bad
+
+    def _document(self, epoch: int, sample_id: int) -> Document:
+        assert self._encode is not None
+        column, value = self._packing.document_column, self._value(epoch, sample_id)
+        try:
+            return self._encode([value])[0]
+        except DocumentError as error:
+            place = self._pool.describe(sample_id)
+            fix = (
+                f'`where: {{{column}: {{not: null}}}}` leaves such rows out'
+                if value is None
+                else 'Name another `column`'
+            )
+            raise DocumentError(
+                f'Column {column!r} of {place}: {error} {fix}, or `on_bad_sample: skip` skips them.'
+            ) from None
+        except Exception as error:
+            if self._skipping_reader is None:
+                raise
+            raise DocumentError(f'The tokenizer takes no {value!r:.80}: {type(error).__name__}: {error}') from error
 
     def _begin_here(self) -> None:
         if torch.utils.data.get_worker_info() is not None:

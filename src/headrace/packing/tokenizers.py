@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DocumentError
 from headrace.packing.lane import Document
 from headrace.packing.settings import Packing
 
-__all__ = ['Encoder', 'encoder_of', 'fingerprint', 'load_tokenizer']
+__all__ = ['Encoder', 'checked_text', 'encoder_of', 'fingerprint', 'load_tokenizer', 'no_document']
 
 Encoder: TypeAlias = Callable[[Any], 'list[Document]']
 LIBRARIES = ('tokenizers', 'transformers', 'tiktoken')
@@ -62,15 +62,18 @@ def load_tokenizer(library: str, name: str) -> Any:
 def encoder_of(packing: Packing) -> Encoder:
     """A function from values of the document's column to documents, with their begin and end tokens.
 
+    The function raises `DocumentError` for a value that is no document.
+
     Raises:
         ConfigError: the tokenizer is of no known kind.
     """
+    takes_text = bool(_library(packing.tokenizer))
     encode = _stored(packing.token_dtype) if packing.tokenizer is None else _encode(packing.tokenizer)
     before = [] if packing.bos_token_id is None else [packing.bos_token_id]
     after = [] if packing.eos_token_id is None else [packing.eos_token_id]
 
     def documents(values: Any) -> list[Document]:
-        made = encode(values)
+        made = encode([checked_text(value) for value in values] if takes_text else values)
         if len(made) != len(values):
             raise ConfigError(
                 f'`tokenizer` must give a document for each of its {len(values)} values, but gave {len(made)}. A '
@@ -79,6 +82,29 @@ def encoder_of(packing: Packing) -> Encoder:
         return [_document(found, before, after) for found in made]
 
     return documents
+
+
+def no_document(value: object, rule: str) -> DocumentError:
+    """The error for a value that is no document."""
+    return DocumentError(f'{rule}, but it is {repr(value)[:80]}.')
+
+
+def checked_text(value: object) -> str:
+    """A document that is text.
+
+    Raises:
+        DocumentError: it is none, or has a part of a character alone, which no file of valid text has.
+    """
+    if not isinstance(value, str):
+        raise no_document(value, 'A document must be text for its tokenizer')
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            at = error.start
+            rule = f'A document must be valid Unicode, without the lone surrogate {value[at]!r} at character {at}'
+            raise no_document(value, rule) from None
+    return value
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -118,7 +144,7 @@ def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
         if not isinstance(value, bytes):
             return value
         if dtype is None or len(value) % np.dtype(dtype).itemsize:
-            raise ConfigError(
+            raise DocumentError(
                 f'A document that is stored as bytes needs a `token_dtype` that divides them, but {len(value)} bytes '
                 f'have {dtype!r}. Set it to what the tokens were written as.'
             )
@@ -198,13 +224,13 @@ def _document(found: Any, before: list[int], after: list[int]) -> Document:
 
 
 def _int32(values: Any, before: list[int], after: list[int]) -> npt.NDArray[np.int32]:
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in 'iu':
-        raise ConfigError(
-            f'A document must be an array of integers when it is packed, but it is {array.dtype}. Give `tokenizer`, or '
-            f'name the `column` that holds tokens.'
-        )
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.array(None)
+    if not array.ndim or (array.size and array.dtype.kind not in 'iu'):
+        raise no_document(values, 'A document must be an array of integers, or text with a `tokenizer`')
     if array.size and array.dtype != np.int32 and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
-        raise ConfigError(f'Tokens must be numbers below 2147483648, but are from {array.min()} to {array.max()}.')
+        raise DocumentError(f'Tokens must be numbers below 2147483648, but are from {array.min()} to {array.max()}.')
     array = array.reshape(-1).astype(np.int32)
     return np.concatenate([before, array, after]).astype(np.int32) if before or after else array
