@@ -66,6 +66,14 @@ def test_an_output_around_a_file_of_a_glob(tmp_path: Path) -> None:
     convert(source, tmp_path / 'data-mds', progress_bar=False, exist_ok=True)
 
 
+def test_emptying_an_output_leaves_what_links_lead_to(tmp_path: Path) -> None:
+    make_images(tmp_path / 'precious', {'a': 1})
+    convert([{'i': 1}], tmp_path / 'out')
+    (tmp_path / 'out' / 'link').symlink_to(tmp_path / 'precious')
+    convert([{'i': 2}], tmp_path / 'out', exist_ok=True)
+    assert list(digests(tmp_path / 'precious')) == ['a/0-0.jpg']
+
+
 def test_splits(tmp_path: Path) -> None:
     make_images(tmp_path / 'data' / 'train', {'a': 3, 'b': 2})
     make_images(tmp_path / 'data' / 'val', {'b': 1})

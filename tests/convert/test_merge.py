@@ -11,6 +11,7 @@ import pytest
 from headrace import JSONWriter, MDSWriter, StreamingDataset
 from headrace.convert import merge_index
 from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
+from headrace.inspect import verify
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import S3Server
@@ -42,6 +43,24 @@ def test_a_folder_of_parts_is_read_as_one_dataset(tmp_path: Path) -> None:
     merge_index(str(tmp_path / 'data'))
 
     assert ids_of(tmp_path / 'data', tmp_path) == list(range(120))
+
+
+def test_parts_behind_links_are_merged_and_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    make_parts(tmp_path / 'disk')
+    (tmp_path / 'data').mkdir()
+    for number in range(3):
+        (tmp_path / 'data' / f'{number}').symlink_to(tmp_path / 'disk' / f'part-{number:05}')
+    merge_index(str(tmp_path / 'data'))
+    assert ids_of(tmp_path / 'data', tmp_path) == list(range(120))
+    assert verify(tmp_path / 'data', fast=True).bad == ()
+
+    (tmp_path / 'data' / '2').unlink()
+    (tmp_path / 'data' / '2').symlink_to(tmp_path / 'unmounted')
+    with pytest.raises(ObjectNotFoundError, match='data/2: it is a link to'):
+        merge_index(str(tmp_path / 'data'))
+    assert len(verify(tmp_path / 'data', fast=True, jobs=1).bad) == len(
+        index_of(tmp_path / 'disk' / 'part-00002')['shards']
+    )
 
 
 @pytest.mark.parametrize('form', ['root', 'list', 'pairs'])

@@ -265,6 +265,10 @@ def test_originals_that_cannot_be_right_are_refused_before_the_work(tmp_path: Pa
         IMAGENET.convert(tmp_path / 'in', out, rezise=3)
     with pytest.raises(ConfigError, match='in one another'):
         IMAGENET.convert(tmp_path / 'in', tmp_path / 'in' / 'out')
+    (tmp_path / 'in' / 'train' / 'n0').symlink_to(tmp_path / 'unmounted')
+    with pytest.raises(ObjectNotFoundError, match='train/n0: it is a link to'):
+        IMAGENET.convert(tmp_path / 'in', out)
+    (tmp_path / 'in' / 'train' / 'n0').unlink()
     with pytest.raises(ConfigError, match='of this machine'):
         IMAGENET.convert('s3://bucket/imagenet', out)
     (tmp_path / 'in' / 'val' / 'n7').mkdir()

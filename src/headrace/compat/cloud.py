@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from headrace.errors import ConfigError
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store, split_url
+from headrace.storage.stores.local import LocalStore
 from headrace.storage.whole_file import whole_file
 
 __all__ = ['CloudDownloader', 'CloudUploader', 'download_file']
@@ -163,8 +164,7 @@ class CloudUploader:
             Of the folder, paths; of a store, names below the bucket. Sorted.
         """
         if self._store is None or local_path(self._store.url) is not None:
-            paths = (str(path) for path in Path(self.local).rglob('*') if path.is_file())
-            return sorted(path for path in paths if path.startswith(f'{self.local}/{prefix or ""}'))
+            return [f'{self.local}/{info.key}' for info in LocalStore(self.local).list(prefix or '')]
         _, place = split_url(self._store.url)
         folder = place.partition('/')[2].strip('/')
         return [f'{folder}/{info.key}'.lstrip('/') for info in self._store.list(prefix or '')]

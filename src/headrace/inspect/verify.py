@@ -168,10 +168,10 @@ def _is_unknown(shards: ShardTable, key: str) -> bool:
 
 
 def _listing(store: Store) -> dict[str, ObjectInfo] | None:
-    """The store's objects by key; None if it may not be listed."""
+    """The store's objects by key; None if it may not be listed, or holds a link that leads nowhere."""
     try:
         return PATIENT.call(f'Listing {store.url}', lambda: {found.key: found for found in store.list('')})
-    except AccessDeniedError:
+    except (AccessDeniedError, ObjectNotFoundError):
         return None
 
 
@@ -182,7 +182,7 @@ def _check_sizes(
     for number, info in enumerate(shards):
         for file in info.files:
             stored = file.zip or file.raw
-            if file.zip is not None and folder_of(store) is not None and file.zip.basename not in (objects or {}):
+            if file.zip and objects is not None and folder_of(store) and file.zip.basename not in objects:
                 stored = file.raw  # a cache folder holds what it has unpacked
             try:
                 found = _size(store, stored.basename, objects)

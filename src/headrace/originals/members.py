@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from typing_extensions import Buffer
 
 from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.storage.stores.local import mapped_path_errors
 from headrace.storage.transfer.file_part import FilePart
 
 __all__ = ['Member', 'TarWindow', 'files_of', 'tar_members']
@@ -70,10 +72,13 @@ def files_of(root: Path, folder: str) -> list[Member]:
     found: list[Member] = []
     with os.scandir(root / folder) as entries:
         for entry in entries:
-            if entry.is_file() and not entry.name.startswith('.'):
-                stat = entry.stat()
+            if entry.name.startswith('.'):
+                continue
+            with mapped_path_errors(Path(entry.path)):  # of a link that leads nowhere
+                info = entry.stat()
+            if stat.S_ISREG(info.st_mode):
                 found.append(
-                    Member((Path(folder) / entry.name).as_posix(), 0, stat.st_size, f'{stat.st_mtime_ns:x}', '')
+                    Member((Path(folder) / entry.name).as_posix(), 0, info.st_size, f'{info.st_mtime_ns:x}', '')
                 )
     return sorted(found)
 
@@ -91,9 +96,9 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
         FormatError: the tar is damaged; those before the damage were given already.
         OSError: the file cannot be read.
     """
-    stat = (root / path).stat()
-    version = f'{stat.st_size:x}-{stat.st_mtime_ns:x}'
-    size = stat.st_size - begin if size is None else size
+    info = (root / path).stat()
+    version = f'{info.st_size:x}-{info.st_mtime_ns:x}'
+    size = info.st_size - begin if size is None else size
     with open(root / path, 'rb') as file:
         try:
             with tarfile.open(fileobj=TarWindow(file, begin, size), mode='r:') as tar:

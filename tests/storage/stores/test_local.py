@@ -55,6 +55,26 @@ class TestLocalStore(StoreContract):
         assert read_bytes(store, 'y') == b'22'
         assert [info.size for info in store.list('')] == [1, 2]
 
+    def test_folders_behind_links_are_listed_once_and_under_their_own_names(self, store, tmp_path):
+        for key in ('b/1', 'b/c/2'):
+            put_bytes(store, key, b'')
+        put_bytes(LocalStore(tmp_path / 'elsewhere'), 'd/3', b'')
+        for name, target in (('a', 'b'), ('b/c/up', '..'), ('far', tmp_path / 'elsewhere'), ('.far', tmp_path)):
+            (store.root / name).symlink_to(target)
+        (tmp_path / 'elsewhere' / 'back').symlink_to(store.root)
+        assert [info.key for info in store.list('')] == ['b/1', 'b/c/2', 'far/d/3']
+        assert [info.key for info in store.list('far/d')] == ['far/d/3']
+        assert [info.key for info in store.list('a/')] == ['a/1', 'a/c/2']
+
+    @pytest.mark.parametrize(('target', 'says'), [('/nowhere/x', 'link to /nowhere/x'), ('link', 'leads to itself')])
+    def test_a_link_that_leads_nowhere_is_named(self, store, target, says):
+        put_bytes(store, 'a/x', b'')
+        (store.root / 'a/.#x').symlink_to('a lock of Emacs')
+        assert [info.key for info in store.list('')] == ['a/x']
+        (store.root / 'a/link').symlink_to(target)
+        with pytest.raises(ObjectNotFoundError, match=rf'root/a/link.*{says}'):
+            list(store.list(''))
+
     def test_permission_errors_name_the_user(self, store, monkeypatch):
         def deny(*_args, **_kwargs):
             raise PermissionError(13, 'Permission denied')

@@ -8,9 +8,7 @@ are JPEGs, else ``png``; both read images of all kinds. ``classes.json`` beside 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -57,7 +55,7 @@ def is_image(key: str) -> bool:
 
 
 def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInfo]:
-    """The images of a tree, in torchvision's order. Links to folders are followed, too, but not in a circle.
+    """The images of a tree, in torchvision's order.
 
     Args:
         store: the tree's root.
@@ -65,34 +63,11 @@ def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInf
         is_known: whether the data are known to be images. If not, images that hold less than half of all bytes do not
             count: they belong to the description of other data.
     """
-    if isinstance(store, LocalStore):
-        found = _walk(store.root) if store.root.is_dir() else []
-    else:
-        found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
+    found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
     images = [info for info in found if is_image(info.key)]
     if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
         return []
     return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2]))
-
-
-def _walk(root: Path) -> list[ObjectInfo]:
-    found: list[ObjectInfo] = []
-    folders = [('', frozenset[tuple[int, int]]())]
-    while folders:
-        folder, above = folders.pop()
-        info = (root / folder).stat()
-        here = (info.st_dev, info.st_ino)
-        if here in above:
-            continue
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                key = f'{folder}/{entry.name}' if folder else entry.name
-                if entry.is_dir():
-                    folders.append((key, above | {here}))
-                elif entry.is_file():
-                    stat = entry.stat()
-                    found.append(ObjectInfo(key, stat.st_size, f'{stat.st_mtime_ns:x}'))
-    return found
 
 
 class ImageFolder:

@@ -17,7 +17,7 @@ from headrace.redaction import logger_of
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.sources.unpack import size_at
-from headrace.storage import CachePart, StoreOptions
+from headrace.storage import CachePart, StoreOptions, local_path
 
 __all__ = ['SourceData', 'SourceFinder']
 
@@ -124,6 +124,7 @@ class SourceFinder:
         Raises:
             StreamError: the listing has several formats.
             EmptyDatasetError: no file is of the split.
+            StorageError: a local folder holds a link that leads nowhere, or may not be read.
         """
         if self.format_name is not None:
             return None
@@ -131,6 +132,8 @@ class SourceFinder:
         try:
             format_found = found.store.find()[0]
         except StorageError:
+            if local_path(place) is not None:
+                raise
             return None  # the first error says more
         if format_found is None:
             return None

@@ -1,6 +1,7 @@
 """A folder as a store: local disks and network file systems.
 
-The folder is the user's, so symbolic links inside it are followed.
+The folder is the user's, so symbolic links inside it are followed, to files and to folders. One that leads nowhere is
+an error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransferError
+from headrace.redaction import logger_of
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.file_tree import is_temporary, temporary_name
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 __all__ = ['LocalStore', 'mapped_path_errors', 'open_local_store']
+
+_log = logger_of(__name__)
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:
@@ -93,23 +97,38 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
         folder, _, _ = check_prefix(prefix).rpartition('/')
-        start = self.root / folder
-        if not start.is_dir():
-            return
-        found: list[ObjectInfo] = []
-        with mapped_path_errors(start):
-            # Symbolic links to folders are not walked: a loop would never end.
-            for parent, _, names in os.walk(start, onerror=_raise):
-                for name in names:
-                    path = os.path.join(parent, name)  # noqa: PTH118 - a Path per file costs more than the stat
-                    key = os.path.relpath(path, self.root).replace(os.sep, '/')
-                    if not key.startswith(prefix) or is_temporary(name):
-                        continue
-                    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                        info = os.stat(path)  # noqa: PTH116
-                        if stat.S_ISREG(info.st_mode):
-                            found.append(ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}'))
-        yield from sorted(found, key=lambda info: info.key)
+        if (self.root / folder).is_dir():
+            yield from sorted(self._walk(folder, prefix), key=lambda info: info.key)
+
+    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
+        """The files below a folder, also behind links. A folder that is reached again is left out: circles end so."""
+        folders, links, seen, is_behind_link = [folder], list[str](), set[tuple[int, int]](), False
+        while folders or links:
+            if not folders:  # all others first, so that they keep their own names
+                links.sort(reverse=True)
+                folders.append(links.pop())
+                is_behind_link = True
+            folder = folders.pop()
+            path = self.root / folder
+            with mapped_path_errors(path):
+                info = path.stat()
+                if is_behind_link and (info.st_dev, info.st_ino) in seen:
+                    _log.warning('%s is a link to a folder that is listed already: its files count once.', path)
+                    continue
+                seen.add((info.st_dev, info.st_ino))
+                with os.scandir(path) as entries:
+                    for entry in entries:
+                        key = f'{folder}/{entry.name}' if folder else entry.name
+                        if not key.startswith(prefix) or is_temporary(entry.name):
+                            continue
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(key)
+                        elif (info := _told(entry, key)) is None:
+                            continue
+                        elif stat.S_ISDIR(info.st_mode) and not _is_hidden(key):
+                            links.append(key)
+                        elif stat.S_ISREG(info.st_mode):
+                            yield ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}')
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -136,8 +155,19 @@ def _etag(info: os.stat_result) -> str:
     return f'{info.st_ino:x}-{info.st_mtime_ns:x}-{info.st_size:x}'
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _told(entry: os.DirEntry[str], key: str) -> os.stat_result | None:
+    """What a file is, or the target of a link. None: it is gone, or hidden as a lock of Emacs is."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if _is_hidden(key) or (isinstance(error, FileNotFoundError) and not os.path.islink(entry.path)):  # noqa: PTH114
+            return None
+        with mapped_path_errors(Path(entry.path)):
+            raise
+
+
+def _is_hidden(key: str) -> bool:
+    return '/.' in f'/{key}'
 
 
 @mapping_errors
@@ -149,7 +179,9 @@ def mapped_path_errors(path: Path) -> Generator[None]:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         missing = next((p for p in reversed(path.parents) if not p.is_dir()), None)
-        if missing is None:
+        if path.is_symlink():
+            where = f'it is a link to {os.readlink(path)}, which is not there'  # noqa: PTH115 - as it is written
+        elif missing is None:
             where = 'its folder exists, but holds no such file'
         else:
             where = f'{missing} is a file, not a folder' if missing.exists() else f'the folder {missing} does not exist'
@@ -162,6 +194,10 @@ def mapped_path_errors(path: Path) -> Generator[None]:
             f'This user (uid {os.getuid()}) may not use {path}: {error.strerror}. Change its owner or its mode.'
         ) from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ObjectNotFoundError(
+                f'{path} is a link that leads to itself. Remove it, or link to a file or folder.'
+            ) from error
         if error.errno in {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EREMOTEIO}:
             raise TransferError(
                 f'Reading or writing {path} failed: {error.strerror}. Check its disk or mount.'

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
 from headrace.originals import run_module
 from headrace.originals.members import Member, files_of, tar_members
+from headrace.storage.stores.local import mapped_path_errors
 from headrace.vision.convert.descriptions import IMAGENET as ORIGINAL
 from headrace.vision.convert.devkit import Devkit, open_devkit
 from headrace.vision.convert.images import (
@@ -165,7 +167,12 @@ def _numbered(
 
 def _class_folders(folder: Path) -> list[str]:
     """Their names, sorted. A hidden folder, such as one of an editor, is no class: it would move all labels."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.'))
+    names: list[str] = []
+    for path in folder.iterdir():
+        with mapped_path_errors(path):  # of a link that leads nowhere
+            if not path.name.startswith('.') and stat.S_ISDIR(path.stat().st_mode):
+                names.append(path.name)
+    return sorted(names)
 
 
 def _train_classes(root: Path) -> list[str]:
