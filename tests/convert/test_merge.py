@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import JSONWriter, MDSWriter, StreamingDataset
-from headrace.convert import merge_index
+from headrace.convert import kept_indexes, merge_index
 from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import verify
 from headrace.storage import StoreOptions, register_store
@@ -109,6 +109,94 @@ def test_an_index_that_was_merged_before_counts_once(tmp_path: Path) -> None:
     assert ids_of(root, tmp_path) == [*range(120), *range(40)]
 
 
+def test_shards_of_the_root_are_a_part(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    write_part(root, range(40))
+    first = (root / 'index.json').read_bytes()
+    write_part(root / 'day2', range(40, 60))
+    merge_index(root)
+    merged = (root / 'index.json').read_bytes()
+    merge_index(root)  # again: the same
+    assert (root / 'index.json').read_bytes() == merged
+    assert (root / 'index.00001.json').read_bytes() == first
+    assert sorted(path.name for path in root.glob('index.*')) == ['index.00001.json', 'index.json']
+    assert ids_of(root, tmp_path, 'two') == list(range(60))
+
+    write_part(root / 'day3', range(60, 70))
+    merge_index(root)
+    assert (root / 'index.00002.json').read_bytes() == merged
+    assert ids_of(root, tmp_path, 'three') == list(range(70))
+
+
+def test_a_part_that_grew_counts_once(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    write_part(root, range(20))
+    write_part(root / 'day2', range(20, 40))
+    merge_index(root)
+    with MDSWriter(out=str(root / 'day2'), columns={'id': 'int'}, append=True) as writer:
+        writer.write({'id': 40})
+    merge_index(root)
+    assert ids_of(root, tmp_path) == list(range(41))
+
+
+def test_a_merge_after_an_append_to_the_merged_dataset(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    make_parts(root, count=2)
+    merge_index(root)
+    with MDSWriter(out=str(root), columns={'id': 'int'}, append=True) as writer:
+        writer.write({'id': 1000})
+    merge_index(root)
+    assert sorted(ids_of(root, tmp_path)) == [*range(80), 1000]
+
+
+def test_a_list_must_not_leave_out_the_shards_of_the_root(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    write_part(root, range(20))
+    write_part(root / 'day2', range(20, 40))
+    before = (root / 'index.json').read_bytes()
+    with pytest.raises(ConfigError, match=r'leaves out 2 shards with 20 samples.*Name .*data/index\.json as a part'):
+        merge_index([root / 'day2' / 'index.json'], root)
+    assert (root / 'index.json').read_bytes() == before
+    merge_index([root / 'day2' / 'index.json', root / 'index.json'], root)
+    assert ids_of(root, tmp_path) == [*range(20, 40), *range(20)]
+
+
+def test_what_a_merge_leaves_out_is_said(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    make_parts(root)
+    merge_index(root)
+    shutil.rmtree(root / 'part-00001')
+    with pytest.warns(UserWarning, match=r'shards with 40 samples, such as part-00001.*whose files are gone'):
+        merge_index(root)
+    assert ids_of(root, tmp_path, 'two') == [*range(40), *range(80, 120)]
+    with pytest.warns(UserWarning, match='40 samples, such as part-00002.*no part of the list'):
+        merge_index([root / 'part-00000' / 'index.json'], root)
+    assert ids_of(root, tmp_path, 'one') == list(range(40))
+    assert len(list(root.glob('index.*.json'))) == 2
+
+
+def test_an_unfinished_dataset_is_not_merged(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    write_part(root, range(20))
+    write_part(root / 'day2', range(20))
+    writer = MDSWriter(out=str(root), columns={'id': 'int'}, append=True)
+    writer.write({'id': 20})
+    with pytest.raises(FileExistsError, match='still being written'):
+        merge_index(root)
+    writer.finish()
+    merge_index(root)
+    assert ids_of(root, tmp_path) == [*range(21), *range(20)]
+
+
+def test_shards_of_the_root_must_fit_the_parts(tmp_path: Path) -> None:
+    write_part(tmp_path, range(3))
+    write_part(tmp_path / 'b', range(3), columns={'other': 'str'})
+    before = (tmp_path / 'index.json').read_bytes()
+    with pytest.raises(ConfigError, match='column .* is .* in .*index.json'):
+        merge_index(tmp_path)
+    assert (tmp_path / 'index.json').read_bytes() == before
+
+
 def test_empty_parts_have_no_shards(tmp_path: Path) -> None:
     make_parts(tmp_path / 'data', count=2)
     write_part(tmp_path / 'data' / 'part-00000-empty', [])
@@ -188,7 +276,7 @@ def test_a_folder_and_a_url(tmp_path: Path, keep_local: bool, own_stores: None) 
     shutil.copytree(remote / 'part-00001', local / 'part-00001')
     merge_index((str(local), f'counted://{remote}'), keep_local=keep_local)
 
-    assert sorted(read) == ['part-00000/index.json', 'part-00002/index.json']
+    assert sorted(key for key in read if '/' in key) == ['part-00000/index.json', 'part-00002/index.json']
     assert (local / 'index.json').exists() == keep_local
     assert ids_of(remote, tmp_path) == list(range(120))
 
@@ -207,6 +295,28 @@ def test_s3_with_a_hundred_parts(tmp_path: Path, s3_server: S3Server) -> None:
 
     assert client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read() == by_root
     assert len({shard['zip_data']['basename'] for shard in json.loads(by_root)['shards']}) >= 100
+
+
+@pytest.mark.s3
+def test_the_root_of_a_bucket_is_a_part(tmp_path: Path, s3_server: S3Server) -> None:
+    bucket = s3_server.new_bucket()
+    url = f's3://{bucket}/data'
+    for part, ids in (('', range(30)), ('/day2', range(30, 40))):
+        with MDSWriter(out=url + part, columns={'id': 'int'}) as writer:
+            for i in ids:
+                writer.write({'id': i})
+    merge_index((str(tmp_path / 'folder'), url))
+    assert ids_of(url, tmp_path) == list(range(40))
+    assert [kept.samples for kept in kept_indexes(url)] == [30]
+    assert index_of(tmp_path / 'folder')['shards'][0]['samples'] == 30
+
+
+def test_a_folder_and_a_url_with_different_shards(tmp_path: Path) -> None:
+    write_part(tmp_path / 'a', range(5))
+    write_part(tmp_path / 'b', range(7))
+    write_part(tmp_path / 'b' / 'day2', range(5))
+    with pytest.raises(ConfigError, match='differ in shards that no part lists'):
+        merge_index((str(tmp_path / 'a'), f'file://{tmp_path}/b'))
 
 
 def test_a_list_of_folder_and_url(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from headrace.convert.merge import merge_index
 from headrace.convert.record import InputError
 from headrace.convert.report import ConversionReport
 from headrace.convert.reshard import ReshardReport, reshard
+from headrace.convert.rollback import KeptIndex, kept_indexes, rollback
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 from headrace.convert.to_hugging_face import to_hugging_face
 
@@ -13,12 +14,15 @@ __all__ = [
     'ConversionReport',
     'CopyReport',
     'InputError',
+    'KeptIndex',
     'ReshardReport',
     'convert',
     'copy_dataset',
     'dataframe_to_mds',
     'infer_dataframe_schema',
+    'kept_indexes',
     'merge_index',
     'reshard',
+    'rollback',
     'to_hugging_face',
 ]

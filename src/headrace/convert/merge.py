@@ -1,22 +1,26 @@
 """The index of a dataset whose parts have an index each.
 
-The arguments are MosaicML Streaming's, with four differences. Parts at any depth get their whole path below the root.
-JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever deleted.
+The arguments are MosaicML Streaming's, with five differences. Parts at any depth get their whole path below the root.
+JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever deleted. Shards
+of the root itself are a part, too, and the replaced index stays beside the new one (`rollback`).
 """
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from headrace.convert.record import get_bytes
+from headrace.convert.rollback import check_finished, missing_shards, read_if_there, replace_index
+from headrace.convert.stored_dataset import INDEX
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
+from headrace.redaction import warn
 from headrace.storage import Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 
@@ -24,7 +28,6 @@ __all__ = ['merge_index']
 
 Place: TypeAlias = str | os.PathLike[str]
 
-_INDEX: Final = 'index.json'
 _THREADS: Final = 32
 """Concurrent requests: most of the time of a small object is a wait for its store."""
 
@@ -47,7 +50,10 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
     """Write the index of a dataset whose parts have an index each.
 
     Call it as ``merge_index(out)`` for all ``index.json`` below a folder or URL, at any depth, in the order of their
-    paths. Or name them: ``merge_index(index_file_urls, out)``, in the order of the list, without repeats.
+    paths. Shards of `out` that its own index lists, and no part, come first. Or name the parts:
+    ``merge_index(index_file_urls, out)``, in the order of the list, without repeats.
+
+    The index that is replaced stays beside the new one: `rollback` brings it back.
 
     Args:
         *args: [index_file_urls, ] out [, keep_local [, download_timeout]].
@@ -60,7 +66,9 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
         **kwargs: `index_file_urls`, `out` and `store_options` (how to reach the stores) by name.
 
     Raises:
-        ConfigError: an argument breaks a rule; or two parts have columns that do not fit, or the same shards.
+        ConfigError: an argument breaks a rule. Or parts have columns that do not fit, or the same shards. Or the list
+            leaves out shards of `out` itself.
+        FileExistsError: a writer or a conversion to `out` has not finished.
         ObjectNotFoundError: an index is not there, or `out` holds none (a FileNotFoundError).
         FormatError: an index is damaged.
         StorageError: a store answered with an error.
@@ -74,13 +82,19 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
         )
     retry = Retry(timeout=seconds)
     stores = [open_store(place, options) for place in (folder, url) if place is not None]
-    parts = _parts_below(stores, retry) if urls is None else _named_parts(urls, (folder, url), options)
+    written = stores if keep_local else stores[-1:]
+    for store in written:
+        check_finished(store, retry)
+    keys = _keys(stores, retry) if urls is None else {}
+    parts = _parts_below(keys, stores[-1].url) if urls is None else _named_parts(urls, (folder, url), options)
     with ThreadPoolExecutor(min(_THREADS, len(parts))) as threads:
         tables = list(threads.map(lambda part: _read(part, retry), parts))
+    own = _own_shards(written, stores, parts, tables, keys, retry, is_list=urls is not None)
+    if own:
+        parts, tables = [_Part(written[0], INDEX, ''), *parts], [own, *tables]
     merged = dump_index(_join(parts, tables), version_first=True)
-    for store in stores if keep_local else stores[-1:]:
-        what = f'Uploading {store.url}/{_INDEX}'
-        retry.call(what, lambda store=store: store.put(_INDEX, io.BytesIO(merged), size=len(merged)))
+    for store in written:
+        replace_index(store, merged, retry)
 
 
 def _arguments(
@@ -103,20 +117,28 @@ def _arguments(
     return urls, out, given['keep_local'], given['download_timeout'], given['store_options']
 
 
-def _parts_below(stores: Sequence[Store], retry: Retry) -> list[_Part]:
-    """The indexes below the root of any of the stores, the first of them that has it, in the order of their paths."""
+def _keys(stores: Sequence[Store], retry: Retry) -> dict[str, Store]:
+    """Everything below the root of any of the stores, with the first of them that has it."""
     found: dict[str, Store] = {}
     for store in stores:
-        keys = retry.call(f'Listing {store.url}', lambda store=store: [info.key for info in store.list('')])
-        for key in keys:
-            if key.endswith(f'/{_INDEX}') and not any(name.startswith('.headrace') for name in key.split('/')):
-                found.setdefault(key, store)
+        for key in retry.call(f'Listing {store.url}', lambda store=store: [info.key for info in store.list('')]):
+            found.setdefault(key, store)
+    return found
+
+
+def _parts_below(keys: Mapping[str, Store], root: str) -> list[_Part]:
+    """The indexes below a root, in the order of their paths."""
+    found = [
+        key
+        for key in sorted(keys)
+        if key.endswith(f'/{INDEX}') and not any(name.startswith('.headrace') for name in key.split('/'))
+    ]
     if not found:
         raise ObjectNotFoundError(
-            f'No such file: no {_INDEX} is in a folder below {stores[-1].url}, so no index was merged. Pass the folder '
+            f'No such file: no {INDEX} is in a folder below {root}, so no index was merged. Pass the folder '
             f'above the parts, or a list of their indexes.'
         )
-    return [_Part(found[key], key, key.removesuffix(f'/{_INDEX}')) for key in sorted(found)]
+    return [_Part(keys[key], key, key.removesuffix(f'/{INDEX}')) for key in found]
 
 
 def _named_parts(
@@ -127,7 +149,7 @@ def _named_parts(
     for url in dict.fromkeys(urls):
         place = _readable(url)
         folder, _, name = place.rpartition('/')
-        places.append((folder, name) if name.endswith('.json') else (place, _INDEX))
+        places.append((folder, name) if name.endswith('.json') else (place, INDEX))
     above = Counter(folder.rpartition('/')[0] for folder, _ in dict.fromkeys(places))
     stores: dict[str, Store] = {}
     parts: list[_Part] = []
@@ -166,17 +188,86 @@ def _below(folder: str, roots: Sequence[Place | None]) -> str:
 
 
 def _read(part: _Part, retry: Retry) -> Sequence[ShardInfo]:
-    def attempt() -> bytes:
-        data = io.BytesIO()
-        part.store.get(part.key, data)
-        return data.getvalue()
-
     try:
-        data = retry.call(f'Downloading {part.name}', attempt)
+        data = get_bytes(part.store, part.key, retry)
     except ObjectNotFoundError as error:
-        raise ObjectNotFoundError(f'Failed to download {_INDEX}: {part.name} does not exist: {error}') from error
+        raise ObjectNotFoundError(f'Failed to download {INDEX}: {part.name} does not exist: {error}') from error
+    return _parse(data, part.name)
+
+
+def _parse(data: bytes, source: str) -> Sequence[ShardInfo]:
     # Nothing is read of unsafe columns here: whoever reads the merged index is asked for permission again.
-    return parse_index(data, source=part.name, allow_unsafe_types=True, allow_empty=True)
+    return parse_index(data, source=source, allow_unsafe_types=True, allow_empty=True)
+
+
+def _own_shards(
+    written: Sequence[Store],
+    stores: Sequence[Store],
+    parts: Sequence[_Part],
+    tables: Sequence[Sequence[ShardInfo]],
+    keys: Collection[str],
+    retry: Retry,
+    *,
+    is_list: bool,
+) -> list[ShardInfo]:
+    """Shards of the index to be replaced which no part lists. They stay, unless their files are gone.
+
+    Args:
+        written: the stores whose index is replaced.
+        stores: where shards may be.
+        parts: what is merged.
+        tables: the shards of each part.
+        keys: what is known to be there.
+        retry: how often to try a request.
+        is_list: whether the caller has named the parts: then a part that has an index may be left out.
+
+    Raises:
+        ConfigError: a list leaves out shards of the root, or the stores hold different ones.
+    """
+    listed = {
+        f'{part.folder}/{_name(shard)}'.lstrip('/')
+        for part, table in zip(parts, tables, strict=True)
+        for shard in table
+    }
+    found: dict[str, list[ShardInfo]] = {}
+    for store in written:
+        index = read_if_there(store, INDEX, retry)
+        if index is not None:
+            root = f'{store.url}/{INDEX}'
+            found[root] = [shard for shard in _parse(index, root) if _name(shard) not in listed]
+    if not any(found.values()):
+        return []
+    root, own = next(iter(found.items()))
+    other = next((name for name, shards in found.items() if shards != own), None)
+    if other is not None:
+        raise ConfigError(
+            f'A folder and a URL that get one index hold the same shards, but {root} and {other} differ in shards that '
+            f'no part lists. Merge one of them alone, or remove the index that is out of date.'
+        )
+    gone = {_name(shard) for shard in missing_shards(stores, own, keys, retry)}
+    if gone:
+        warn(f'Left out of {root}: {_counted([shard for shard in own if _name(shard) in gone])}, whose files are gone.')
+    own = [shard for shard in own if _name(shard) not in gone]
+    if not is_list or not own:
+        return own
+    alone = [shard for shard in own if '/' not in _name(shard)]
+    if alone:
+        raise ConfigError(
+            f'A merge makes no dataset smaller, but the list of parts leaves out {_counted(alone)} of {root} itself. '
+            f'Name {root} as a part, too, or merge without a list.'
+        )
+    warn(f'Left out of {root}: {_counted(own)}, since no part of the list has them.')
+    return []
+
+
+def _counted(shards: Sequence[ShardInfo]) -> str:
+    count = len(shards)
+    samples = sum(shard.samples for shard in shards)
+    return f'{count:,} shard{"s" * (count != 1)} with {samples:,} samples, such as {_name(shards[0])}'
+
+
+def _name(shard: ShardInfo) -> str:
+    return shard.files[0].raw.basename
 
 
 def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list[ShardInfo]:
@@ -189,7 +280,7 @@ def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list
     kept: set[int] = set()
     # A merged index stands above those that it was merged from, so its folder's name is shorter.
     for number in sorted(range(len(parts)), key=lambda i: len(parts[i].folder)):
-        part, names = parts[number], [shard.files[0].raw.basename for shard in shards[number]]
+        part, names = parts[number], [_name(shard) for shard in shards[number]]
         repeated = [name for name in names if name in owner]
         above = owner[repeated[0]] if repeated else part
         if repeated and (above.folder == part.folder or len(repeated) < len(names)):

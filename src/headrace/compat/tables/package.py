@@ -66,7 +66,8 @@ TABLES: Tables = {
         **alias(
             'headrace.convert',
             'merge_index',
-            difference='Parts may lie at any depth, and their columns must fit. A missing part is an error.',
+            difference='Parts may lie at any depth, and their columns must fit. A missing part is an error. '
+            'Shards of the root itself stay.',
         ),
     },
     'streaming.base.converters': _SPARK,
