@@ -30,6 +30,7 @@ pytest_plugins = ['durations']
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'
+_SHARED_MEMORY = Path('/dev/shm')
 
 # How long an example takes says something about the machine, which may be busy, and nothing about the code.
 # The examples are the same in each run, so that a change fails by what it does; `make test-all` looks for new ones.
@@ -68,9 +69,13 @@ def mosaicml_streaming_lock() -> Iterator[None]:
     """One test of this machine at a time: two programs may choose the same names in shared memory."""
     if not importlib.util.find_spec('streaming'):
         pytest.skip('mosaicml-streaming is not installed')
-    with open(Path(tempfile.gettempdir(), 'headrace-tests-mosaicml-streaming.lock'), 'a') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # The folder of shared memory itself: a file of its own would belong to one user, and shut out the others.
+    shared = os.open(_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(shared, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(shared)
 
 
 @pytest.fixture
