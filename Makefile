@@ -60,7 +60,8 @@ check: .venv/.ready ## The quickest tests of everything, and ruff on what change
 	if [ -n "$$changed" ]; then .venv/bin/ruff check $$changed && .venv/bin/ruff format --check $$changed; fi
 	.venv/bin/python $(PYTEST) $(FEW) --below 0.1 -m 'not slow'
 
-test: .venv/.ready ## The tests, slow ones excepted
+test: .venv/.ready ## The tests, slow ones excepted, with the servers that they want
+	@.ci/servers
 	.venv/bin/python $(PYTEST) -m 'not slow'
 
 test-all: .venv/.ready ## All tests
