@@ -137,6 +137,95 @@ def test_steps_are_counted_from_a_state(config: str, capsys, tmp_path: Path) -> 
     assert 'got 12, but the file says 11' in capsys.readouterr().err
 
 
+def _json(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def _torch(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    torch.save(content, path)
+
+
+def _distributed(path: Path, content: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(content, checkpoint_id=path, no_dist=True)
+
+
+@pytest.mark.parametrize(
+    ('name', 'save', 'content', 'does_count'),
+    [
+        pytest.param('checkpoint.pt', _torch, {'step': 11, 'loader': ..., 'model': {}}, True, id='start page'),
+        pytest.param('checkpoint.pt', _torch, {'step': 5, 'loader': ...}, False, id='steps of an optimizer'),
+        pytest.param('checkpoint.pt', _torch, {'model': {'w': torch.zeros(2)}, 'data': ...}, False, id='plain loop'),
+        pytest.param(
+            'checkpoint.pt', _torch, {'data': {'position': ..., 'global_batch_size': 12}}, False, id='tracker'
+        ),
+        pytest.param('run.json', _json, {'a': [{'b': 1}, {'loop': {'global_step': 11}, 'c': [...]}]}, True, id='lists'),
+        pytest.param('save/custom_checkpoint_0.pkl', _torch, ..., False, id='a file of accelerate'),
+        pytest.param('save:custom_checkpoint_0.pkl', _torch, ..., False, id='a folder of accelerate'),
+        pytest.param('step-11:data.json', _json, ..., False, id='transformers'),
+        pytest.param('ray:state.pt', _torch, {'step': 11, 'data': ..., 'model': {}}, True, id='Ray'),
+        pytest.param('fabric.ckpt', _torch, {'data': ..., 'global_step': 11}, True, id='Fabric'),
+        pytest.param(
+            'step-11',
+            _distributed,
+            {'training': {'step': 11, 'w': torch.zeros(3)}, 'data': {'position': ..., 'global_batch_size': 12}},
+            True,
+            id='torchtitan',
+        ),
+    ],
+)
+def test_a_position_is_found_where_a_loop_put_it(
+    config: str, name: str, save: Any, content: Any, does_count: bool, capsys, tmp_path: Path
+) -> None:
+    position = state_of(loader_of(config), 1, 24)  # after 11 batches
+
+    def filled(value: Any) -> Any:
+        if value is ...:
+            return position
+        if isinstance(value, dict):
+            return {key: filled(inner) for key, inner in value.items()}
+        return [filled(inner) for inner in value] if isinstance(value, list) else value
+
+    save(tmp_path / name.replace(':', '/'), filled(content))
+    state = name.split(':', maxsplit=1)[0]
+    assert skip(config, '--step', 13, '--before', 3, '--state', state, '--state-step', 11, '--json') == 0
+    assert json.loads(capsys.readouterr().out)['skip'] == [[112, 160]]
+    assert skip(config, '--step', 13, '--before', 3, '--state', state, '--json') == (0 if does_count else 1)
+    out = capsys.readouterr()
+    if does_count:
+        assert json.loads(out.out)['skip'] == [[112, 160]]
+    else:
+        assert 'give --state-step' in out.err
+        assert 'They are 11, if all had the present size.' in out.err
+    assert main(['explain', config, '--state', state, '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['rows'][0]['position'] == 24
+
+
+def test_one_of_several_positions_is_chosen(config: str, capsys, tmp_path: Path) -> None:
+    first, second = (state_of(loader_of(config), 1, sample) for sample in (12, 24))
+    torch.save({'loaders': {'text': first, 'code': {'position': second}}, 'again': dict(second)}, 'several.pt')
+    assert main(['explain', config, '--state', 'several.pt']) == 1
+    assert (
+        'several positions: again, loaders.text, loaders.code.position. Choose one by --state-key'
+        in capsys.readouterr().err
+    )
+    assert main(['explain', config, '--state', 'several.pt', '--state-key', 'loaders.code']) == 1
+    assert (
+        "--state-key must be one of again, loaders.text, loaders.code.position, got 'loaders.code'"
+        in capsys.readouterr().err
+    )
+    for key, sample in (('loaders.text', 12), ('loaders.code.position', 24)):
+        assert main(['explain', config, '--state', 'several.pt', '--state-key', key, '--json']) == 0
+        assert json.loads(capsys.readouterr().out)['rows'][0]['position'] == sample
+        assert skip(config, '--step', 11, '--state', 'several.pt', '--state-key', key, '--state-step', 11) == 0
+        assert capsys.readouterr().out
+    torch.save({'one': first, 'same': dict(first)}, 'same.pt')
+    assert main(['explain', config, '--state', 'same.pt', '--json']) == 0
+
+
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rank', type=int, help='only the rows of this rank')
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint that the run was resumed from, or JSON of its state')
+    parser.add_argument('--state-key', help='where the position is in --state, if it holds several: a.b.c')
     parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     loader = open_loader(arguments, name=arguments.loader, rank=arguments.rank or 0)
     if arguments.state is not None:
-        loader.load_state_dict(read_state(arguments.state).state)
+        loader.load_state_dict(read_state(arguments.state, arguments.state_key).state)
     plan, number = _find_batch(loader, arguments)
     if arguments.sample is not None:
         return _print_next_use(loader, plan, number, arguments)

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')
+    parser.add_argument('--state-key', help='where the position is in --state, if it holds several: a.b.c')
     parser.add_argument(
         '--state-step', type=int, help='batches that were trained when --state was taken, where it does not say so'
     )
@@ -107,13 +108,18 @@ def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> i
         if given is not None:
             raise ConfigError(f'--state-step says when --state was taken, which is not given; got {given}.')
         return 0
-    found = read_state(arguments.state)
+    found = read_state(arguments.state, arguments.state_key)
     batches = found.batches if given is None else given
     if batches is None:
-        raise ResumeError(
-            f'--state {arguments.state} does not say how many batches were trained when it was taken: give '
-            f'--state-step, or the checkpoint itself.'
-        )
+        loader.load_state_dict(found.state)
+        counted = _batches_before(loader)
+        if counted not in found.steps:
+            raise ResumeError(
+                f'--state {arguments.state} does not say how many batches were trained when it was taken: give '
+                f'--state-step, or the checkpoint itself.'
+                + ('' if counted is None else f' They are {counted}, if all had the present size.')
+            )
+        return counted
     if batches < 0 or found.batches not in (None, batches):
         raise ConfigError(
             f'--state-step must be the number of batches that were trained when --state was taken, got {given}'
@@ -121,6 +127,18 @@ def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> i
         )
     loader.load_state_dict(found.state)
     return batches
+
+
+def _batches_before(loader: StreamingDataLoader) -> int | None:
+    """Batches from the beginning of the run to the loader's position, if all were like those of now."""
+    epoch, start = loader.next_pass()
+    if loader.dataset.run.mixture.takeover.epoch or loader.dataset.run.mixture.takeover.sample:
+        return None  # earlier epochs had other batches
+    whole = loader.plan(epoch)
+    number = whole.num_batches - loader.plan(epoch, start).num_batches
+    if number and int(whole.explain(number - 1).end) != start:
+        return None
+    return number + sum(loader.plan(before).num_batches for before in range(epoch))
 
 
 def _comments(report: StepReport) -> list[str]:

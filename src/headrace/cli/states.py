@@ -1,91 +1,111 @@
-"""The position in a file: a loader's state as JSON, the file beside a checkpoint, or a checkpoint itself."""
+"""The position in a checkpoint, wherever a trainer or a loop put it: JSON, a file of torch.save, or a folder."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import pickle
 import zipfile
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, Final, cast
 
 from headrace.errors import ResumeError
 
 __all__ = ['FoundState', 'read_state']
 
+_POSITION: Final = frozenset({'epoch', 'sample_in_epoch', 'num_canonical_nodes', 'shuffle_seed'})
+"""Keys of every position."""
+_OF_HEADRACE: Final = frozenset({'headrace', 'initial_physical_nodes', 'epoch_size', 'config', 'trainer_batches'})
+_STEPS: Final = frozenset({'step', 'steps', 'global_step', 'iteration'})
+"""Names under which loops count steps."""
+_OF_TRAINERS: Final = ('callbacks.headrace.position', 'state.dataset_state.train')
+"""The places of the training position under Lightning and Composer, whose checkpoints hold others beside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """The position in a file."""
+    """The position in a checkpoint."""
 
     state: dict[str, Any]
     """The loader's state."""
     batches: int | None
     """Global batches trained by then, in all epochs; None: unknown."""
+    steps: frozenset[int] = frozenset()
+    """Steps that it counts under any name: of batches, or of an optimizer."""
 
 
-def read_state(path: Path) -> FoundState:
-    """Read the position in a file.
+def read_state(path: Path, key: str | None = None) -> FoundState:
+    """Read the position in a checkpoint.
 
-    Of a checkpoint of Lightning's or Composer's, only the structure is read: no tensor, and no code that it names runs.
+    Only its structure is read: no tensor, and no code that it names runs.
+
+    Args:
+        path: a file, or a folder with the files of one checkpoint.
+        key: the place of the position in it, keys joined by dots; None: there is one.
 
     Raises:
-        ResumeError: the file cannot be read, or holds no position of one training loader.
+        ResumeError: it cannot be read, or holds no position, or several.
     """
     from headrace.order import find_state
 
+    is_archive = path.is_dir() or (path.is_file() and zipfile.is_zipfile(path))
     try:
-        is_checkpoint = path.is_file() and zipfile.is_zipfile(path)
-        document = _checkpoint(path) if is_checkpoint else json.loads(path.read_text(encoding='utf-8'))
+        content = _of_folder(path) if path.is_dir() else _of_file(path)
     except OSError as error:
         raise ResumeError(f'--state {path} cannot be read: {error.strerror}.') from error
+    except pickle.UnpicklingError as error:
+        raise ResumeError(f'--state {path} is a checkpoint that cannot be read: {error}.') from error
     except ValueError as error:
-        raise ResumeError(
-            f'--state {path} must hold JSON, or be a checkpoint in one file that torch.save wrote: {error}.'
-        ) from error
-    if not isinstance(document, dict):
-        raise ResumeError(f'--state {path} must hold a JSON object, the state of a loader, got {document!r:.40}.')
-    found = cast('dict[str, Any]', document)
-    holder = found.get('state', found)
-    batches = cast('dict[str, Any]', holder).get('trainer_batches') if isinstance(holder, dict) else None
-    return FoundState(dict(find_state(found)), batches)
-
-
-def _checkpoint(path: Path) -> dict[str, Any]:
-    """The position in a checkpoint, in the form of the file beside one of Lightning's."""
-    with zipfile.ZipFile(path) as archive:
-        name = next((name for name in archive.namelist() if name.endswith('data.pkl')), None)
-        if name is None:
-            raise ResumeError(f'--state {path} is an archive, but no checkpoint that torch.save wrote.')
-        with archive.open(name) as file:
-            try:
-                content = _Structure(file).load()
-            except Exception as error:  # damaged pickles raise anything
-                raise ResumeError(f'--state {path} is a checkpoint that cannot be read: {error!r}.') from error
-    document = _of_lightning(content) or _of_composer(content)
-    if document is None:
+        raise ResumeError(f'--state {path} must hold JSON, or what torch.save wrote: {error}.') from error
+    if not isinstance(content, dict):
+        raise ResumeError(f'--state {path} must hold a JSON object, the state of a loader, got {content!r:.40}.')
+    mappings = list(_mappings(cast('dict[Any, Any]', content)))
+    found = {'.'.join(at): (mapping, holder) for at, mapping, holder in mappings if mapping.keys() >= _POSITION}
+    if not found and not is_archive:
+        return FoundState(dict(find_state(cast('dict[str, Any]', content))), None)  # loading it says what is missing
+    if not found:
         raise ResumeError(
             f'--state {path} is a checkpoint without a position of the training data: under Lightning it comes from '
-            f'StreamingDataModule, under Composer from streaming_data_spec. Give what `loader.state_dict()` returned, '
-            f'as JSON.'
+            f'StreamingDataModule, under Composer from streaming_data_spec, in a loop from `loader.state_dict()`.'
         )
-    return document
+    if key is not None and key not in found:
+        raise ResumeError(f'--state-key must be one of {", ".join(found)}, got {key!r}.')
+    of_trainer = [name for name in found if any(f'.{place}.' in f'.{name}.' for place in _OF_TRAINERS)]
+    names = of_trainer or list(found) if key is None else [key]
+    position, holder = found[names[0]]
+    if any(found[name][0] != position for name in names):
+        raise ResumeError(f'--state {path} holds several positions: {", ".join(names)}. Choose one by --state-key.')
+    batches = holder.get('trainer_batches')
+    if of_trainer and batches is None:
+        batches = _at(content, 'state', 'timestamp', 'Timestamp', 'batch')  # of Composer
+    steps = (count for _, mapping, _ in mappings for step, count in mapping.items() if step in _STEPS)
+    return FoundState(
+        dict(position), batches if isinstance(batches, int) else None, frozenset(n for n in steps if type(n) is int)
+    )
 
 
-def _of_lightning(content: object) -> dict[str, Any] | None:
-    state = _at(content, 'callbacks', 'headrace.position')
-    return {'state': state} if isinstance(state, dict) and state else None
-
-
-def _of_composer(content: object) -> dict[str, Any] | None:
-    position = _at(content, 'state', 'dataset_state', 'train')
-    if not isinstance(position, dict):
-        return None
-    time = _at(content, 'state', 'timestamp')
-    batches = _at(time, 'Timestamp', 'batch')
-    return {'state': {'position': position, 'trainer_batches': batches if isinstance(batches, int) else None}}
+def _mappings(
+    content: Mapping[Any, Any],
+) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any], Mapping[Any, Any]]]:
+    """All mappings in nested mappings and lists, outer ones first: the keys to each, the mapping, the one around it."""
+    waiting: deque[tuple[tuple[str, ...], Any, Mapping[Any, Any]]] = deque([((), content, content)])
+    seen = set[int]()
+    while waiting:
+        at, value, around = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            yield at, cast('Mapping[Any, Any]', value), around
+        items = cast('Any', value.items() if isinstance(value, Mapping) else enumerate(value))
+        for key, inner in items:
+            if isinstance(inner, (Mapping, list, tuple)):
+                waiting.append(((*at, str(key)), inner, value if isinstance(value, Mapping) else around))
 
 
 def _at(value: object, *keys: str) -> object:
@@ -94,8 +114,74 @@ def _at(value: object, *keys: str) -> object:
     return value
 
 
+def _of_file(path: Path) -> Any:
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return json.loads(path.read_text(encoding='utf-8'))
+    with path.open('rb') as file:
+        return _saved(file)
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """The content of a folder's files by their names; of one of `torch.distributed.checkpoint`, what it saved.
+
+    Raises:
+        IsADirectoryError: there is none.
+    """
+    content: dict[str, Any] = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and (file.suffix == '.json' or zipfile.is_zipfile(file)):
+            with contextlib.suppress(ValueError, pickle.UnpicklingError):  # of something else
+                content[file.name] = _of_file(file)
+    if (folder / '.metadata').is_file():
+        content |= _of_distributed(folder)
+    if not any(mapping.keys() >= _POSITION for _, mapping, _ in _mappings(content)):
+        raise IsADirectoryError(errno.EISDIR, 'Is a directory, without a position in its files')
+    return content
+
+
+def _of_distributed(folder: Path) -> dict[str, Any]:
+    """The values of positions and steps in a checkpoint of `torch.distributed.checkpoint`, in their mappings."""
+    content: dict[str, Any] = {}
+    with (folder / '.metadata').open('rb') as file:
+        metadata = _unpickled(file)
+    try:
+        for index, stored in metadata.kept['storage_data'].items():
+            name = index.kept['fqn']
+            *keys, last = (metadata.kept['planner_data'] or {}).get(name, name.split('.'))
+            if last in _POSITION | _OF_HEADRACE | _STEPS:
+                with (folder / Path(stored.kept['relative_path']).name).open('rb') as file:
+                    file.seek(stored.kept['offset'])
+                    value = _saved(io.BytesIO(file.read(stored.kept['length'])))
+                holder = content
+                for key in keys:
+                    holder = holder.setdefault(key, {})
+                holder[last] = value
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise pickle.UnpicklingError(f'.metadata is damaged, or of another version of torch: {error!r}') from error
+    return content
+
+
+def _saved(file: IO[bytes]) -> Any:
+    """The structure of what torch.save wrote."""
+    with zipfile.ZipFile(file) as archive:
+        name = next((name for name in archive.namelist() if name.endswith('data.pkl')), None)
+        if name is None:
+            raise pickle.UnpicklingError('an archive that torch.save did not write')
+        with archive.open(name) as structure:
+            return _unpickled(structure)
+
+
+def _unpickled(file: IO[bytes]) -> Any:
+    try:
+        return _Structure(file).load()
+    except Exception as error:  # damaged pickles raise anything
+        raise pickle.UnpicklingError(repr(error)) from error
+
+
 class _Inert:
-    """A stand-in for an object of any class: it accepts all operations of a pickle, and does nothing."""
+    """A stand-in for an object of any class: it accepts all operations of a pickle, and keeps the object's state."""
+
+    kept: Any = None
 
     def __new__(cls, *_: object, **__: object) -> _Inert:
         return super().__new__(cls)
@@ -107,7 +193,7 @@ class _Inert:
         return self
 
     def __setstate__(self, state: object) -> None:
-        pass
+        self.kept = state
 
     def __setitem__(self, key: object, value: object) -> None:
         pass
