@@ -205,6 +205,7 @@ def check_collate() -> bool:
     'torch.utils.data.dataloader._MultiProcessingDataLoaderIter',
     '_MultiProcessingDataLoaderIter._worker_result_queue',
     '_MultiProcessingDataLoaderIter._index_queues',
+    '_MultiProcessingDataLoaderIter._workers',
     '_MultiProcessingDataLoaderIter._pin_memory_thread_done_event',
     'DataLoader._get_iterator',
 )
@@ -213,7 +214,7 @@ def check_loader() -> bool:
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
     source = inspect.getsource(_MultiProcessingDataLoaderIter.__init__)
-    attributes = ['_worker_result_queue', '_index_queues', '_pin_memory_thread_done_event']
+    attributes = ['_worker_result_queue', '_index_queues', '_workers', '_pin_memory_thread_done_event']
     is_used = all(f'self.{name} = ' in source for name in attributes)
     methods = DataLoader._get_iterator, _MultiProcessingDataLoaderIter._shutdown_workers
     return is_used and all(parameters(method) == ['self'] for method in methods)

@@ -15,7 +15,7 @@ from headrace.dataset.prefetch.upcoming_batch import upcoming_batches
 from headrace.dataset.reading.protocol import SampleSource
 from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.sample_rng import drawing_for
-from headrace.dataset.workers.shutdown import end_with_parent
+from headrace.dataset.workers.shutdown import end_with_rank
 from headrace.order import BatchPlan
 
 __all__ = ['samples_of_pass']
@@ -37,7 +37,7 @@ def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any
     worker = get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     if worker is not None:
-        end_with_parent()
+        end_with_rank(source.progress)
     plan, shards = begin_pass(worker=number), source.pool.shards
     epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
     if source.skipping_reader is not None:

@@ -365,7 +365,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # A state may change the order, which persistent workers would not know.
         key = self._batches, self.dataset.order_key
         if self._worker_pool is None or self._worker_pool_key != key:
-            self._worker_pool, self._worker_pool_key = WorkerPool(reader, self), key
+            self._worker_pool, self._worker_pool_key = WorkerPool(reader, self, self.dataset.progress), key
             self._counters.begin_pass(new_processes=True)
         return self._worker_pool.batches(keys)
 
@@ -398,3 +398,4 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
             rolled = resume.rolled_over(self.plan(epoch, sample).stop)
             self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
+        self.dataset.say_resumed()

@@ -4,7 +4,7 @@ A plain DataLoader iterates its dataset in worker processes, so the process that
 epoch begin. So the counters live in anonymous memory that forked and spawned workers map. It has no name, so kill -9
 leaves nothing behind. Each worker writes its own cell, so no lock is needed. `StreamingDataLoader` iterates in the main
 process and uses the same counters. It adds the time that its trainer has waited, by which workers see whether they
-fetch fast enough.
+fetch fast enough. Workers also see here that their rank is at its end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.utils.data import get_worker_info
 __all__ = ['Progress']
 
 _RANKS, _WORKERS = 256, 512  # more would share cells
-_EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _HEADER = 0, 1, 2, 3, 4, 8  # int64 slots before the cells
+_EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _AT_EXIT, _HEADER = 0, 1, 2, 3, 4, 5, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
 
 
@@ -34,8 +35,13 @@ class Progress:
     """Counts the passes begun over a dataset, and holds the point where the next pass begins."""
 
     def __init__(self) -> None:
+        self._own()
+
+    def _own(self) -> None:
         self._map(_anonymous_file())
         self._owner = os.getpid()
+        # Before multiprocessing sends SIGTERM to all workers, and waits for their end.
+        Finalize(self, self._slots.__setitem__, (_AT_EXIT, 1), exitpriority=0)
 
     def _claim(self) -> None:
         # A rank that was forked or spawned with a copy of its parent's dataset is another run, and must not count its
@@ -43,9 +49,8 @@ class Progress:
         if self._owner != os.getpid() and get_worker_info() is None:
             header = self._slots[:_HEADER].copy()
             self.__del__()
-            self._map(_anonymous_file())
+            self._own()
             self._slots[:_HEADER] = header
-            self._owner = os.getpid()
 
     def _map(self, fd: int) -> None:
         self._fd = fd
@@ -75,6 +80,15 @@ class Progress:
     def ended(self, *, rank: int) -> bool:
         """Whether the last pass has ended, in at least one of a plain loader's workers."""
         return self.begun(rank=rank) and int(self._slots[_ENDED]) == self.current(rank=rank)[0] + 1
+
+    def is_of(self, process: int) -> bool:
+        """Whether the process with this id counts here, so that `is_at_exit` is about it."""
+        return self._owner == process
+
+    @property
+    def is_at_exit(self) -> bool:
+        """Whether the process that counts here is at its end."""
+        return bool(self._slots[_AT_EXIT])
 
     def _pass(self, passes: int) -> tuple[int, int]:
         epoch, sample = int(self._slots[_EPOCH]), int(self._slots[_SAMPLE])

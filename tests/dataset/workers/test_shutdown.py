@@ -6,6 +6,7 @@ import atexit
 import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -133,6 +134,54 @@ def test_idle_threads_of_an_executor_keep_no_worker(make_dataset, tmp_path, monk
     children = {child for _ in loader for child in multiprocessing.active_children()}
     (worker,) = [child for child in children if child.pid == int(own.read_text())]
     assert worker.exitcode == 0  # PyTorch ends one that does not end in time with SIGTERM
+
+
+def signalled():
+    for method, kind, persistent, end in [
+        *itertools.product(['fork'], ['StreamingDataLoader', 'DataLoader'], ['-', 'persistent'], ['left', 'alive']),
+        *itertools.product(['spawn'], ['StreamingDataLoader', 'DataLoader'], ['persistent'], ['alive']),
+    ]:
+        is_usual = (method, end) == ('fork', 'left') and (kind == 'StreamingDataLoader' or persistent == '-')
+        yield pytest.param(method, kind, persistent, end, marks=[] if is_usual else pytest.mark.slow)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(('method', 'kind', 'persistent', 'end'), list(signalled()))
+def test_workers_leave_signals_to_their_rank(make_dataset, tmp_path, method, kind, persistent, end):
+    data = make_dataset('data', 60)
+    program = Path(__file__).parents[1] / 'signalled.py'
+    given = [data, method, kind, persistent, end]
+    done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stderr
+    samples = 120 if persistent == 'persistent' else 60
+    assert done.stdout == f"{samples} ['SIGINT', 'SIGTERM']\n"
+
+
+def test_an_interrupted_pass_is_followed_by_a_whole_one(make_dataset, tmp_path, monkeypatch):
+    """As in a notebook, which interrupts the kernel and its workers while a worker waits for a silent store."""
+    monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 0.1)
+    is_silent, rank = tmp_path / 'is_silent', os.getpid()
+    is_silent.touch()
+
+    class Silent(StreamingDataset):
+        def get_item(self, sample_id, retry=7):
+            if sample_id == 0 and is_silent.exists():
+                for process in os.getpid(), rank:
+                    os.kill(process, signal.SIGINT)
+            while is_silent.exists():
+                time.sleep(0.01)
+            return super().get_item(sample_id, retry)
+
+    loader = StreamingDataLoader(
+        Silent(local=str(make_dataset('data', 20)), batch_size=1), num_workers=2, multiprocessing_context='fork'
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    for worker in multiprocessing.active_children():  # they were told to end
+        worker.join(60)
+        assert not worker.is_alive()
+    is_silent.unlink()
+    assert sorted(int(batch['id']) for batch in loader) == list(range(20))
 
 
 class SlowStore(LocalStore):

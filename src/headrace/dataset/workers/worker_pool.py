@@ -19,13 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from headrace.dataset.pass_end import ending_here
+from headrace.dataset.progress import Progress
 from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import WorkerBatch, WorkerReads
 from headrace.dataset.workers.copies import refusal
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.pipe_queue import PipeQueue
-from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
+from headrace.dataset.workers.shutdown import end_at_once, end_with_rank, signals_held
 from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.errors import ConfigError
 
@@ -35,8 +36,8 @@ __all__ = ['WorkerPool', 'each']
 class WorkerPool:
     """The workers of one reader; they live on from pass to pass with `persistent_workers`."""
 
-    def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
-        """Take the reader, and the loader that has the settings for workers."""
+    def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress) -> None:
+        """Take the reader, the loader that has the settings for workers, and its dataset's progress."""
         import_module('numpy.random')  # PyTorch seeds it in each worker: imported once, before they are forked
 
         self._keys = _Keys()
@@ -54,7 +55,7 @@ class WorkerPool:
             collate_fn=_as_it_is,
             pin_memory=like.pin_memory,
             timeout=like.timeout,
-            worker_init_fn=_Start(like.worker_init_fn),
+            worker_init_fn=_Start(like.worker_init_fn, progress),
             multiprocessing_context=self._context,
             generator=like.generator,
             prefetch_factor=like.prefetch_factor,
@@ -68,9 +69,15 @@ class WorkerPool:
         self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys)
         if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
             self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
+        batches: _Batches | None = None
         try:
-            batches: _Batches = iter(self._loader)  # pyright: ignore[reportAssignmentType]
-        except Exception as error:
+            with signals_held(self._context.get_start_method()):
+                batches = iter(self._loader)  # pyright: ignore[reportAssignmentType]
+            assert batches is not None
+        except BaseException as error:
+            if batches is not None:  # a signal that was held back
+                batches._shutdown_workers()
+                raise
             refused = self._refusal_of_copies()
             if refused is None:
                 raise
@@ -115,6 +122,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
             super()._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
         finally:
             _queues.pop(id(self), None)
+            for worker in getattr(self, '_workers', ()):
+                worker.kill()  # one that has not ended in time: it leaves SIGTERM to this rank
 
 
 class _Loader(DataLoader[Any]):
@@ -140,11 +149,11 @@ def each(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
 class _Start:
     """A `worker_init_fn` that sets up memfds and the worker's end, and calls the user's."""
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self._worker_init_fn = worker_init_fn
+    def __init__(self, worker_init_fn: Callable[[int], None] | None, progress: Progress) -> None:
+        self._worker_init_fn, self._progress = worker_init_fn, progress
 
     def __call__(self, worker: int) -> None:
-        end_with_parent()
+        end_with_rank(self._progress)
         end_at_once()
         use_memfd_for_tensors()
         if self._worker_init_fn is not None:
