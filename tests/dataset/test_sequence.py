@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ResumeError
 from headrace.mixing import build_loader, config_of_foundry, load_config
 
@@ -155,3 +155,20 @@ def test_a_worker_and_a_copy_know_that_no_seed_was_given(
     copied: StreamingDataset = pickle.loads(pickle.dumps(StreamingDataset(local=data, shuffle=True, batch_size=8)))
     copied.load_state_dict(begun[0])
     assert copied.shuffle_seed == 17
+
+
+def test_a_resume_says_once_on_rank_0_where_the_data_continue(
+    data: str, begun: tuple[dict[str, Any], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level('INFO', 'headrace')
+    given = {'shuffle_seed': 17, 'num_canonical_nodes': 4}
+    for rank in range(2):
+        dataset = StreamingDataset(local=data, shuffle=True, topology=Topology(rank=rank, world_size=2), **given)
+        StreamingDataLoader(dataset, batch_size=4).load_state_dict(begun[0])
+    assert caplog.messages == ['The data continue at epoch 0, sample 8, on 2 ranks.']
+    caplog.clear()
+    loader(data, **given).load_state_dict({**begun[0], 'sample_in_epoch': 96})
+    assert caplog.messages == ['The data continue at epoch 1, sample 0, on 1 rank.']
+    caplog.clear()
+    loader(data, **given).dataset.load_state_dict(begun[0])
+    assert caplog.messages == ['The data continue at epoch 0, sample 8, on 1 rank.']

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
+from headrace.display import count_text
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import BatchSpec, ResumeState
 from headrace.order.topology import with_replication
+from headrace.redaction import logger_of
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
     from headrace.order.skip import Ranges, Skip
 
 __all__ = ['SampleSequence']
+
+_log = logger_of(__name__)
 
 
 class SampleSequence:
@@ -312,6 +316,7 @@ class SampleSequence:
             ValueError: the state is malformed, or belongs to other data or another mixture.
         """
         self.load_resume_state(ResumeState.from_dict(state))
+        self.say_resumed()
 
     def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
         """As `load_state_dict`, from the value itself."""
@@ -320,3 +325,14 @@ class SampleSequence:
             epoch, start = self.run.resume(state, self.topology.nodes, size, self.topology.replicas)
             self._progress.load(epoch, start)
             self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start
+
+    def say_resumed(self) -> None:
+        """Log where the next pass continues, on rank 0; for all who load a state."""
+        if not self.topology.rank and not self._progress.fresh:
+            epoch, sample = self._progress.next(rank=0)
+            _log.info(
+                'The data continue at epoch %d, sample %d, on %s.',
+                epoch,
+                sample,
+                count_text(self.topology.world_size, 'rank'),
+            )
