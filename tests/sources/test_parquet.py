@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,21 @@ def test_types_of_a_file_without_rows_do_not_count(tmp_path: Path) -> None:
         assert read(tmp_path, source) == [{'a': 'x'}]
 
 
-def test_files_with_other_units_of_time_are_refused(tmp_path: Path) -> None:
-    for number, unit in enumerate(['ms', 'us']):
-        times = pa.array([[1000]], pa.list_(pa.timestamp(unit, 'UTC')))
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        (pa.timestamp('ms', 'UTC'), pa.timestamp('us', 'UTC')),
+        (pa.timestamp('us', 'UTC'), pa.timestamp('us')),
+        (pa.timestamp('us'), pa.duration('us')),
+    ],
+)
+def test_files_with_other_units_of_time_are_refused(tmp_path: Path, one: Any, other: Any) -> None:
+    for number, kind in enumerate([one, other]):
+        times = pa.array([[1000]], pa.list_(kind))
         pq.write_table(pa.table({'a': [1], 'at': times}), tmp_path / f'{number}.parquet')
     assert index(tmp_path, ['a']).columns == {'a': 'int64'}
-    with pytest.raises(FormatError, match=r"'at' is `json of ms` .*0.parquet, and `json of us` .*columns=\['a'\]"):
+    kinds = rf"'at' is `json of {re.escape(str(one))}` .*0.parquet, and `json of {re.escape(str(other))}`"
+    with pytest.raises(FormatError, match=rf"{kinds} .*columns=\['a'\]"):
         index(tmp_path)
 
 

@@ -27,7 +27,12 @@ from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
-from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
+from headrace.dataset.streams.columns import (
+    column_names,
+    read_columns,
+    refuse_different_columns,
+    refuse_different_meanings,
+)
 from headrace.dataset.streams.open_streams import open_streams, restored_after_error, streams_given
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
@@ -258,6 +263,8 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
                 replication=replication,
                 topology=topology,
             )
+            if self.is_columnar and not self.is_packed:
+                refuse_different_meanings(self.streams, self.mixture)
             self._is_checked = False
             self._sample_pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
             self.skipping_reader: SkippingReader | None = None

@@ -110,6 +110,8 @@ class Schema:
     """json and the separated formats: the end of a line."""
     separator: str = ''
     """The separated formats: the text between two values."""
+    meanings: tuple[str, ...] = ()
+    """What the values of each column mean that its encoding does not say, such as 'timestamp[us]'; empty: nothing."""
     arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -123,7 +125,15 @@ class Schema:
         object.__setattr__(self, 'arrays', arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self.format, self.names, self.encodings, self.sizes, self.newline, self.separator)
+        return Schema, (
+            self.format,
+            self.names,
+            self.encodings,
+            self.sizes,
+            self.newline,
+            self.separator,
+            self.meanings,
+        )
 
     @property
     def columns(self) -> dict[str, str]:

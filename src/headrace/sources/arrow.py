@@ -17,7 +17,14 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.arrow_layout import ArrowLayout
 from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, read_messages
-from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns, with_units
+from headrace.sources.arrow_types import (
+    ArrowColumn,
+    arrow_columns,
+    import_pyarrow,
+    meanings_of,
+    to_columns,
+    with_meanings,
+)
 from headrace.sources.object_names import folder_of, is_hidden, name_of
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
@@ -69,11 +76,13 @@ def index(
     schemas = list(dict.fromkeys(scan.schema for scan in scans))
     columns = None if columns is None else list(columns)
     encodings: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     first: dict[str, str] = {}
     for number, schema in enumerate(schemas):
         home = next(scan.key for scan in scans if scan.schema == schema)
-        found = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
-        found, encodings = with_units(found, _schema(schema, home)), encodings or found
+        encodings = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
+        meanings = meanings_of(encodings, _schema(schema, home))
+        found = with_meanings(encodings, meanings)
         if number and found != first:
             differing = sorted(name for name in {*found, *first} if found.get(name) != first.get(name))
             raise FormatError(
@@ -83,6 +92,7 @@ def index(
         first = found
     return ArrowSource(
         columns=encodings,
+        meanings=meanings,
         with_nulls=with_nulls,
         parts=PartTable.of(part for scan in scans for part in scan.parts),
         schema_of=np.array([schemas.index(scan.schema) for scan in scans for _ in scan.parts], np.int64),
@@ -96,6 +106,7 @@ def load(data: bytes) -> ArrowSource:
     arrays = dict(found.arrays)
     return ArrowSource(
         columns=found.settings['columns'],
+        meanings=found.settings.get('meanings', {}),  # which older versions did not keep
         with_nulls=found.settings['with_nulls'],
         parts=PartTable.from_arrays(found.settings['keys'], arrays),
         schema_of=arrays['schema_of'],
@@ -112,6 +123,7 @@ class ArrowSource:
         self,
         *,
         columns: Mapping[str, str],
+        meanings: Mapping[str, str],
         with_nulls: Sequence[str],
         parts: PartTable,
         schema_of: np.ndarray[Any, np.dtype[np.int64]],
@@ -121,17 +133,23 @@ class ArrowSource:
 
         Args:
             columns: encoding of each column that is read.
+            meanings: see `Source.meanings`.
             with_nulls: names of the columns with nulls or empty lists.
             parts: runs of record batches.
             schema_of: int64[parts], number of each part's schema.
             schemas: messages with the different schemas.
         """
-        self.columns, self.parts = dict(columns), parts
+        self.columns, self.meanings, self.parts = dict(columns), dict(meanings), parts
         self._with_nulls, self._schema_of, self._schemas = list(with_nulls), schema_of, list(schemas)
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
-        settings = {'columns': self.columns, 'with_nulls': self._with_nulls, 'keys': self.parts.keys}
+        settings = {
+            'columns': self.columns,
+            'meanings': self.meanings,
+            'with_nulls': self._with_nulls,
+            'keys': self.parts.keys,
+        }
         return pack_source(settings, {**self.parts.arrays(), 'schema_of': self._schema_of}, self._schemas)
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:

@@ -42,11 +42,13 @@ from headrace.sources.column_choice import choose_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'to_columns', 'with_units']
+__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'meanings_of', 'to_columns', 'with_meanings']
 
 _Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
 _Shape: TypeAlias = 'tuple[int, ...]'
-_UNIT: Final = re.compile(r'\b(?:timestamp|time32|time64|duration|date32|date64)\[(\w+)')
+_MEANING: Final = re.compile(
+    r'\b(?:timestamp|time32|time64|duration|date32|date64)\[[^]]*\]|\bdecimal\d+\(\d+, (-?\d+)\)'
+)
 _MAX_DEPTH: Final = 64
 """Types nested in one another."""
 
@@ -117,16 +119,25 @@ def arrow_columns(
     return found
 
 
-def with_units(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """The encodings, with the units of times, and with bools: numbers of different meanings must not be mixed."""
+def meanings_of(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """What the values of columns mean beyond their encodings: units and zones of times, scales of decimals, bools."""
     found: dict[str, str] = {}
     for name, encoding in encodings.items():
         kind = str(schema.field(name).type)
-        units = _UNIT.findall(kind)
-        if 'uint8' in encoding and 'bool' in kind:
-            units = ['bool']
-        found[name] = f'{encoding} of {", ".join(units)}' if units else encoding
+        parts = [f'decimal of scale {match[1]}' if match[1] else match[0] for match in _MEANING.finditer(kind)]
+        if encoding != 'json' and 'bool' in kind:
+            parts = ['bool']
+        if parts:
+            found[name] = ', '.join(parts)
     return found
+
+
+def with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) -> dict[str, str]:
+    """The encodings, with the meanings: numbers of different ones must not be mixed."""
+    return {
+        name: f'{encoding} of {meanings[name]}' if name in meanings else encoding
+        for name, encoding in encodings.items()
+    }
 
 
 def to_columns(

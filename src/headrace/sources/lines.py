@@ -127,6 +127,11 @@ class LineSource:
         """See `Source.format`."""
         return self.kind.NAME
 
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """See `Source.meanings`."""
+        return {name: 'bool' for name, encoding in self.columns.items() if encoding == 'uint8'}
+
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]

@@ -205,6 +205,14 @@ class LitdataSource:
         """See `Source.columns`."""
         return {column.name: column.encoding for column in self.chosen}
 
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """See `Source.meanings`."""
+        bools = [
+            column for column in self.chosen if column.encoding == 'uint8' and str(column.node) not in self.scalars
+        ]
+        return {column.name: 'bool' for column in bools}
+
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]

@@ -16,7 +16,14 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError
 from headrace.format.encodings import get_mds_encoded_size
-from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns, with_units
+from headrace.sources.arrow_types import (
+    ArrowColumn,
+    arrow_columns,
+    import_pyarrow,
+    meanings_of,
+    to_columns,
+    with_meanings,
+)
 from headrace.sources.object_names import is_hidden
 from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
 from headrace.sources.parquet_thrift import DamagedFooterError, read_row_groups
@@ -88,6 +95,7 @@ def index(
     return ParquetSource(
         base=base,
         columns=table.encodings(),
+        meanings=table.meanings,
         with_nulls=sorted(table.with_nulls),
         parts=PartTable.of(table.parts()),
         groups=np.array([row.group for row in table.groups], np.int64),
@@ -103,6 +111,7 @@ def load(data: bytes) -> ParquetSource:
     return ParquetSource(
         base=settings['base'],
         columns=settings['columns'],
+        meanings=settings.get('meanings', {}),  # which older versions did not keep
         with_nulls=settings['with_nulls'],
         parts=PartTable.from_arrays(settings['keys'], arrays),
         groups=arrays['groups'],
@@ -121,6 +130,7 @@ class ParquetSource:
         *,
         base: str,
         columns: Mapping[str, str],
+        meanings: Mapping[str, str],
         with_nulls: Sequence[str],
         parts: PartTable,
         groups: np.ndarray[Any, np.dtype[np.int64]],
@@ -132,13 +142,14 @@ class ParquetSource:
         Args:
             base: the store's root, for messages.
             columns: encoding of each column that is read.
+            meanings: see `Source.meanings`.
             with_nulls: names of the columns with nulls.
             parts: the row groups with rows.
             groups: int64[parts], number of each part's row group in its file.
             files: the objects.
             footers: the compressed footer of each file.
         """
-        self.columns, self.parts = dict(columns), parts
+        self.columns, self.meanings, self.parts = dict(columns), dict(meanings), parts
         self._base, self._with_nulls, self._groups = base, list(with_nulls), groups
         self._files, self._footers = list(files), footers
         self._number = {key: number for number, key in enumerate(self._files)}
@@ -152,6 +163,7 @@ class ParquetSource:
         settings = {
             'base': self._base,
             'columns': self.columns,
+            'meanings': self.meanings,
             'with_nulls': self._with_nulls,
             'keys': self.parts.keys,
             'files': self._files,
@@ -211,6 +223,8 @@ class _FooterTable:
     def __init__(self, columns: Collection[str] | None) -> None:
         self._wanted = columns
         self.with_nulls = set[str]()
+        self.meanings: dict[str, str] = {}
+        """Of the columns, once `encodings` has compared the files."""
         self.groups: list[_Group] = []
         self._schemas: list[tuple[Any, str]] = []  # the different ones, each with its first file
 
@@ -265,9 +279,10 @@ class _FooterTable:
         if not found:
             return {}
         encodings, schema, home = found[0]
-        first = with_units(encodings, schema)
+        self.meanings = meanings_of(encodings, schema)
+        first = with_meanings(encodings, self.meanings)
         for found_there, schema, source in found[1:]:
-            other = with_units(found_there, schema)
+            other = with_meanings(found_there, meanings_of(found_there, schema))
             for name in [*first, *other]:
                 one, two = first.get(name, 'missing'), other.get(name, 'missing')
                 if one != two:

@@ -48,6 +48,11 @@ class Source(Protocol):
         ...
 
     @property
+    def meanings(self) -> Mapping[str, str]:
+        """What the values of columns mean that their encodings do not say, such as 'timestamp[us]' or 'bool'."""
+        ...
+
+    @property
     def parts(self) -> Sequence[Part]:
         """The parts, in the order of the rows."""
         ...

@@ -120,7 +120,9 @@ class SourceIndex:
         columns = self.source.columns
         names = tuple(sorted(columns))
         encodings = tuple(columns[name] for name in names)
-        schema = Schema('mds', names, encodings, tuple(get_mds_encoded_size(encoding) for encoding in encodings))
+        sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
+        meanings = tuple(self.source.meanings.get(name, '') for name in names)
+        schema = Schema('mds', names, encodings, sizes, meanings=meanings)
         made_from, numbers, tag = self.source.format, self._numbers[0], _tag(self._columns)
         builder = TableBuilder()
         kind: Kind | None = None

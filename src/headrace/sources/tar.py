@@ -109,6 +109,11 @@ class TarSource:
         """See `Source.format`."""
         return NAME
 
+    @property
+    def meanings(self) -> Mapping[str, str]:
+        """See `Source.meanings`: names say none."""
+        return {}
+
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]

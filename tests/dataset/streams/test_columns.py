@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +24,16 @@ from headrace.format import dump_index, parse_index
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
 
-VALUES = {'int': 1, 'str': 'x', 'bytes': b'x', 'json': [1], 'str_int': 1, 'str_float': 1.0, 'float': 1.5}
+VALUES = {
+    'int': 1,
+    'str_decimal': Decimal(1),
+    'str': 'x',
+    'bytes': b'x',
+    'json': [1],
+    'str_int': 1,
+    'str_float': 1.0,
+    'float': 1.5,
+}
 
 
 def value_of(encoding):
@@ -168,6 +180,67 @@ def test_a_column_of_different_types_is_refused(tmp_path, one, other):
     a, b = write(tmp_path / 'a', id='int', x=one), write(tmp_path / 'b', id='int', x=other)
     with pytest.raises(StreamError, match=r"'x' is .* in stream a .*, and .* in stream b .*columns=\['id'\]"):
         StreamingDataLoader(mix(a, b))
+
+
+def of_arrow_type(folder: Path, kind: str) -> Stream:
+    """A stream of Parquet whose column x has this type, an expression of pyarrow; or of MDS with this encoding."""
+    folder.mkdir()
+    pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    if not kind.startswith('pa.'):
+        return Stream(local=write(folder / 'mds', id='int', x=kind), name=folder.name)
+    kind = eval(kind, {'pa': pa})
+    if pa.types.is_list(kind):
+        x = pa.array([[1]], pa.list_(pa.int64())).cast(kind)
+    else:
+        x = pa.array([1], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    pq.write_table(pa.table({'id': [0], 'x': x}), folder / 'a.parquet')
+    return Stream(remote=str(folder), local=str(folder.parent / f'cache {folder.name}'), name=folder.name)
+
+
+US = "pa.timestamp('us')"
+
+
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        (US, "pa.timestamp('ns')"),
+        (US, "pa.timestamp('us', 'UTC')"),
+        (US, "pa.duration('us')"),
+        (US, "pa.time64('us')"),
+        (US, 'pa.int64()'),
+        (US, 'int64'),
+        ("pa.duration('s')", "pa.duration('ms')"),
+        ('pa.date32()', "pa.timestamp('ms')"),
+        ('pa.bool_()', 'pa.uint8()'),
+        ('pa.bool_()', 'uint8'),
+        ('pa.decimal128(30, 2)', 'pa.decimal128(30, 3)'),
+        (f'pa.list_({US})', "pa.list_(pa.timestamp('s'))"),
+    ],
+)
+def test_a_column_of_different_meanings_is_refused(tmp_path, one, other):
+    streams = [of_arrow_type(tmp_path / name, kind) for name, kind in zip('ab', (one, other), strict=True)]
+    message = r"'x' is .* in stream a .*, and .* in stream b .*columns=\['id'\]"
+    # Also without batches, and with those of one stream each: the numbers look alike.
+    with pytest.raises(StreamError, match=message):
+        StreamingDataset(streams=streams, batching_method='per_stream')
+    assert len(StreamingDataset(streams=streams, columns=['id'])) > 1
+
+
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        (US, US),
+        ('pa.int64()', 'int'),
+        ('pa.uint8()', 'uint8'),
+        ('pa.float32()', 'float32'),
+        ('pa.decimal128(30, 2)', 'pa.decimal128(31, 2)'),
+        ('pa.decimal128(30, 2)', 'str_decimal'),
+    ],
+)
+def test_a_column_of_one_meaning_is_taken(tmp_path, one, other):
+    streams = [of_arrow_type(tmp_path / name, kind) for name, kind in zip('ab', (one, other), strict=True)]
+    dataset = StreamingDataset(streams=streams)
+    assert dataset[0]['x'] == dataset[1]['x'] == 1
 
 
 def test_types_that_make_one_batch_are_taken(tmp_path):

@@ -14,7 +14,14 @@ from headrace.images import Decode
 if TYPE_CHECKING:
     from headrace.order import Mixture
 
-__all__ = ['column_names', 'columns_read', 'gathered_columns', 'read_columns', 'refuse_different_columns']
+__all__ = [
+    'column_names',
+    'columns_read',
+    'gathered_columns',
+    'read_columns',
+    'refuse_different_columns',
+    'refuse_different_meanings',
+]
 
 _MOST = 8  # columns that a message names
 
@@ -92,9 +99,44 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
     Raises:
         StreamError: columns are missing, or have different types; names streams and columns.
     """
-    drawn = [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
+    drawn = _drawn(streams, mixture)
     for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
         _refuse_different(columns_read(sharing))
+
+
+def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture) -> None:
+    """Refuse streams whose columns of one name mean different things, such as times in ms and times in s.
+
+    Their numbers look alike, in one batch or in several.
+
+    Raises:
+        StreamError: a column of two streams does; names streams and types.
+    """
+    known: dict[str, tuple[str, str, str]] = {}
+    differences: dict[str, str] = {}
+    found = columns_read(_drawn(streams, mixture))
+    for (schema, _, _), stream in found.items():
+        meanings = dict(zip(schema.names, schema.meanings, strict=False))
+        for name, kind in column_kinds(stream, schema).items():
+            meaning = meanings.get(name, '')
+            if kind == 'Decimal' and not meaning:
+                continue  # each value of MDS has its own scale
+            here = meaning, meaning or kind, _whose(stream, schema)
+            other = known.setdefault(name, here)
+            if other[0] != meaning:
+                differences.setdefault(name, f'{name!r} is {other[1]} in {other[2]}, and {here[1]} in {here[2]}')
+    if differences:
+        same = [name for name in known if name not in differences]
+        shared = [name for name in same if all(name in schema.names for schema, _, _ in found)]
+        select = f'Select others, `columns={shared[:_MOST]}`, write' if shared else 'Write'
+        raise StreamError(
+            f'Columns of one name mean the same in all streams, but {"; ".join([*differences.values()][:_MOST])}. '
+            f'{select} one of them again with the type of the other, or override `get_item`.'
+        )
+
+
+def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStream]:
+    return [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
 
 
 def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
