@@ -7,6 +7,7 @@ import functools
 import gzip
 import io
 import itertools
+import json
 import os
 import time
 import tracemalloc
@@ -17,7 +18,8 @@ import pytest
 from hostile_server import hostile_server
 
 from headrace import Stream, StreamingDataset
-from headrace.errors import HeadraceError, StreamError, TransferError
+from headrace.errors import HeadraceError, StorageError, StreamError, TransferError
+from headrace.storage import Retry, download
 from headrace.storage.protocol import Store, StoreOptions
 from headrace.storage.resolve import backends, open_store
 
@@ -268,3 +270,118 @@ def test_a_bound_is_a_number_of_seconds(tmp_path, seconds):
     stream = Stream(remote='s3://b/c', local=str(tmp_path), store_options={'request_timeout': seconds})
     with pytest.raises(StreamError, match='request_timeout.*number of seconds above 0'):
         StreamingDataset(streams=[stream])
+
+
+VERSION = b'ETag: "1"\r\nx-goog-generation: 1\r\nX-Linked-ETag: "1"\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n'
+WHOLE = b'0123456789'
+
+
+def say_range(content_range: bytes | None, body: bytes, status: bytes = b'206 Partial Content', length: bool = True):
+    head = b'HTTP/1.1 ' + status + b'\r\n' + VERSION
+    if content_range is not None:
+        head += b'Content-Range: ' + content_range + b'\r\n'
+    if length:
+        head += b'Content-Length: %d\r\n' % len(body)
+    return say_once(head + b'Connection: close\r\n\r\n' + body)
+
+
+OTHER_RANGES = {
+    'from the beginning': say_range(b'bytes 0-3/10', b'0123'),
+    'one byte later': say_range(b'bytes 3-6/10', b'3456'),
+    'longer': say_range(b'bytes 2-6/10', b'23456'),
+    'shorter, with more behind it': say_range(b'bytes 2-4/10', b'234'),
+    'shorter, of unknown size': say_range(b'bytes 2-4/*', b'234'),
+    'an end behind the object': say_range(b'bytes 2-5/4', b'2345'),
+    'more bytes than it says': say_range(b'bytes 2-5/10', b'234567'),
+    'fewer bytes than it says': say_range(b'bytes 2-5/10', b'23'),
+    'no length, more bytes': say_range(b'bytes 2-5/10', b'234567', length=False),
+    'no length, fewer bytes': say_range(b'bytes 2-5/10', b'234', length=False),
+    'no numbers': say_range(b'bytes two-five/ten', b'2345'),
+    'no range': say_range(None, b'2345'),
+    'the whole object': say_range(None, WHOLE, status=b'200 OK'),
+}
+
+
+@pytest.mark.parametrize(
+    ('kind', 'way'), kinds_and_ways(OTHER_RANGES, {'from the beginning', 'no range', 'the whole object'})
+)
+def test_another_range_than_was_asked_for_is_no_part_of_the_object(open_at, way):
+    with hostile_server(OTHER_RANGES[way]) as address:
+        out = io.BytesIO()
+        with pytest.raises(TransferError, match='/key'):
+            open_at(address).get('key', out, offset=2, size=4)
+        assert b'2345'.startswith(out.getvalue())
+
+
+@each_kind
+def test_a_wrong_range_is_asked_for_again_and_then_named(open_at, tmp_path):
+    """The first answer breaks off; the second is another range, and from then on each is the one of a list."""
+    broken = b'HTTP/1.1 200 OK\r\n' + VERSION + b'Content-Length: 10\r\n\r\n01'
+    right = say_range(b'bytes 2-9/10', b'23456789')
+    wrong = say_range(b'bytes 0-7/10', b'01234567')
+    retry = Retry(attempts=3, first_delay=0.01)
+    for last in (right, wrong):
+        answers = iter([say_once(broken), wrong])
+        with (
+            hostile_server(lambda send, over, last=last, answers=answers: next(answers, last)(send, over)) as address,
+            open(tmp_path / 'out', 'w+b', buffering=0) as out,
+        ):
+            store = open_at(address)
+            if last is right and 'databricks' not in type(store).__module__:  # its versions tell the size
+                assert download(store, 'key', out, retry) == 10
+                assert (tmp_path / 'out').read_bytes() == WHOLE
+            elif last is wrong:
+                with pytest.raises(TransferError, match=f'{store.url}/key was asked for bytes=2-, .*bytes 0-7/10'):
+                    download(store, 'key', out, retry)
+
+
+def page_of(kind: str, keys: list[str], token: str) -> bytes:
+    """A page of a listing that goes on, as the server of a store sends it."""
+    page = PAGES[kind](keys, token)
+    text = page if isinstance(page, str) else json.dumps(page)
+    head = f'HTTP/1.1 200 OK\r\nContent-Type: application/{"xml" if text is page else "json"}\r\n'
+    link = f'Link: <http://127.0.0.1/?cursor={token}>; rel="next"\r\n'
+    return f'{head}{link}Content-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}'.encode()
+
+
+PAGES: dict[str, Any] = {
+    's3': lambda keys, token: (
+        '<ListBucketResult><IsTruncated>true</IsTruncated>'
+        + ''.join(f'<Contents><Key>{key}</Key><Size>1</Size><ETag>"1"</ETag></Contents>' for key in keys)
+        + f'<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>'
+    ),
+    'azure': lambda keys, token: (
+        '<?xml version="1.0"?><EnumerationResults><Blobs>'
+        + ''.join(
+            f'<Blob><Name>{key}</Name><Properties><Content-Length>1</Content-Length><Etag>1</Etag>'
+            '<BlobType>BlockBlob</BlobType></Properties></Blob>'
+            for key in keys
+        )
+        + f'</Blobs><NextMarker>{token}</NextMarker></EnumerationResults>'
+    ),
+    'gcs': lambda keys, token: {
+        'items': [{'name': key, 'size': '1', 'generation': '1'} for key in keys],
+        'nextPageToken': token,
+    },
+    'oci': lambda keys, token: {
+        'objects': [{'name': key, 'size': 1, 'etag': '1'} for key in keys],
+        'nextStartWith': token,
+    },
+    'hf': lambda keys, token: [{'type': 'file', 'path': key, 'size': 1, 'oid': '1'} for key in keys],
+    'databricks': lambda keys, token: {
+        'contents': [{'path': f'/{key}', 'file_size': 1, 'last_modified': 1000} for key in keys],
+        'next_page_token': token,
+    },
+}
+
+
+@pytest.mark.parametrize(('kind', 'way'), kinds_and_ways(['same', 'new tokens', 'nothing'], {'same', 'new tokens'}))
+def test_a_listing_that_gets_no_further_is_an_error(kind, open_at, way):
+    numbers = itertools.count()
+
+    def say(send, over):
+        token = 'again' if way == 'same' else f't{next(numbers)}'
+        send(page_of(kind, [] if way == 'nothing' else ['a', 'b'], token))
+
+    with hostile_server(say) as address, pytest.raises(StorageError, match='does not end|same next token'):
+        list(open_at(address).list(''))

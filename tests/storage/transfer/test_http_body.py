@@ -36,7 +36,7 @@ def test_a_source_that_ends_early_is_an_error():
 
 def received(body, out=None, **answer):
     source = io.BytesIO(body)
-    how = {'etag': 'v', 'length': len(body), 'is_part': False} | answer
+    how = {'etag': 'v', 'length': len(body), 'part': None} | answer
     wanted = ReadRequest('s3://b/x', how.pop('offset', 0), how.pop('size', None), how.pop('wanted', None))
     sink = io.BytesIO() if out is None else out
     etag = wanted.receive(lambda: source.read(3), sink, mapped_errors=contextlib.nullcontext, **how)
@@ -47,7 +47,7 @@ class TestReceive:
     def test_it_tells_the_version(self):
         assert received(b'0123456789') == ('v', b'0123456789')
         assert received(b'0123456789', etag='') == ('', b'0123456789')
-        assert received(b'2345', offset=2, size=4, is_part=True, wanted='v') == ('v', b'2345')
+        assert received(b'2345', offset=2, size=4, part='bytes 2-5/10', wanted='v') == ('v', b'2345')
 
     @pytest.mark.parametrize('etag', ['w', ''])
     def test_another_version_than_the_one_that_was_asked_for_is_refused_before_a_byte(self, etag):
@@ -67,7 +67,7 @@ class TestReceive:
 
     def test_a_shorter_object_has_no_such_range(self):
         with pytest.raises(ConfigError, match='offset 2, size 9 .* has 4 bytes from there'):
-            received(b'2345', offset=2, size=9, is_part=True)
+            received(b'2345', offset=2, size=9, part='bytes 2-5/6')
 
     @pytest.mark.parametrize('answer', [{'length': 9}, {'length': None, 'size': 9}])
     def test_a_body_that_ends_early_is_broken_and_names_its_version(self, answer):
@@ -80,7 +80,7 @@ class TestReceive:
     def test_an_answer_of_unknown_length_writes_no_more_than_was_asked_for(self):
         sink = io.BytesIO()
         with pytest.raises(StorageError, match='ignored the range'):
-            received(b'hello world', sink, size=7, is_part=False, length=None)
+            received(b'hello world', sink, size=7, length=None)
         assert sink.getvalue() == b'hello '
 
     def test_an_answer_of_unknown_length_ends_where_it_ends(self):

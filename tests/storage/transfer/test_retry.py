@@ -2,6 +2,7 @@ import pytest
 
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage import Retry
+from headrace.storage.transfer.http_errors import seconds_to_wait
 from headrace.storage.transfer.retry import BrokenTransferError
 
 
@@ -81,6 +82,22 @@ def test_a_server_may_ask_for_a_pause():
     time.retry(max_delay=5).call('X', failing(1, BrokenTransferError.at('503', retry_after=3)))
     time.retry(max_delay=5).call('X', failing(1, BrokenTransferError.at('503', retry_after=3600)))
     assert time.slept == [3, 5]
+
+
+@pytest.mark.parametrize('asked', ['0', '-5', 'nan', '-inf', '1e-9', 'soon', 'Thu, 01 Jan 1970 00:00:00 GMT'])
+def test_a_server_that_asks_for_no_pause_gets_few_requests(asked):
+    time = Time()
+    with pytest.raises(TransferError):
+        error = BrokenTransferError.at('503', retry_after=seconds_to_wait(asked))
+        time.retry(patience=30).call('X', failing(10**6, error))
+    assert 30 <= time.now < 60
+    assert len(time.slept) < 60
+
+
+def test_a_store_may_tell_no_number_of_seconds():
+    time = Time()
+    time.retry().call('X', failing(1, BrokenTransferError.at('503', retry_after=float('nan'))))
+    assert 0 <= time.slept[0] <= 0.5
 
 
 def test_who_is_told_to_come_back_later_has_not_failed_until_then():

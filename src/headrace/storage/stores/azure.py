@@ -39,6 +39,7 @@ from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, Objec
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.azure_account import SECRET_VARIABLES, Account, connect
+from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http_body import ReadRequest, SourcePart, described, version
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, not_found, unreadable, why_absent
 from headrace.storage.transfer.process_local import PerProcess
@@ -128,17 +129,16 @@ class AzureStore:
         answer = self._open(blob, key, wanted)
         if isinstance(answer, str):
             return answer
-        is_part = answer.status_code == 206
         # The body as it is stored, also where its Content-Encoding says that it is compressed.
         body = answer.stream_download(None, decompress=False)
         with contextlib.closing(answer.internal_response):
-            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            found = version(answer.headers.get('ETag'))
             return wanted.receive(
                 lambda: next(body, b''),
                 out,
                 etag=found,
                 length=answer.headers.get('Content-Length'),
-                is_part=is_part,
+                part=answer.headers.get('Content-Range', '') if answer.status_code == 206 else None,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )
 
@@ -195,9 +195,10 @@ class AzureStore:
         """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
         begin = self._names.of_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
+            pages = self._client.list_blobs(name_starts_with=begin or None, include=['metadata']).by_page()
             found = [
-                ObjectInfo(self._names.key(blob.name), int(blob.size), (blob.etag or '').strip('"'))
-                for blob in self._client.list_blobs(name_starts_with=begin or None, include=['metadata'])
+                ObjectInfo(self._names.key(blob.name), int(blob.size), version(blob.etag))
+                for blob in items_of(f'{self.url}/{prefix}', pages, lambda blob: blob.name)
                 if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
             ]
         # The service's order is that of UTF-16, and that of the tree in a hierarchical namespace.

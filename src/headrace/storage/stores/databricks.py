@@ -24,6 +24,7 @@ from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.databricks_api import RefusedError, WorkspaceFolder, etag_of
 from headrace.storage.stores.file_tree import walk
+from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart
 from headrace.storage.transfer.http_errors import why_absent
 from headrace.storage.transfer.sealed_errors import sealed
@@ -82,17 +83,17 @@ class VolumeStore(WorkspaceFolder):
         with self._refusals('Reading', key):
             try:
                 with self._answer('Reading', key, 'GET', FILES + quote(path), headers=headers) as answer:
-                    is_part = answer.status_code == 206
+                    part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
                     with self._mapped_headers('Reading', key):
                         expected = int(answer.headers['Content-Length'])
-                        whole = int(answer.headers['Content-Range'].rpartition('/')[2]) if is_part else expected
+                        whole = int(part.rpartition('/')[2]) if part else expected
                         found = _etag(answer, whole)
                     return wanted.receive(
                         lambda: answer.raw.read(CHUNK),
                         out,
                         etag=found,
                         length=expected,
-                        is_part=is_part,
+                        part=part,
                         mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
                     )
             except RefusedError as error:
@@ -141,7 +142,8 @@ class VolumeStore(WorkspaceFolder):
         """See `Store.list`."""
 
         def children(folder: str) -> Iterator[ObjectInfo | str]:
-            for entry in self._entries(f'{self.root}/{folder}'.rstrip('/'), prefix):
+            pages = self._pages(f'{self.root}/{folder}'.rstrip('/'), prefix)
+            for entry in items_of(f'{self.url}/{folder}', pages, lambda entry: str(entry['path'])):
                 key = str(entry['path']).rstrip('/')[len(self.root) + 1 :]
                 if entry.get('is_directory'):
                     yield key
@@ -151,7 +153,7 @@ class VolumeStore(WorkspaceFolder):
 
         yield from walk(prefix, children)
 
-    def _entries(self, folder: str, prefix: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, folder: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
         query: dict[str, Any] = {}
         while True:
             with self._refusals('Listing', prefix):
@@ -161,7 +163,7 @@ class VolumeStore(WorkspaceFolder):
                     if error.status != 404 or self._volume_exists() is False:
                         raise
                     return  # it was never made, or is deleted meanwhile
-            yield from page.get('contents', ())
+            yield page.get('contents', [])
             if not page.get('next_page_token'):
                 return
             query['page_token'] = page['next_page_token']

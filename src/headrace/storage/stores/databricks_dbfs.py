@@ -40,7 +40,7 @@ class DbfsStore(WorkspaceFolder):
         url = f'{self.url}/{key}'
         info = self._status('Reading', key)
         if etag and etag != info.etag:
-            raise changed(url)
+            raise changed(url, etag, info.etag)
         left = ReadRequest(url, offset, size).check(info)
         if not left:
             return info.etag
@@ -53,8 +53,8 @@ class DbfsStore(WorkspaceFolder):
                 offset += len(block)
                 left -= len(block)
             # Each block is a request of its own, so the file may have been replaced before one of them.
-            if self._status('Reading', key).etag != info.etag:
-                raise changed(url)
+            if (now := self._status('Reading', key)).etag != info.etag:
+                raise changed(url, info.etag, now.etag)
         except BrokenTransferError as error:
             if not error.changed:
                 error.etag = info.etag

@@ -39,6 +39,7 @@ from headrace.storage.resolve import split_url
 from headrace.storage.stores.gcs_credentials import Connection, connect, describe
 from headrace.storage.stores.s3 import S3Store
 from headrace.storage.stores.s3_client import S3Service
+from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable, why_absent
 from headrace.storage.transfer.process_local import PerProcess
@@ -131,14 +132,15 @@ class GCSStore:
                     text = answer.text
                 raise self._from_answer('Reading', key, answer, text)
             found = answer.headers.get('x-goog-generation', '')
-            if etag and not found:  # emulators may say no generation, and ignore the condition on it
+            part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
+            if not found and (etag or part is not None):  # emulators may say none, and ignore the condition on it
                 found = self.head(key).etag
             return wanted.receive(
                 lambda: answer.raw.read(CHUNK, decode_content=False),
                 out,
                 etag=found,
                 length=answer.headers.get('Content-Length'),
-                is_part=answer.status_code == 206,
+                part=part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found or None),
             )
 
@@ -170,7 +172,7 @@ class GCSStore:
                 retry=None,
                 timeout=self._timeout,
             )
-            for blob in found:
+            for blob in items_of(f'{self.url}/{prefix}', found.pages, lambda blob: blob.name):
                 if not blob.name.endswith('/'):  # the folders of consoles
                     yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation or ''))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import ConfigError, StorageError
@@ -25,6 +25,7 @@ from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.hf_http import LINKED_ETAG, UploadBody
 from headrace.storage.stores.hf_repository import KINDS, HubRepository
+from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http_body import ReadRequest, described
 from headrace.storage.transfer.sealed_errors import sealed
 
@@ -75,7 +76,7 @@ class HFStore(HubRepository):
                 # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
                 etag=answer.etag,
                 length=answer.headers.get('content-length'),
-                is_part=answer.status == 206,
+                part=answer.headers.get('content-range', '') if answer.status == 206 else None,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
             )
 
@@ -119,20 +120,24 @@ class HFStore(HubRepository):
         where = self._names.of_prefix(prefix)
         folder = where.rpartition('/')[0]
         tree = f'{self._api()}/tree/{self._quoted_revision}' + (f'/{quote(folder)}' if folder else '')
-        query, found = 'recursive=true&expand=false', []
-        while query:
-            with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
-                if answer.lacks_entry:
-                    return
-                page = self._read_json('Listing', prefix, answer)
-                following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
-            # The pages of a mirror may name the Hub: what counts is where they continue.
-            query = urlsplit(following[1]).query if following else ''
-            found += [
-                ObjectInfo(self._names.key(item['path']), item['size'], (item.get('lfs') or item)['oid'])
-                for item in page
-                if item['type'] == 'file' and item['path'].startswith(where)
-            ]
+
+        def pages() -> Iterator[list[dict[str, Any]]]:
+            query = 'recursive=true&expand=false'
+            while query:
+                with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
+                    if answer.lacks_entry:
+                        return
+                    page = self._read_json('Listing', prefix, answer)
+                    following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
+                yield page
+                # The pages of a mirror may name the Hub: what counts is where they continue.
+                query = urlsplit(following[1]).query if following else ''
+
+        found = [
+            ObjectInfo(self._names.key(item['path']), item['size'], (item.get('lfs') or item)['oid'])
+            for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item['path'])
+            if item['type'] == 'file' and item['path'].startswith(where)
+        ]
         # The Hub's order is git's, in which the folder "a" comes after the file "a.b".
         yield from sorted(found, key=lambda info: info.key)
 

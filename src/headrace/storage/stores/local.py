@@ -63,7 +63,7 @@ class LocalStore:
             if stat.S_ISDIR(info.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             if etag is not None and etag != _etag(info):
-                raise changed(str(path))
+                raise changed(str(path), etag, _etag(info))
             left = ReadRequest(str(path), offset, size).check(ObjectInfo(key, info.st_size, ''))
             source.seek(offset)
             while left:

@@ -34,7 +34,7 @@ from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, 
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.oci_credentials import find_credentials
-from headrace.storage.transfer.answer_bounds import bound_session
+from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described, version
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable, why_absent
 from headrace.storage.transfer.process_local import PerProcess
@@ -118,16 +118,15 @@ class OCIStore:
                 if error.status != 416:
                     raise
                 return wanted.nothing_left(self.head(key))
-        is_part = answer.status == 206
         with contextlib.closing(answer.data):
-            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            found = version(answer.headers.get('ETag'))
             return wanted.receive(
                 # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
                 lambda: answer.data.raw.read(CHUNK, decode_content=False),
                 out,
                 etag=found,
                 length=answer.headers.get('Content-Length'),
-                is_part=is_part,
+                part=answer.headers.get('Content-Range', '') if answer.status == 206 else None,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )
 
@@ -148,15 +147,19 @@ class OCIStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
         where: dict[str, Any] = {'prefix': self._names.of_prefix(prefix), 'fields': 'name,size,etag'}
-        with self._mapped_errors('Listing', prefix):
+
+        def pages() -> Iterator[Any]:
             while True:
                 page = self._client.list_objects(*self._place(), **where).data
-                for item in page.objects:
-                    if not item.name.endswith('/'):  # the folders of the console
-                        yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
+                yield page.objects
                 if not page.next_start_with:
                     return
                 where['start'] = page.next_start_with
+
+        with self._mapped_errors('Listing', prefix):
+            for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item.name):
+                if not item.name.endswith('/'):  # the folders of the console
+                    yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""

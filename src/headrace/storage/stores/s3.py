@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.s3_client import S3Connection, S3Service, connections
-from headrace.storage.transfer.answer_bounds import exceeded
+from headrace.storage.transfer.answer_bounds import exceeded, items_of
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described, version
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, not_found, unreadable, why_absent
 from headrace.storage.transfer.process_local import PerProcess
@@ -123,13 +123,13 @@ class S3Store:
             return wanted.nothing_left(self.head(key))
         is_part = answer['ResponseMetadata']['HTTPStatusCode'] == 206
         with contextlib.closing(answer['Body']) as body:
-            found = version(wanted.url, answer.get('ETag'), is_part=is_part)
+            found = version(answer.get('ETag'))
             return wanted.receive(
                 lambda: body.read(CHUNK),
                 out,
                 etag=found,
                 length=answer.get('ContentLength'),
-                is_part=is_part,
+                part=answer.get('ContentRange', '') if is_part else None,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
             )
 
@@ -153,11 +153,12 @@ class S3Store:
         where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
         connection = self._connection.get()
         with self._mapped_errors('Listing', prefix, connection):
-            for page in connection.client.get_paginator('list_objects_v2').paginate(**where):
-                for item in page.get('Contents', ()):
-                    if not item['Key'].endswith('/'):  # the folders of S3 consoles
-                        info = self._names.key(item['Key']), int(item['Size']), item.get('ETag', '').strip('"')
-                        yield ObjectInfo(*info)
+            pages = connection.client.get_paginator('list_objects_v2').paginate(**where)
+            contents: Iterator[Any] = (page.get('Contents', ()) for page in pages)
+            for item in items_of(f'{self.url}/{prefix}', contents, lambda item: item['Key']):
+                if not item['Key'].endswith('/'):  # the folders of S3 consoles
+                    info = self._names.key(item['Key']), int(item['Size']), version(item.get('ETag'))
+                    yield ObjectInfo(*info)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""

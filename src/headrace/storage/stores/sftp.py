@@ -115,7 +115,7 @@ class SftpStore:
                     info = self._info(key, session.fstat(handle))
                     found = info.etag
                     if etag and etag != found:
-                        raise changed(url)
+                        raise changed(url, etag, found)
                     left = ReadRequest(url, offset, size).check(info)
                     for block in session.read(handle, offset, left):
                         out.write(block)

@@ -30,9 +30,10 @@ from headrace.storage.stores.sftp_packets import (
     Status,
     packed,
 )
+from headrace.storage.transfer.answer_bounds import items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from headrace.storage.transfer.http_body import SourcePart
 
@@ -192,25 +193,30 @@ class SftpSession:
     def entries(self, path: str) -> list[tuple[str, Attributes]]:
         """Names in a folder, in any order, and what they are; links as links."""
         handle = self._call(Kind.OPENDIR, packed(path))[1].string()
-        found: list[tuple[str, Attributes]] = []
+        found = [
+            item for item in items_of(path, self._pages(handle), lambda item: item[0]) if item[0] not in {'.', '..'}
+        ]
+        self.forget_file(handle)
+        return found
+
+    def _pages(self, folder: bytes) -> Iterator[list[tuple[str, Attributes]]]:
+        """The answers about the names in an open folder."""
         more = True
         while more or self._waiting:
             while more and len(self._waiting) < FOLDER_REQUESTS:
-                self._ask(Kind.READDIR, packed(handle))
+                self._ask(Kind.READDIR, packed(folder))
             _, kind, fields = self._answer()
             if kind == Kind.STATUS:
                 _raise_unless(fields, Status.EOF)
                 more = False
                 continue
             fields = self._expect(Kind.NAME, kind, fields)
+            page: list[tuple[str, Attributes]] = []
             for _ in range(fields.uint32()):
                 name = fields.text()
                 fields.string()  # a line of `ls`
-                attributes = fields.attributes()
-                if name not in {'.', '..'}:
-                    found.append((name, attributes))
-        self.forget_file(handle)
-        return found
+                page.append((name, fields.attributes()))
+            yield page
 
     def make_folder(self, path: str) -> None:
         """Make a folder in one that exists."""

@@ -1,4 +1,4 @@
-"""Bounds of an answer in bytes and seconds, whatever a server sends.
+"""Bounds of an answer in bytes and seconds, and of a listing in pages, whatever a server sends.
 
 The clients of the clouds read an error whole, and read interim answers (``100 Continue``) for as long as they come. A
 time-out of a socket counts silence only. All clients use urllib3 over http.client, some of them a copy of their own. So
@@ -13,17 +13,34 @@ import http.client
 import io
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from headrace.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ['ERROR_BODY', 'HEAD', 'SLOWEST', 'BoundError', 'Pace', 'bound_botocore', 'bound_session', 'exceeded']
+__all__ = [
+    'EMPTY_PAGES',
+    'ERROR_BODY',
+    'HEAD',
+    'SLOWEST',
+    'BoundError',
+    'Pace',
+    'bound_botocore',
+    'bound_session',
+    'exceeded',
+    'items_of',
+]
+
+T = TypeVar('T')
 
 HEAD: Final = 1 << 20
 """Bytes of status lines and headers, those of interim answers included."""
 ERROR_BODY: Final = 1 << 20
 """The most bytes of an error, both as received and unpacked. The rest is cut off."""
+EMPTY_PAGES: Final = 1000
+"""Pages of a listing in a row that may bring nothing; some servers send a few where many objects were deleted."""
 SLOWEST: Final = 1 << 10
 """Bytes a second. The time that a body takes at this pace comes on top of the bound of a request."""
 
@@ -188,6 +205,38 @@ class Pace:
                 f'the answer takes too long: {self._bytes} bytes of its body in {elapsed:.0f} s. A slow link may need '
                 f'a larger `request_timeout`'
             )
+
+
+def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -> Iterator[T]:
+    """The items of the pages of a listing, which must get further.
+
+    Args:
+        url: What is listed.
+        pages: As the server sends them.
+        name: Of an item.
+
+    Raises:
+        StorageError: `EMPTY_PAGES` pages in a row are empty, or a page begins as one before it did.
+    """
+    begins, empty = set[str](), 0
+    for page in pages:
+        items = iter(page)
+        first = next(items, None)
+        if first is None:
+            empty += 1
+            if empty < EMPTY_PAGES:
+                continue
+        elif name(first) not in begins:
+            begins.add(name(first))
+            empty = 0
+            yield first
+            yield from items
+            continue
+        what = f'{empty} empty pages in a row' if first is None else f'the page that begins with {name(first)!r} again'
+        raise StorageError(
+            f'Listing {url}: the server sent {what}, so that the listing does not end. Check that the endpoint is such '
+            f'a service, and what lies between.'
+        )
 
 
 class _Incoming(io.RawIOBase):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
-from headrace.errors import ConfigError, StorageError
+from headrace.errors import ConfigError
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.file_part import FilePart
 from headrace.storage.transfer.http_errors import changed
@@ -20,6 +21,9 @@ __all__ = ['CHUNK', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'vers
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
 one begins too late."""
+
+
+_CONTENT_RANGE: Final = re.compile(r'bytes +([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)')
 
 
 class SourcePart(FilePart):
@@ -81,7 +85,7 @@ class ReadRequest(NamedTuple):
         *,
         etag: str,
         length: int | str | None,
-        is_part: bool,
+        part: str | None,
         mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> str:
         """Copy the body of an answer to a GET, once its headers are what was asked for.
@@ -91,23 +95,30 @@ class ReadRequest(NamedTuple):
             out: Receives them.
             etag: The version that the answer is of; empty if it does not say.
             length: Bytes of the body, as the answer says; None if it does not.
-            is_part: Whether the answer says that it is a range.
+            part: The Content-Range of an answer that is a range, empty if it has none; None: the answer is the whole.
             mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
 
         Returns:
             ``etag``.
 
         Raises:
-            BrokenTransferError: The body broke off, or is of another version.
+            BrokenTransferError: The body broke off, is of another version or another range, or is a part without a
+                version: parts of two versions could be mixed.
             ConfigError: The object has no such range.
-            StorageError: The server ignored the range.
         """
         expected = None if length is None else int(length)
         if self.etag and self.etag != etag:  # not every server knows conditions
-            raise changed(self.url)
+            raise changed(self.url, self.etag, etag)
         is_longer = self.size is not None and expected is not None and expected > self.size
-        if not is_part and (self.offset or is_longer):
-            raise ignored_range(self.url)
+        if part is None and (self.offset or is_longer):
+            raise self._other_range('the whole object')
+        if part is not None:
+            if not etag:
+                raise lacks(self.url, 'ETag')
+            in_range = self._length_of(part)
+            if expected not in {None, in_range}:
+                raise self._other_range(f'{part!r} of {expected} bytes')
+            expected = in_range
         if expected is None:
             expected = self.size
         elif self.size is not None and expected != self.size:
@@ -119,7 +130,7 @@ class ReadRequest(NamedTuple):
             if not chunk:
                 break
             if expected is not None and arrived + len(chunk) > expected:  # an answer that does not say its length
-                raise ignored_range(self.url)
+                raise self._other_range(f'more than {expected} bytes')
             out.write(chunk)
             arrived += len(chunk)
         if expected not in {None, arrived}:
@@ -127,6 +138,31 @@ class ReadRequest(NamedTuple):
                 f'{self.url} broke off after {arrived} of {expected} bytes.', etag=etag or None
             )
         return etag
+
+    def _length_of(self, part: str) -> int:
+        """The bytes of an answer with this Content-Range.
+
+        Raises:
+            BrokenTransferError: It is another range than that asked for. One that ends with its object may be shorter.
+        """
+        if not part:
+            raise lacks(self.url, 'Content-Range')
+        found = _CONTENT_RANGE.fullmatch(part.strip())
+        if found is None:
+            raise self._other_range(repr(part[:100]))
+        first, last = int(found[1]), int(found[2])
+        ends = [] if found[3] == '*' else [int(found[3])]
+        if self.size is not None:
+            ends.append(self.offset + self.size)
+        if first != self.offset or last + 1 < first or (ends and last + 1 != min(ends)):
+            raise self._other_range(repr(part))
+        return last + 1 - first
+
+    def _other_range(self, answered: str) -> BrokenTransferError:
+        return BrokenTransferError.at(
+            f'The server ignored the range of a request: {self.url} was asked for {self.range or "the whole object"}, '
+            f'and it answered with {answered}. Use one that honours ranges, and check what lies between.'
+        )
 
     def nothing_left(self, info: ObjectInfo) -> str:
         """The result of `Store.get` after status 416, which also answers an empty range at the end of an object.
@@ -142,7 +178,7 @@ class ReadRequest(NamedTuple):
             ConfigError: The object has no such range.
         """
         if (self.etag and self.etag != info.etag) or self.check(info):
-            raise changed(self.url)
+            raise changed(self.url, self.etag, info.etag)
         return info.etag
 
     def check(self, info: ObjectInfo) -> int:
@@ -153,11 +189,6 @@ class ReadRequest(NamedTuple):
         return left if self.size is None else self.size
 
 
-def ignored_range(url: str) -> StorageError:
-    """The error for an answer with more bytes than were asked for."""
-    return StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
-
-
 def lacks(url: str, header: str) -> BrokenTransferError:
     """The error for an answer without a header that says what must be known."""
     return BrokenTransferError.at(
@@ -166,19 +197,8 @@ def lacks(url: str, header: str) -> BrokenTransferError:
     )
 
 
-def version(url: str, etag: object, *, is_part: bool) -> str:
-    """The version that an answer to a GET names, for stores whose answers all do.
-
-    Args:
-        url: The object.
-        etag: The header, in quotes or not; None: it is missing.
-        is_part: Whether the answer says that it is a range.
-
-    Raises:
-        BrokenTransferError: It names none, and is a part: parts of two versions could be mixed.
-    """
-    if is_part and not etag:
-        raise lacks(url, 'ETag')
+def version(etag: object) -> str:
+    """The version that a header names, in quotes or not; empty if it is missing (None)."""
     return str(etag or '').strip('"')
 
 
@@ -198,7 +218,7 @@ def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
         raise lacks(url, 'Content-Length')
     if not str(size).isdecimal():
         raise lacks(url, f'Content-Length that is a number, but {str(size)[:100]!r}')
-    return ObjectInfo(key, int(str(size)), str(etag or '').strip('"'))
+    return ObjectInfo(key, int(str(size)), version(etag))
 
 
 def bad_range(wanted: ReadRequest, found: int) -> ConfigError:

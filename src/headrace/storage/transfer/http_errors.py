@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -100,20 +101,18 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
     )
 
 
-def changed(url: str) -> BrokenTransferError:
-    """The error for an object whose version is not the requested one."""
-    return BrokenTransferError.at(f'{url} changed while it was being read.', changed=True)
+def changed(url: str, asked: str | None = None, found: str = '') -> BrokenTransferError:
+    """The error for an object whose version is not the one ``asked`` for, but the one ``found``, where they are known."""
+    versions = f', from version {asked!r} to {found!r}' if asked and found else ''
+    return BrokenTransferError.at(f'{url} changed while it was being read{versions}.', changed=True)
 
 
 def seconds_to_wait(header: str | None) -> float | None:
     """The seconds of a Retry-After header, which may be a number or a date; None where it says nothing."""
     if not header:
         return None
-    try:
+    with contextlib.suppress(ValueError):
         return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return None
+    return None

@@ -122,6 +122,7 @@ class Retry:
 
     def _delay(self, failures: int, error: TransferError, left: float) -> float:
         asked = error.retry_after if isinstance(error, BrokenTransferError) else None
-        if asked is not None:
-            return max(0.0, asked) if asked <= left else min(asked, self.max_delay)
+        if asked is not None and asked >= self.first_delay:
+            return asked if asked <= left else min(asked, self.max_delay)
+        # A server that asks for no pause at all, or for less than none, would get thousands of requests.
         return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))
