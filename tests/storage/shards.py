@@ -128,11 +128,11 @@ class TextReader:
         return ()
 
 
-def fetch_index(folder, store, name='index.json', *, checks=False):
+def fetch_index(folder, store, name='index.json', *, checks=False, retry=Retry()):  # noqa: B008 - it is frozen
     """The index of a cache folder, fetched and read; a remote that was asked before is not asked again."""
     index = CachedIndex(folder, name)
     check, reader = IndexCheck(since=0.0), TextReader(checks=checks)
-    IndexFetch(index=index, store=store, reader=reader, check=check, retry=Retry(), stats=CacheStats()).run()
+    IndexFetch(index=index, store=store, reader=reader, check=check, retry=retry, stats=CacheStats()).run()
     return index
 
 

@@ -15,6 +15,7 @@ from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset.cache_files import epoch_permutation
 from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
 from headrace.order import Mixture, OrderConfig, StreamSize, fill_permutation
+from headrace.storage.cache.locks import locked_folders
 
 MIX = Mixture.resolve([StreamSize(name='s', shard_sizes=np.full(100, 1000))])
 CONFIG = OrderConfig(shuffle=True, algorithm='py1s', num_canonical_nodes=2).resolve_defaults(MIX)
@@ -51,6 +52,15 @@ def test_what_nobody_maps_is_removed_by_the_next_epoch(tmp_path):
     assert len(names(tmp_path)) == 2
     for epoch, ids in ((1, second), (2, third)):
         assert np.array_equal(ids, expected(epoch))
+
+
+def test_a_maker_that_hangs_is_named_and_the_order_is_computed_without_it(tmp_path, monkeypatch):
+    for name, seconds in {'LOOK': 0.01, 'SAID': 0.05, 'BOUND': 0.1}.items():
+        monkeypatch.setattr(f'headrace.storage.cache.locks.{name}', seconds)
+    folder = tmp_path / epoch_permutation.FOLDER
+    folder.mkdir()
+    with locked_folders([folder]), pytest.warns(UserWarning, match=f'{folder}.* held by process {os.getpid()}'):
+        assert np.array_equal(EpochPermutations(tmp_path).load(MIX, CONFIG, 0), expected())
 
 
 def _load(folder, log, barrier):

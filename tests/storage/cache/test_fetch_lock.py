@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import threading
@@ -10,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from shards import SIZE, StuckStore, cache_of, make_remote, names
+from shards import SIZE, StuckStore, cache_of, fetch_index, make_remote, names
 from together import FORK, as_somebody_waits, is_half_there, locks_waited_for, run_together
 
 from headrace.errors import (
@@ -18,7 +19,9 @@ from headrace.errors import (
     TransferError,
 )
 from headrace.storage import CacheLimit, Retry
+from headrace.storage.cache.fetch_lock import FetchLock
 from headrace.testing.stores import CountingStore, FaultyStore
+from processes import states_of
 from waiting import until
 
 
@@ -236,6 +239,62 @@ class TestKill:
         go_on.set()
         thread.join()
         assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Waits are looked at and told soon."""
+    monkeypatch.setattr('headrace.storage.cache.locks.LOOK', 0.05)
+    monkeypatch.setattr('headrace.storage.cache.locks.SAID', 0.1)
+    monkeypatch.setattr('headrace.storage.cache.fetch_lock.SAID', 0.1)
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures('impatient')
+class TestTakeOver:
+    @pytest.mark.parametrize('limit', [None, 2 * SIZE])
+    def test_a_stopped_fetch_is_named_and_taken_over_and_begins_anew(self, tmp_path, caplog, limit):
+        remote = make_remote(tmp_path / 'remote', 1)
+        go_on, (entry,) = FORK.Event(), remote.entries
+
+        def half(data, out):
+            out.write(data[: SIZE // 2])
+            assert go_on.wait(60)
+            out.write(data[SIZE // 2 :])
+
+        def work():
+            cache = cache_of(remote, tmp_path / 'cache', store=FaultyStore(remote.store, [half]), limit=limit)
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+
+        child = FORK.Process(target=work)
+        child.start()
+        until(lambda: is_half_there(tmp_path / 'cache'))
+        os.kill(child.pid, signal.SIGSTOP)
+        until(lambda: states_of(child.pid) == {'T'})
+        with cache_of(remote, tmp_path / 'cache', limit=limit).acquire(entry) as lease:
+            remote.check(lease)
+        told = next(record.message for record in caplog.records if 'takes the fetch over' in record.message)
+        assert f'kill -CONT {child.pid}' in told
+        assert str(tmp_path / 'cache/.headrace') in told
+        os.kill(child.pid, signal.SIGCONT)
+        go_on.set()
+        child.join(60)
+        assert child.exitcode == 0
+        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+
+    @pytest.mark.parametrize('what', ['shard', 'index'])
+    def test_a_fetch_that_hangs_is_taken_over_when_its_retries_would_have_ended(self, tmp_path, caplog, what):
+        remote = make_remote(tmp_path / 'remote', 1)
+        (remote.folder / 'index.json').write_text('{}')
+        retry = Retry(attempts=1, attempt_timeout=0.3)
+        with FetchLock(tmp_path / 'cache', 'index.json' if what == 'index' else remote.entries[0].key):
+            if what == 'index':
+                assert fetch_index(tmp_path / 'cache', remote.store, retry=retry).path.read_text() == '{}'
+            else:
+                with cache_of(remote, tmp_path / 'cache', retry=retry).acquire(remote.entries[0]) as lease:
+                    remote.check(lease)
+        assert f'process {os.getpid()} (this one, in another thread)' in caplog.text
 
 
 def _kill_halfway(remote, folder, entry, **how):

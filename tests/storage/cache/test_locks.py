@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,9 +14,12 @@ import pytest
 from shards import SIZE, cache_of, make_remote
 from together import FORK, run_together
 
-from headrace.errors import ConfigError
+from headrace.errors import CacheError, ConfigError
 from headrace.storage import Retry, ShardCache
+from headrace.storage.cache.locks import LockWait, locked_folders
 from headrace.testing.stores import CountingStore
+from processes import states_of
+from waiting import until
 
 
 @pytest.mark.once
@@ -74,6 +79,47 @@ class TestFork:
         child.start()
         child.join(60)
         assert child.exitcode == 0
+
+
+@pytest.mark.once
+class TestHeld:
+    """A wait for a lock that is not let go of is told, and ends."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        for name, seconds in {'LOOK': 0.05, 'SAID': 0.1, 'BOUND_STOPPED': 0.2}.items():
+            monkeypatch.setattr(f'headrace.storage.cache.locks.{name}', seconds)
+
+    def test_by_a_stopped_process(self, tmp_path, caplog):
+        def hold_it():
+            with locked_folders([tmp_path]):
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        child = FORK.Process(target=hold_it)
+        child.start()
+        until(lambda: states_of(child.pid) == {'T'})
+        rule = f'the lock of {tmp_path}, which is held by process {child.pid}, which is stopped.*kill -CONT {child.pid}'
+        with pytest.raises(CacheError, match=rule), locked_folders([tmp_path]):
+            pass
+        assert re.search(rule, caplog.text)
+        os.kill(child.pid, signal.SIGCONT)
+        with locked_folders([tmp_path]):
+            child.join(60)
+
+    def test_by_one_that_runs(self, tmp_path, caplog, monkeypatch):
+        monkeypatch.setattr('headrace.storage.cache.locks.BOUND', 0.3)
+        with (
+            locked_folders([tmp_path]),
+            pytest.raises(CacheError, match=f'process {os.getpid()} .*If that hangs'),
+            locked_folders([tmp_path]),
+        ):
+            pass
+        assert caplog.text.count('has waited') == 1
+
+    @pytest.mark.skipif(sys.platform != 'linux', reason='no /proc')
+    def test_by_nobody_in_sight(self, tmp_path):
+        with open(tmp_path / 'x', 'w+b') as file:
+            assert 'cannot see' in LockWait(file.fileno(), file.name).why()
 
 
 def _fetch_all(cache, folder):

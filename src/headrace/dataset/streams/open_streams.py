@@ -304,7 +304,11 @@ class _Opening:
             limit=self.limit,
             entry_of=stream.entry_of_file,
             keep_packed=bool(stream.keep_zip),
-            retry=Retry(attempts=1 + retries, patience=_PATIENCE if retries else 0.0),
+            retry=Retry(
+                attempts=1 + retries,
+                patience=_PATIENCE if retries else 0.0,
+                attempt_timeout=float(stream.download_timeout or 60),
+            ),
             verify_present=stream.validate_hash is not None,
         )
         return stream.opened_cache

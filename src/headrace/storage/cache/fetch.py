@@ -79,7 +79,8 @@ class Fetcher:
         """Fetch the absent parts of a shard, once there is room for them; one process of the machine at a time."""
         entry, room = request.entry, self._room
         self._reclaim()
-        lock = FetchLock(self._folder, entry.key, ahead=request.ahead and not request.how.urgent)
+        ahead = request.ahead and not request.how.urgent
+        lock = FetchLock(self._folder, entry.key, ahead=ahead, patience=self._retry.longest_silence)
         try:
             if not lock.acquire(wait=request.wait):
                 return FetchResult(FetchStatus.ELSEWHERE)

@@ -16,8 +16,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import CacheError, HeadraceError
+from headrace.redaction import logger_of
 from headrace.storage.cache.fetch_files import LEDGER, fetch_folder, read_failure, write_text
-from headrace.storage.cache.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file
+from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, let_go, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
 
 if TYPE_CHECKING:
@@ -29,23 +30,37 @@ if TYPE_CHECKING:
 
 __all__ = ['FetchLock', 'reclaim_fetches']
 
+_log = logger_of(__name__)
+
 
 class FetchLock:
-    """The right to fetch one entry: waits in the kernel until nobody else has it.
+    """The right to fetch one entry: waits until nobody else has it.
 
     The lock file is the record of the fetch: its text gives the reserved bytes of the folder's limit and, after a
     failure, the error. It is removed before it is unlocked, so a waiter then holds a file without a name, and reads
     the outcome there. A failure is raised in every waiter: 16 processes wait for a dead server once, not in turn.
     A reader does not inherit the failure of a prefetch: it tries by itself.
+
+    A fetch that gets no further is taken over, since its process may be suspended: the lock file is removed, and a new
+    one is made. If the old fetch goes on after all, it finds that, publishes nothing, and begins anew.
     """
 
-    def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
+    def __init__(self, folder: Path, key: str, *, ahead: bool = False, patience: float = 60.0) -> None:
+        """Touches no disk.
+
+        Args:
+            folder: The cache folder.
+            key: The entry.
+            ahead: Nobody waits for it yet.
+            patience: Seconds without a byte after which another process' fetch is taken over. One that is stopped is
+                taken over as soon as that has been said.
+        """
         self.folder = folder
         self._state = fetch_folder(folder)
         self._digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
         self._name = f'{self._digest}.lock'
         self.path = self._state.path / self._name
-        self._ahead = ahead
+        self._ahead, self._patience = ahead, patience
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
         self.reserved = 0
@@ -71,7 +86,13 @@ class FetchLock:
         """Give files of this fetch, (temporary, final), their final names, the first one last.
 
         The first part of an entry stands for the whole entry.
+
+        Raises:
+            FileNotFoundError: The folder was deleted, or another process has taken this fetch over.
         """
+        with self._state.opened() as state:
+            if not _is_at(self._handle, state, self._name):
+                raise FileNotFoundError(errno.ENOENT, 'Another process has taken the fetch over', self._name)
         for temporary, final in reversed(made):
             if final.parent != self.folder:
                 self._make_folder(final.parent)
@@ -111,15 +132,36 @@ class FetchLock:
                 if not try_lock_file(handle, self.path):
                     if not wait:
                         return False
-                    begin = time.monotonic()
-                    lock_file(handle, self.path)
-                    self.waited += time.monotonic() - begin
+                    if not self._wait(handle):
+                        continue
                 if self._take(handle):
                     stack.pop_all()
                     return True
                 failure = read_failure(handle, ahead=self._ahead)
             if failure is not None and wait:
                 raise failure
+
+    def _wait(self, handle: int) -> bool:
+        """Wait for the end of another fetch, and lock its file; False if that file has no name any more."""
+        begin, wait, reached = time.monotonic(), LockWait(handle, self.path), dict[str, int]()
+        try:
+            while not try_lock_file(handle, self.path):
+                if not wait.turn():
+                    continue
+                with self._opened() as state:
+                    if state is None or not _is_at(handle, state, self._name):
+                        return False
+                    sizes = {name: _size(state, name) for name in state.names() if name.startswith(self._digest)}
+                    if sizes != reached:
+                        reached = sizes
+                        wait.restart()
+                    elif wait.is_over(bound=max(SAID, self._patience), if_stopped=SAID):
+                        _log.warning('%s This process takes the fetch over.', wait.why())
+                        state.delete(self._name)
+                        return False
+            return True
+        finally:
+            self.waited += time.monotonic() - begin
 
     def _take(self, handle: int) -> bool:
         """Take the locked file, unless its name now belongs to another file."""
@@ -214,6 +256,13 @@ def _is_at(handle: int, state: OpenFolder, name: str) -> bool:
         return os.path.samestat(os.fstat(handle), state.stat(name))
     except FileNotFoundError:
         return False
+
+
+def _size(state: OpenFolder, name: str) -> int:
+    try:
+        return state.stat(name).st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _remove_files(state: OpenFolder, digest: str) -> None:

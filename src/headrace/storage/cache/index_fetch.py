@@ -186,7 +186,7 @@ class IndexFetch:
 
     def _lock(self) -> FetchLock:
         reclaim_fetches(self.index.folder)
-        return FetchLock(self.index.folder, self.index.path.name)
+        return FetchLock(self.index.folder, self.index.path.name, patience=self.retry.longest_silence)
 
     def _fetch(self, lock: FetchLock, asked: ObjectInfo | None = None, begin: float | None = None) -> _Fetched:
         """Download the index and read it.

@@ -4,6 +4,8 @@
 - The *cache folder* is locked by a process that counts or changes its contents under a limit (`limit`).
 - ``.headrace/<digest>.lock`` exists while an entry is fetched and is locked by its fetcher (`fetch_lock`).
 
+A wait for a lock says so after `SAID` seconds, and is bounded: its holder may be suspended, or hang.
+
 No lock outlives its process or needs a file that stays. Forked children do not keep their parent's locks: `_forget`
 closes their descriptors, and an explicit unlock reaches every copy. Descriptors close at exec.
 """
@@ -14,16 +16,20 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import CacheError, DiskFullError
+from headrace.redaction import logger_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
 __all__ = [
     'NO_ROOM',
+    'SAID',
+    'LockWait',
     'cannot_write',
     'held',
     'hold',
@@ -38,6 +44,18 @@ __all__ = [
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a full disk or a used up quota."""
 
+SAID: Final = 3.0
+"""Seconds of a wait after which a user is told."""
+BOUND: Final = 1800.0
+"""Seconds after which a wait is an error."""
+BOUND_STOPPED: Final = 20.0
+"""The same if the holder of the lock is stopped."""
+TURN: Final = 0.01
+"""Seconds between two attempts to lock, at most."""
+LOOK: Final = 1.0
+"""Seconds between two looks at what the holder of a lock does."""
+
+_log = logger_of(__name__)
 _held: set[int] = set()
 """Descriptors of locks that this process holds; a forked child must not keep them alive."""
 
@@ -52,18 +70,91 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+class LockWait:
+    """A wait for a lock. Its user is told after `SAID` seconds."""
+
+    def __init__(self, handle: int, path: str | Path) -> None:
+        """Take the open file, and its name for messages."""
+        self._handle, self._path = handle, path
+        self._since = self._looked = time.monotonic()
+        self._turn = TURN / 16
+        self._is_told = False
+
+    def turn(self) -> bool:
+        """Wait a moment; returns whether it is time to look at what the holder does."""
+        time.sleep(self._turn)
+        self._turn = min(TURN, 1.5 * self._turn)
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return False
+        self._looked = now
+        if now - self._since >= SAID and not self._is_told:
+            self._is_told = True
+            _log.warning('%s', self.why())
+        return True
+
+    def restart(self) -> None:
+        """The holder has done something."""
+        self._since = time.monotonic()
+
+    def is_over(self, *, bound: float, if_stopped: float) -> bool:
+        """Whether the holder has done nothing for so many seconds."""
+        waited = time.monotonic() - self._since
+        return waited >= bound or (waited >= if_stopped and any(map(_is_stopped, _holders(self._handle))))
+
+    def why(self) -> str:
+        """Says how long this process has waited, for whom, and what to do."""
+        holders = _holders(self._handle)
+        stopped = [pid for pid in holders if _is_stopped(pid)]
+        if stopped:
+            who = f'process {stopped[0]}, which is stopped (SIGSTOP, Ctrl-Z)'
+            fix = f'Resume that with `kill -CONT {stopped[0]}`, or end it.'
+        elif holders:
+            who = f'process {holders[0]}' + ' (this one, in another thread)' * (holders[0] == os.getpid())
+            fix = 'If that hangs, end it.'
+        else:
+            who = 'a process that this one cannot see (in another container, or on another machine)'
+            fix = 'If that hangs or is suspended, resume or end it.'
+        waited = time.monotonic() - self._since
+        return f'This process has waited {waited:.0f} s for the lock of {self._path}, which is held by {who}. {fix}'
+
+
+def _holders(handle: int) -> list[int]:
+    """The processes that have locked an open file, as far as the system tells."""
+    info = os.fstat(handle)
+    name = f'{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}'
+    try:
+        lines = [line.split() for line in Path('/proc/locks').read_text().splitlines()]
+    except OSError:  # no Linux
+        return []
+    return [int(line[4]) for line in lines if line[1] == 'FLOCK' and line[5] == name]
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] in {'T', 't'}
+    except OSError:
+        return False
+
+
 def lock_file(handle: int, path: str | Path, *, shared: bool = False) -> None:
-    """Lock an open file, waiting in the kernel."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    except OSError as error:
-        raise _cannot_lock(path, error) from error
+    """Lock an open file, once nobody else has it locked.
+
+    Raises:
+        CacheError: Somebody has it locked for `BOUND` seconds, or `BOUND_STOPPED`; or there are no locks.
+    """
+    if try_lock_file(handle, path, shared=shared):
+        return
+    wait = LockWait(handle, path)
+    while not try_lock_file(handle, path, shared=shared):
+        if wait.turn() and wait.is_over(bound=BOUND, if_stopped=BOUND_STOPPED):
+            raise CacheError(wait.why())
 
 
-def try_lock_file(handle: int, path: str | Path) -> bool:
-    """Lock an open file exclusively, unless anybody has it locked."""
+def try_lock_file(handle: int, path: str | Path, *, shared: bool = False) -> bool:
+    """Lock an open file, unless anybody else's lock prevents it."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -102,7 +102,7 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
 
 
 def changed(url: str, asked: str | None = None, found: str = '') -> BrokenTransferError:
-    """The error for an object whose version is not the one ``asked`` for, but the one ``found``, where they are known."""
+    """The error for an object whose version is not the one ``asked`` for, but another that is ``found`` now."""
     versions = f', from version {asked!r} to {found!r}' if asked and found else ''
     return BrokenTransferError.at(f'{url} changed while it was being read{versions}.', changed=True)
 

@@ -57,12 +57,23 @@ class Retry:
     If the time is short, the wait is ``max_delay``."""
     timeout: float = 600.0
     """Seconds after the first attempt began, after which no other one begins."""
+    attempt_timeout: float = 60.0
+    """Seconds without a byte after which the store ends an attempt."""
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.first_delay < 0 or min(self.max_delay, self.patience, self.timeout) < 0:
+        if (
+            self.attempts < 1
+            or self.first_delay < 0
+            or min(self.max_delay, self.patience, self.timeout, self.attempt_timeout) < 0
+        ):
             raise ConfigError(f'Retry needs attempts >= 1 and delays, patience and timeout >= 0; got {self!r}.')
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds for which a transfer that is under way may bring nothing."""
+        return max(self.attempts * self.attempt_timeout, self.patience + self.attempt_timeout)
 
     def call(
         self,
