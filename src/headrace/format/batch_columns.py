@@ -30,18 +30,24 @@ def as_sequence(name: str, values: Any) -> Sequence[Any]:
 
     Raises:
         ValueError: they are an array with masked values.
+        TypeError: they are one text, or become no list or array.
     """
-    if isinstance(values, np.ma.MaskedArray):
-        try:
+    try:
+        if isinstance(values, np.ma.MaskedArray):
             return cast('Sequence[Any]', unmasked(values))
-        except ValueError as error:
-            name_place(error, f'Column {name!r}')
-            raise
-    if isinstance(values, list | tuple | np.ndarray):
-        return cast('Sequence[Any]', values)
-    if hasattr(values, '__array__'):
-        return cast('Sequence[Any]', np.asarray(values))
-    return list(values)
+        if isinstance(values, list | tuple | np.ndarray):
+            return cast('Sequence[Any]', values)
+        if hasattr(values, '__array__'):
+            return cast('Sequence[Any]', np.asarray(values))
+        if not isinstance(values, str | bytes):
+            return list(values)
+    except Exception as error:
+        name_place(error, f'Column {name!r}')
+        raise
+    raise TypeError(
+        f'Column {name!r}: a column of a batch is a list or an array of values, but got one {type(values).__name__}, '
+        f'{values[:60]!r}. Put it into a list.'
+    )
 
 
 def common_length(columns: Mapping[str, Sequence[Any]]) -> int:

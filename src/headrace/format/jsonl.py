@@ -138,4 +138,19 @@ class JSONEncoder(LineEncoder):
             self._column = name
             is_json_encoded(encoding, sample[name])
             kept[name] = sample[name]
-        return json.dumps(kept, sort_keys=True).encode('ascii') + self.schema.newline.encode('utf-8')
+        try:
+            line = json.dumps(kept, sort_keys=True)
+        except ValueError as error:  # an integer of thousands of digits
+            self._column = next(name for name, value in kept.items() if not _is_json(value))
+            raise ValueError(
+                f'A value of JSONL is one that Python writes as JSON. {error}. Store it as text.'
+            ) from None
+        return line.encode('ascii') + self.schema.newline.encode('utf-8')
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except ValueError:
+        return False
+    return True

@@ -12,12 +12,12 @@ from headrace.format.batch_columns import name_place, python_values
 from headrace.format.encoded_shard import EncodedRows
 from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings import Encoding, encoding_name, get_mds_encoded_size, get_mds_encodings, is_mds_encoding
-from headrace.format.encodings.encoding import opaque
+from headrace.format.encodings.encoding import opaque, stored_bytes, too_long
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.mds import Column, Layout
 from headrace.format.sample_code import compile_encoder
 from headrace.format.shard_memory import framed_rows, joined_rows
-from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT
+from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT, MAX_OFFSET
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MDSEncoder(ShardEncoder):
         encodings = tuple(columns[name] for name in names)
         sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
         self._layout = Layout(Schema('mds', names, encodings, sizes))
-        self._encodings = tuple((column.name, column.size, column.encoding.encode) for column in self._layout.columns)
+        self._encodings = tuple((column.name, column.size, column.encoding) for column in self._layout.columns)
         super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
         self._encode_plain = compile_encoder(self._layout)
 
@@ -72,10 +72,11 @@ class MDSEncoder(ShardEncoder):
         values: list[bytes] = []
         name = ''
         try:
-            for name, size, encode in self._encodings:
-                obj = sample[name]
-                value = obj if isinstance(obj, bytes) else encode(obj)
+            for name, size, encoding in self._encodings:
+                value = stored_bytes(encoding, sample[name])
                 if size is None:
+                    if len(value) > MAX_OFFSET:
+                        raise too_long(len(value))
                     sizes.append(len(value))
                 elif len(value) != size:
                     raise _wrong_size(size, len(value))
@@ -123,13 +124,15 @@ class MDSEncoder(ShardEncoder):
             with contextlib.suppress(TypeError, UnicodeError):
                 texts = python_values(values)
                 return texts if all(map(str.isascii, texts)) else list(map(str.encode, texts))
-        encode, size = column.encoding.encode, column.size
+        encoding, size = column.encoding, column.size
         done: list[bytes] = []
         try:
             for value in python_values(values):
-                data = value if isinstance(value, bytes) else encode(value)
+                data = stored_bytes(encoding, value)
                 if size is not None and len(data) != size:
                     raise _wrong_size(size, len(data))
+                if len(data) > MAX_OFFSET:
+                    raise too_long(len(data))
                 done.append(data)
         except Exception as error:
             name_place(error, f'Sample {number + len(done)}, column {column.name!r}')

@@ -26,10 +26,12 @@ _CODES: Final = {
     'u1': 'B', 'i1': 'b', 'u2': 'H', 'i2': 'h', 'u4': 'I', 'i4': 'i', 'u8': 'Q', 'i8': 'q', 'f4': 'f', 'f8': 'd',
 }  # fmt: skip
 
+_FLOATS: Final = frozenset({float, int, bool, np.float16, np.float32, np.float64})
+
 
 def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | None]:
     """A function that returns the bytes of a sample, or None if its values are not of the usual types."""
-    names: dict[str, Any] = {'ndarray': np.ndarray}
+    names: dict[str, Any] = {'ndarray': np.ndarray, 'floats': _FLOATS}
     lines: list[str] = []
     formats: list[str] = []
     parts: list[list[str]] = [[]]
@@ -45,6 +47,8 @@ def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | Non
         if code is not None:
             if type(column.encoding) is Int:
                 lines.append(f'if type(v{i}) is not int: return None')
+            elif code in 'fd':  # others have a `__float__` that may say infinity
+                lines.append(f'if type(v{i}) not in floats: return None')
             parts[-1].append(f'v{i}')
             formats[-1] += code
             continue
@@ -92,5 +96,7 @@ def _bytes_lines(i: int, column: Column, names: dict[str, Any]) -> list[str]:
             f'b{i} = v{i}.tobytes()',
         ]
     names[f'e{i}'] = column.encoding.encode
+    if column.encoding.checks_bytes:
+        return [f'if isinstance(v{i}, bytes): return None', f'b{i} = e{i}(v{i})']
     lines = [f'b{i} = v{i} if isinstance(v{i}, bytes) else e{i}(v{i})']
     return lines if column.size is None else [*lines, f'if len(b{i}) != {column.size}: return None']

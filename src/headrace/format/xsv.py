@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encodings.encoding import wrong_type
+from headrace.format.encodings.texts import encode_text
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT
@@ -62,6 +63,11 @@ class Str(_Text):
     """Text, unchanged."""
 
     name, type = 'str', str
+
+    def encode(self, obj: Any) -> str:
+        """The text; ValueError if it has a lone surrogate."""
+        encode_text(super().encode(obj))
+        return obj
 
 
 class Int(_Text):

@@ -55,6 +55,8 @@ class NDArray(Encoding):
         ConfigError: the dtype is not supported, or a dimension is not a positive number.
     """
 
+    checks_bytes = True
+
     def __init__(self, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
         if dtype is not None and dtype not in _CODE_OF_NAME:
             raise ConfigError(

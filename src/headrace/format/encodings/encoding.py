@@ -8,7 +8,21 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-__all__ = ['ENCODINGS', 'ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'named', 'opaque', 'wrong_type']
+from headrace.errors import FormatError
+
+__all__ = [
+    'ENCODINGS',
+    'ArrayKind',
+    'Buffer',
+    'Encoding',
+    'do_stack',
+    'named',
+    'opaque',
+    'shown',
+    'stored_bytes',
+    'too_long',
+    'wrong_type',
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
@@ -63,6 +77,9 @@ class Encoding(ABC):
 
     trusted_name: bool = True
     """False if reading a value runs code (pickle)."""
+
+    checks_bytes: bool = False
+    """Whether `bytes` that are given as an encoded value are read once before they are stored."""
 
     def __init_subclass__(cls) -> None:
         if not hasattr(cls, 'kind'):
@@ -134,11 +151,46 @@ def opaque(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     return np.ndarray((len(array),), f'V{size}', np.ascontiguousarray(array))
 
 
+def stored_bytes(encoding: Encoding, obj: Any) -> bytes:
+    """The bytes stored for ``obj``; a ``bytes`` object is an encoded value.
+
+    Raises:
+        ValueError: it is none.
+        AttributeError, TypeError, ValueError, OverflowError: see the encoding.
+    """
+    if not isinstance(obj, bytes):
+        return encoding.encode(obj)
+    if encoding.checks_bytes:
+        try:
+            encoding.decode(obj)
+        except FormatError as error:
+            raise ValueError(
+                f'Bytes are stored as they are, so they must be an encoded value. {error} Give the value itself, or '
+                f'make the column `bytes`.'
+            ) from None
+    return obj
+
+
+def too_long(size: int) -> ValueError:
+    """The error for a value that no shard can hold."""
+    return ValueError(
+        f'A shard file is smaller than 4 GiB because its offsets are 32-bit numbers, but the value has {size} bytes. '
+        f'Store less in a sample.'
+    )
+
+
+def shown(obj: Any, write: Callable[[Any], str] = repr) -> str:
+    """A value for messages."""
+    try:
+        text = write(obj)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = 'an integer of thousands of digits'
+    return text if len(text) <= 60 else f'{text[:60]}...'
+
+
 def wrong_type(encoding: str, holds: str, obj: Any) -> AttributeError:
     """The error for a value that a column of this encoding refuses."""
-    text = repr(obj)
-    shown = text if len(text) <= 60 else text[:60] + '...'
     return AttributeError(
-        f'A column of encoding `{encoding}` holds {holds}, but got {shown} of type '
+        f'A column of encoding `{encoding}` holds {holds}, but got {shown(obj)} of type '
         f'{type(obj).__name__}. Convert the value, or give the column another encoding.'
     )

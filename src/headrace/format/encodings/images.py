@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, MissingDependencyError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, wrong_type
 from headrace.format.file_bytes import read_file
 from headrace.redaction import warn
 
@@ -187,7 +187,13 @@ class _ImageFile(Encoding):
             f'encoded {self.loss}. Give the bytes or the path of a file to have it kept.'
         )
         out = BytesIO()
-        self._storable(obj).save(out, **self.save)
+        try:
+            self._storable(obj).save(out, **self.save)
+        except OSError as error:
+            raise ValueError(
+                f'A column of encoding `{self.name}` holds images that Pillow saves as {self.name.upper()}, but got '
+                f"mode {obj.mode!r}: {error}. Convert it, as with `.convert('RGB')`, or choose another encoding."
+            ) from error
         return out.getvalue()
 
     def decode(self, data: Buffer) -> Any:
@@ -249,8 +255,16 @@ class PNG(_ImageFile):
     loss = 'as a PNG, which loses nothing but takes long'
 
     def _storable(self, image: Any) -> Any:
-        """The image. Integers are clipped to the 16 bits of a PNG, as Pillow did itself before version 13."""
-        return image.convert('I;16') if image.mode == 'I' else image
+        """The image; integers as the 16 bits of a PNG, which Pillow would clip."""
+        if image.mode != 'I':
+            return image
+        low, high = image.getextrema()
+        if low < 0 or high >= 1 << 16:
+            raise ValueError(
+                f'A column of encoding `png` holds pixels from 0 to 65535, but got an image of mode I with {low} to '
+                f'{high}. Scale the pixels, or store an `ndarray:int32`.'
+            )
+        return image.convert('I;16')
 
 
 _FORMATS: Final = {'jpeg': ('JPEG', 'MPO'), 'png': ('PNG',)}
@@ -263,6 +277,9 @@ def warn_once(message: str) -> None:
 
 def _join(items: list[bytes]) -> bytes:
     """u32 count, u32 size of every item, the items."""
+    total = sum(map(len, items))
+    if total >= 1 << 32:
+        raise too_long(total)
     sizes = b''.join(len(item).to_bytes(4, 'little') for item in items)
     return len(items).to_bytes(4, 'little') + sizes + b''.join(items)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
-from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding
+from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding, stored_bytes
 from headrace.format.encodings.unknown import suggestion
 
 if TYPE_CHECKING:
@@ -252,14 +252,13 @@ def is_mds_encoding_safe(encoding: str) -> bool:
 def mds_encode(encoding: str, obj: Any) -> bytes:
     """The bytes stored for ``obj`` in a column of this encoding.
 
-    Every encoding stores a ``bytes`` object unchanged, as an encoded value.
+    Every encoding stores a ``bytes`` object unchanged, as an encoded value. Text and arrays check that it is one.
 
     Raises:
         ConfigError: no such encoding.
         AttributeError, TypeError, ValueError, OverflowError: see the encoding.
     """
-    found = get_mds_encoding(encoding)
-    return obj if isinstance(obj, bytes) else found.encode(obj)
+    return stored_bytes(get_mds_encoding(encoding), obj)
 
 
 def mds_decode(encoding: str, data: Buffer) -> Any:

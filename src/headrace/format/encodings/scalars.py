@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, shown, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,25 @@ def _integer_bytes(name: str, number: int, size: int, signed: bool) -> bytes:
     except OverflowError:
         low, high = (-(1 << (8 * size - 1)), (1 << (8 * size - 1)) - 1) if signed else (0, (1 << (8 * size)) - 1)
         raise OverflowError(
-            f'A column of encoding `{name}` holds integers from {low} to {high}, but got {number}. '
+            f'A column of encoding `{name}` holds integers from {low} to {high}, but got {shown(number)}. '
             f'Give the column a wider encoding.'
         ) from None
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number without a fraction, or a text of one, as a Python int."""
+    if isinstance(value, np.generic):
+        value = value.item()  # a time in units of its own becomes an int
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):  # nan, an infinity, or other text
+        number = None
+    if number is None or (not isinstance(value, str) and number != value):
+        raise ValueError(
+            f'A column of encoding `{name}` holds whole numbers, but got {shown(value, str)}. Round it, or give the '
+            f'column an encoding of floats.'
+        )
+    return number
 
 
 def _check_size(name: str, size: int, data: Buffer) -> None:
@@ -104,10 +120,12 @@ class Scalar(Encoding):
         cls.array_type = cls.dtype, ()
 
     def encode(self, obj: Any) -> bytes:
-        """The number in the column's type.
+        """The number in the column's type, floats rounded to its precision. Text is read as a number.
 
-        Floats lose their fraction in an integer column, and become infinite in a float column that is too narrow.
-        Integers out of range are refused. Text is read as a number.
+        Raises:
+            AttributeError: no single number.
+            ValueError: an integer column cannot hold the fraction, nan or infinity of a float; or a text is no number.
+            OverflowError: the number is out of range. A float column stores infinity only for infinity.
         """
         name, dtype = self.dtype.name, self.dtype
         value = obj
@@ -119,12 +137,29 @@ class Scalar(Encoding):
             raise wrong_type(name, 'single numbers', obj)
         try:
             if dtype.kind == 'f':
-                with np.errstate(over='ignore'):
-                    return np.asarray(value if isinstance(value, np.floating) else float(value), dtype).tobytes()
-            number = int(value)
-        except TypeError:
+                return self._float_bytes(value)
+            number = _whole(name, value)
+        except (TypeError, RuntimeError):  # a tensor of several numbers raises the second
             raise wrong_type(name, 'single numbers', obj) from None
         return _integer_bytes(name, number, dtype.itemsize, signed=dtype.kind == 'i')
+
+    def _float_bytes(self, value: Any) -> bytes:
+        try:
+            with np.errstate(over='ignore'):
+                number = np.asarray(value if isinstance(value, np.floating) else float(value), self.dtype)
+        except OverflowError:  # a Python int
+            number = None
+        except ValueError:
+            raise ValueError(
+                f'A column of encoding `{self.dtype.name}` holds numbers, but got {shown(value)}. Convert '
+                f'it, or make the column `str`.'
+            ) from None
+        if number is None or (np.isinf(number) and 'inf' not in str(value).lower()):
+            raise OverflowError(
+                f'A column of encoding `{self.dtype.name}` holds numbers up to {np.finfo(self.dtype).max}, infinity '
+                f'and nan, but got {shown(value, str)}. Give the column a wider encoding, or scale the value.'
+            )
+        return number.tobytes()
 
     def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
         """Python ints or floats, or an array of numbers; not floats for an integer column."""
@@ -136,7 +171,10 @@ class Scalar(Encoding):
         if array.dtype.kind != 'f':
             array = array.astype(np.float64)  # as `encode` does
         with np.errstate(over='ignore'):
-            return opaque(array.astype(dtype, copy=False), dtype.itemsize)
+            stored = array.astype(dtype, copy=False)
+        if stored is not array and np.isinf(stored).any() and not np.isinf(array[np.isinf(stored)]).all():
+            return None  # `encode` names the value
+        return opaque(stored, dtype.itemsize)
 
     def decode(self, data: Buffer) -> Any:
         """A numpy scalar of the column's type."""

@@ -14,7 +14,18 @@ from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_ty
 if TYPE_CHECKING:
     from decimal import Decimal
 
-__all__ = ['JSON', 'Bytes', 'Pickle', 'Str', 'StrDecimal', 'StrFloat', 'StrInt', 'decode_text', 'parse_json']
+__all__ = [
+    'JSON',
+    'Bytes',
+    'Pickle',
+    'Str',
+    'StrDecimal',
+    'StrFloat',
+    'StrInt',
+    'decode_text',
+    'encode_text',
+    'parse_json',
+]
 
 
 def decode_text(data: Buffer, what: str) -> str:
@@ -23,6 +34,18 @@ def decode_text(data: Buffer, what: str) -> str:
         return str(data, 'utf-8')
     except UnicodeDecodeError as error:
         raise FormatError(f'{what} is not UTF-8 text: {error.reason} at byte {error.start} of {len(data)}.') from None
+
+
+def encode_text(text: str) -> bytes:
+    """Text in UTF-8; ValueError names the place of a lone surrogate."""
+    try:
+        return text.encode('utf-8')
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f'A column of encoding `str` holds Unicode text, but got {text[:60]!a}, in which the character at '
+            f'{error.start} is half a surrogate pair. Correct the text, or make the column `bytes` and store '
+            f"text.encode('utf-8', 'surrogatepass')."
+        ) from None
 
 
 def parse_json(text: str, what: str) -> Any:
@@ -57,12 +80,13 @@ class Str(Encoding):
     """Text as UTF-8."""
 
     kind = 'str'
+    checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
-        """The text in UTF-8; a lone surrogate is a UnicodeEncodeError."""
+        """The text in UTF-8; a lone surrogate is a ValueError."""
         if not isinstance(obj, str):
             raise wrong_type('str', 'text', obj)
-        return obj.encode('utf-8')
+        return encode_text(obj)
 
     def decode(self, data: Buffer) -> str:
         """The text."""
@@ -74,12 +98,18 @@ class StrInt(Encoding):
     """Python ints of any size, in decimal digits."""
 
     kind = 'int64'  # as `default_collate` makes of Python ints
+    checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
         """The digits. A bool is refused: its text ``True`` could not be read back."""
         if not isinstance(obj, int) or isinstance(obj, bool):
             raise wrong_type('str_int', 'Python ints (no bools)', obj)
-        return str(obj).encode('ascii')
+        try:
+            return str(obj).encode('ascii')
+        except ValueError as error:
+            raise ValueError(
+                f'A column of encoding `str_int` holds integers that Python writes as text. {error}. Store its bytes.'
+            ) from None
 
     def decode(self, data: Buffer) -> int:
         """A Python int."""
@@ -95,6 +125,7 @@ class StrFloat(Encoding):
     """Python floats, in the shortest text that gives the same float back."""
 
     kind = 'float64'
+    checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
         """The text of the float; numpy's float64 is a Python float, float32 is not."""
@@ -116,6 +147,7 @@ class StrDecimal(Encoding):
     """``decimal.Decimal`` as text."""
 
     kind = 'Decimal'
+    checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
         """The decimal's text."""
@@ -150,10 +182,16 @@ class JSON(Encoding):
     """JSON text, keys in their own order; numpy arrays become nested lists."""
 
     kind = 'JSON value'
+    checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
-        """The JSON text in ASCII; a value that JSON cannot express is a TypeError."""
-        return json.dumps(obj, default=_plain).encode('ascii')
+        """The JSON text in ASCII; a value that JSON cannot express is a TypeError, or a ValueError."""
+        try:
+            return json.dumps(obj, default=_plain).encode('ascii')
+        except (ValueError, RecursionError) as error:  # a circle, too deep, or an integer of thousands of digits
+            raise ValueError(
+                f'A column of encoding `json` holds values that Python writes as JSON. {error}. Store it as bytes.'
+            ) from None
 
     def decode(self, data: Buffer) -> Any:
         """The value; tuples come back as lists, keys as text."""
