@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from parquet_files import as_python, index, read, table, write
 
 from example_counts import scaled
 from headrace import StreamingDataset
-from headrace.errors import FormatError, HeadraceError, StreamError
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import parquet
 from headrace.sources.unpack import unpack_part
 
@@ -99,6 +100,27 @@ def test_files_with_other_units_of_time_are_refused(tmp_path: Path, one: Any, ot
     kinds = rf"'at' is `json of {re.escape(str(one))}` .*0.parquet, and `json of {re.escape(str(other))}`"
     with pytest.raises(FormatError, match=rf"{kinds} .*columns=\['a'\]"):
         index(tmp_path)
+
+
+@pytest.mark.parametrize('nested', [False, True])
+@pytest.mark.parametrize('year', [1600, 9999])
+def test_times_that_int64_of_ns_cannot_hold_are_refused(tmp_path: Path, year: int, nested: bool) -> None:
+    days = [dt.datetime(2020, 1, 1), dt.datetime(1678, 1, 1), dt.datetime(2261, 12, 31)]
+
+    def write_days(days: list[dt.datetime]) -> None:
+        kind = pa.list_(pa.struct([('at', pa.timestamp('us'))])) if nested else pa.timestamp('us')
+        values = pa.array([[{'at': day}] for day in days] if nested else days, kind)
+        pq.write_table(pa.table({'day': values}), tmp_path / 'a.parquet', use_deprecated_int96_timestamps=True)
+
+    write_days(days)
+    found = [row['day'] for row in read(tmp_path, index(tmp_path))]
+    right = [(day - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1) * 1000 for day in days]
+    assert ([row[0]['at'] for row in found] if nested else found) == right
+    write_days([*days, dt.datetime(year, 12, 31)])
+    with pytest.raises(
+        ShardError, match=r"row 3 of column 'day' of .*a.parquet, row group 0, is another: .*again in us"
+    ):
+        read(tmp_path, index(tmp_path))
 
 
 def test_files_with_bools_and_with_bytes_are_refused(tmp_path: Path) -> None:

@@ -181,6 +181,7 @@ class ParquetSource:
         rows, first = described.rows, 0
         try:
             metadata, columns = self._metadata(self._number[described.key])
+            _refuse_wrapped_times(RangeFile(described.ranges, data), metadata, columns, group, source)
             file = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
             # Without read-ahead by threads of Arrow: the bytes are in memory, and workers are forked.
             reader = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
@@ -202,6 +203,40 @@ class ParquetSource:
         metadata = parse_footer(unpack_footer(self._footers[file]), source)
         schema = metadata.schema.to_arrow_schema()
         return metadata, arrow_columns(schema, columns=self.columns, with_nulls=self._with_nulls, source=source)
+
+
+def _refuse_wrapped_times(
+    ranges: RangeFile, metadata: pq.FileMetaData, columns: Collection[str], group: int, source: str
+) -> None:
+    """Refuse times that pyarrow would wrap around: those of INT96, a day and its ns, that int64 of ns cannot hold."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    found = _leaves([leaf.path for leaf in leaves], list(columns))
+    names = list({name: None for number, name in found if leaves[number].physical_type == 'INT96'})
+    if not names:
+        return
+    file = pa.PythonFile(ranges, mode='r')
+    reader = pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit='ms', pre_buffer=False)
+    table = reader.read_row_group(group, columns=names, use_threads=False)
+    schema = metadata.schema.to_arrow_schema()
+
+    def reason(name: str, rows: Any) -> str:
+        try:
+            rows.cast(schema.field(name).type)
+        except pa.ArrowInvalid as error:
+            return str(error)
+        return ''
+
+    for name, whole in zip(names, map(table.column, names), strict=True):
+        if reason(name, whole):
+            row = next(row for row in range(len(whole)) if reason(name, whole.take([row])))
+            raise ShardError(
+                f'Timestamps of INT96 are read in ns, which hold the years 1678 to 2261, but row {row} of column '
+                f'{name!r} of {source} is another: {reason(name, whole.take([row]))}. Write it again in us (Spark: '
+                f'`spark.sql.parquet.outputTimestampType` TIMESTAMP_MICROS), or leave the column out with `columns`.'
+            )
 
 
 class _Group:
