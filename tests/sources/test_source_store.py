@@ -26,9 +26,9 @@ pq = pytest.importorskip('pyarrow.parquet')
 
 
 def test_globs_choose_names(tmp_path: Path) -> None:
-    write(tmp_path, 'a/train-0.parquet', 'a/train-1.parquet', 'a/b/train-2.parquet', 'test.parquet')
+    write(tmp_path, 'a/train-0.parquet', 'a/train-1.parquet', 'a/b/train-2.parquet', 'c.parquet')
     (tmp_path / 'a/README.md').write_text('x')
-    assert keys(store_of(tmp_path)) == ['a/b/train-2.parquet', 'a/train-0.parquet', 'a/train-1.parquet', 'test.parquet']
+    assert keys(store_of(tmp_path)) == ['a/b/train-2.parquet', 'a/train-0.parquet', 'a/train-1.parquet', 'c.parquet']
     assert keys(store_of(tmp_path / 'a/*.parquet')) == ['train-0.parquet', 'train-1.parquet']
     assert keys(store_of(tmp_path / 'a/train-[!1].parquet')) == ['train-0.parquet']
     assert keys(store_of(tmp_path / '**/train-*')) == ['a/b/train-2.parquet', 'a/train-0.parquet', 'a/train-1.parquet']

@@ -1,19 +1,20 @@
-"""The formats that are read without conversion, by name, and the search for the one of a listing."""
+"""The formats that are read without conversion, by name, and those of a listing."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from headrace.errors import EmptyDatasetError, StreamError
+from headrace.errors import StreamError
+from headrace.sources.object_names import name_of
 
 if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import ObjectInfo
 
-__all__ = ['FORMATS', 'check_format', 'choose_split', 'find_format', 'format_of']
+__all__ = ['FORMATS', 'check_format', 'format_of', 'formats_in', 'how_to_rename', 'one_format']
 
 _MODULES: Final = {
     'parquet': 'parquet',
@@ -24,13 +25,15 @@ _MODULES: Final = {
     'csv': 'lines:CSV',
     'tsv': 'lines:TSV',
 }
-"""The module of each format, or an object in it, in the order in which a listing is searched."""
-_LAST: Final = frozenset({'jsonl', 'csv', 'tsv'})
-"""Formats of any text: taken only if a listing has no other."""
+"""The module of each format, or an object in it."""
 FORMATS: Final = ('mds', *_MODULES)
 """Values of a stream's `format`."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
+_DESCRIPTIONS: Final = frozenset(
+    {'index.json', 'state.json', 'dataset_dict.json', 'dataset_info.json', 'dataset_infos.json'}
+)
+"""JSON files that say something of data beside them."""
 
 
 def format_of(name: str) -> SourceFormat:
@@ -51,45 +54,36 @@ def check_format(name: str | None) -> str | None:
     return name
 
 
-def find_format(objects: Sequence[ObjectInfo]) -> SourceFormat | None:
-    """The format of a listing; None if no format, or only that of MDS, has objects in it.
-
-    Raises:
-        StreamError: several formats have.
-    """
+def formats_in(objects: Sequence[ObjectInfo]) -> dict[str, int]:
+    """The number of files of each format in a listing; none if it has shards of MDS."""
     if any(_OWN.fullmatch(info.key) for info in objects):
-        return None
-    found = [format_of(name) for name in _MODULES if format_of(name).find(objects)]
-    found = [one for one in found if one.NAME not in _LAST] or found
-    if len(found) > 1:
-        names = [one.NAME for one in found]
-        raise StreamError(
-            f'The data are of several formats: {", ".join(names)}. Say which to read, such as `format={names[0]!r}`, '
-            f'or name the files with a glob in `remote`.'
-        )
-    return found[0] if found else None
+        return {}
+    found = {name: len(format_of(name).find(objects)) for name in _MODULES}
+    return {name: count for name, count in found.items() if count}
 
 
-def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[ObjectInfo]:
-    """The objects of a split, by their names: those of its folder, else those that the Hugging Face Hub would choose.
-
-    These are files such as ``data/train-00000-of-00007.parquet``, else all with the split's name between separators.
+def one_format(counts: Mapping[str, int], place: str) -> str | None:
+    """The only format; None if there is none.
 
     Args:
-        objects: the listing, of one format.
-        split: such as 'train'.
+        counts: files of each format.
         place: the dataset, for messages.
 
     Raises:
-        EmptyDatasetError: no object has the split's name.
+        StreamError: there are several.
     """
-    name = re.escape(split.strip('/'))
-    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', rf'(.*[-._ /\d])?{name}([-._ /\d]|$)'):
-        chosen = [info for info in objects if re.match(pattern, info.key)]
-        if chosen:
-            return chosen
-    some = ', '.join(info.key for info in objects[:3]) + ', ...' * (len(objects) > 3)
-    raise EmptyDatasetError(
-        f'The files of split {split!r} are in its folder, or have its name, but {place} has the files {some}. Correct '
-        f'`split`, or name the files with a glob in `remote`.'
-    )
+    if len(counts) > 1:
+        files = ', '.join(f'{name} ({count} file{"s" * (count > 1)})' for name, count in counts.items())
+        raise StreamError(
+            f'The data at {place} are of several formats: {files}. Say which to read, such as '
+            f'`format={next(iter(counts))!r}` (`--format`), or name the files with a glob in `remote`.'
+        )
+    return next(iter(counts), None)
+
+
+def how_to_rename(keys: Iterable[str]) -> str:
+    """What to do with a JSON file that may have lines, as the end of a message; '' if there is none."""
+    names = [key for key in keys if key.lower().endswith('.json') and name_of(key) not in _DESCRIPTIONS]
+    if not names:
+        return ''
+    return f' A .json, such as {names[0]}, may be one large value: rename it to .jsonl if each line is an object.'

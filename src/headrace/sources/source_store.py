@@ -7,8 +7,10 @@ version.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -16,9 +18,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
 from headrace.redaction import without_credentials
-from headrace.sources.formats import choose_split, find_format, format_of
+from headrace.sources.formats import format_of, formats_in, how_to_rename, one_format
 from headrace.sources.source_index import SourceIndex, index_name
-from headrace.storage import ObjectInfo, open_store, split_url
+from headrace.sources.splits import check_parts, check_split, choose_split
+from headrace.storage import ObjectInfo, local_path, open_store, split_url
 from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -40,11 +43,22 @@ def has_glob(url: str | None) -> bool:
 
 
 def split_glob(url: str) -> tuple[str, str]:
-    """The folder of a URL, and the glob of names in it; '' for all."""
+    """The folder of a URL, and the glob of names in it; '' for all. A local file is the only one of its folder.
+
+    Raises:
+        ConfigError: the name of a bucket is a glob.
+    """
     if not has_glob(url):
-        return url, ''
+        path = local_path(url)
+        if path is None or not Path(path).is_file():
+            return url, ''
+        return os.path.dirname(path) or '.', glob.escape(os.path.basename(path))  # noqa: PTH119, PTH120 - as it is written
     parts = url.split('/')
     first = next(number for number, part in enumerate(parts) if _MAGIC.search(part))
+    if '://' in url and first == 2:
+        raise ConfigError(
+            f'A glob stands below the bucket, but is in its name: {url}. Give one bucket, without a glob.'
+        )
     return '/'.join(parts[:first]) or ('/' if url.startswith('/') else '.'), '/'.join(parts[first:])
 
 
@@ -81,7 +95,6 @@ class SourceStore:
         format_name: str | None,
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
-        shown: str | None = None,
     ) -> None:
         """Make no request.
 
@@ -92,14 +105,12 @@ class SourceStore:
             format_name: name of the format; None: the one of the listing.
             columns: the columns to read; None: all.
             allow_unsafe_types: whether columns may run code when they are read.
-            shown: the place as the user named it, for messages; None: `url`.
         """
         root, self._glob = split_glob(remote)
         self._store = open_store(root, options)
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
         self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
-        self.shown = without_credentials(shown) if shown else self.url
         self.index: SourceIndex | None = None
         self._split, self._format, self._columns = split, format_name, columns
         self._allow_unsafe_types = allow_unsafe_types
@@ -118,35 +129,50 @@ class SourceStore:
         """The data's format and objects; None if the listing has no known format.
 
         Raises:
-            StreamError: the listing has several formats.
+            StreamError: the listing has several formats or splits, or lacks parts.
             EmptyDatasetError: no object is of the format that was asked for, or of the split.
             StorageError: the store failed.
         """
         prefix = '' if self._glob else f'{self._split}/' if self._split else ''
         listed = list(self._store.list(prefix)) or list(self._store.list(''))
-        if self._glob:
-            pattern = glob_pattern(self._glob)
-            listed = [info for info in listed if pattern.fullmatch(info.key)]
-        found = find_format(listed) if self._format is None else format_of(self._format)
-        if found is None:
+        pattern = glob_pattern(self._glob or '**')
+        listed = [info for info in listed if pattern.fullmatch(info.key)]
+        self._refuse_file(listed)
+        name = self._format or one_format(formats_in(listed), self.url)
+        if name is None:
             return None, []
+        found = format_of(name)
         objects = list(found.find(listed))
         if not objects:
             raise EmptyDatasetError(
-                f'No object at {self.shown} is of the format {found.NAME!r}. Correct `remote`, `split` or `format`.'
+                f'No object at {self.url} is of the format {name!r}. Correct `remote`, `split` or `format`.'
+                f'{how_to_rename(info.key for info in listed)}'
             )
         if self._split:
-            objects = choose_split(objects, self._split, self.shown)
+            objects = choose_split(objects, self._split, self.url)
+        if not self._glob:
+            check_split(objects, self._split, self.url)
+        check_parts(objects, self.url, pattern.fullmatch)
         return found, objects
 
     def _require(self) -> tuple[SourceFormat, list[ObjectInfo]]:
         found, objects = self.find()
         if found is None:
             raise EmptyDatasetError(
-                f'{self.shown} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
+                f'{self.url} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
                 f'or say the `format`.'
             )
         return found, objects
+
+    def _refuse_file(self, listed: Sequence[ObjectInfo]) -> None:
+        """Refuse the URL of one object, which no store lists."""
+        name = self.root_url.rpartition('/')[2]
+        is_one = not listed and not self._glob and local_path(self.root_url) is None
+        if is_one and (formats_in([ObjectInfo(name, 0, '')]) or how_to_rename([name])):
+            raise EmptyDatasetError(
+                f'`remote` is a folder or a glob, but {self.url} is no folder with files. If it is one file, give '
+                f'a glob: {self.root_url}*'
+            )
 
     def head(self, key: str) -> ObjectInfo:
         """The index, by its listing; its size is not known."""
@@ -214,9 +240,7 @@ class SourceStore:
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
         if not len(source.parts):
-            raise EmptyDatasetError(
-                f'The {found.NAME} files of {self.shown} have no rows. Correct `remote` or `split`.'
-            )
+            raise EmptyDatasetError(f'The {found.NAME} files of {self.url} have no rows. Correct `remote` or `split`.')
         out.write(SourceIndex(source, objects, self._columns).to_bytes())
         return _digest(found, objects)
 

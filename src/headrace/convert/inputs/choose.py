@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -102,11 +101,9 @@ def _of_place(
     names = [ImageFolder.kind, *(name for name in FORMATS if name != 'mds')]
     if format is not None and format not in names:
         raise ConfigError(f'`format` of convert is one of {", ".join(names)}, but is {format!r:.80}.')
-    shown, path = url, local_path(url)
-    if path is not None and Path(path).is_file():
-        # A glob that one file matches.
-        url = f'{glob.escape(path[:-1])}[{path[-1]}]'
-    elif format in (None, ImageFolder.kind) and not has_glob(url):
+    path = local_path(url)
+    is_folder = not has_glob(url) and (path is None or not Path(path).is_file())
+    if is_folder and format in (None, ImageFolder.kind):
         store = open_store(f'{url.rstrip("/")}/{split}' if split else url, options)
         images = list_images(store, retry, is_known=format is not None)
         if images:
@@ -116,7 +113,6 @@ def _of_place(
     return open_parts(
         url,
         options,
-        shown=shown,
         format_name=format,
         split=split,
         columns=columns,

@@ -18,6 +18,7 @@ from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
 from headrace.errors import ConfigError, FormatError
 from headrace.format.file_bytes import read_file
+from headrace.sources.formats import formats_in, one_format
 from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.stores.local import LocalStore
 
@@ -62,11 +63,16 @@ def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInf
         retry: for the listing.
         is_known: whether the data are known to be images. If not, images that hold less than half of all bytes do not
             count: they belong to the description of other data.
+
+    Raises:
+        StreamError: there are data of other formats among the images, which are not known to be the data.
     """
     found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
     images = [info for info in found if is_image(info.key)]
     if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
         return []
+    if images and not is_known:
+        one_format({ImageFolder.kind: len(images), **formats_in(found)}, store.url)
     return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2]))
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import xxhash
 
 from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
+from headrace.dataset.streams.missing_index import in_its_place
 from headrace.errors import ObjectNotFoundError
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore
@@ -28,7 +30,6 @@ def open_parts(
     url: str,
     options: StoreOptions,
     *,
-    shown: str,
     format_name: str | None,
     split: str | None,
     columns: list[str] | None,
@@ -41,7 +42,6 @@ def open_parts(
     Args:
         url: folder, URL, or glob of files.
         options: how to reach the store.
-        shown: the place as the user named it, for messages.
         format_name: name of the format; None: found by the names of the files.
         split: a sub-folder, or files with this name; None: all files.
         columns: names of the columns to read; None: all.
@@ -60,13 +60,15 @@ def open_parts(
         format_name=format_name,
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
-        shown=shown,
     )
-    found, _ = retry.call(f'Listing {shown}', store.find)
+    found, _ = retry.call(f'Listing {url}', store.find)
     if found is None:
+        path = local_path(url)
+        place = '' if path is None else f' {in_its_place(Path(path))}'
         raise ObjectNotFoundError(
-            f'No data of a known format is at {shown}: neither images in a folder for each class, nor files of '
+            f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
             f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'
+            f'{place}'
         )
     index = io.BytesIO()
     store.get(store.index_name, index)
@@ -110,7 +112,7 @@ class PartInputs:
     def name(self, number: int) -> str:
         """The object, and the rows in the whole source."""
         part, first = self._index.source.parts[number], self._first_row[number]
-        return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
+        return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
 
     def places(self) -> Iterator[str]:
         """The objects."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
+from headrace.sources.formats import how_to_rename
 
 __all__ = ['in_its_place', 'missing_index']
 
@@ -23,6 +24,8 @@ def in_its_place(folder: Path) -> str:
             entries = [entry for entry, _ in zip(found, range(_MOST), strict=False)]
     except FileNotFoundError:
         return f'There is no folder {folder}. {_nearest_parent(folder)}'
+    except NotADirectoryError:
+        return f'{folder} is a file.{how_to_rename([folder.name])}'
     except OSError as error:
         return f'The folder {folder} cannot be listed: {error.strerror}.'
     splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
@@ -41,7 +44,7 @@ def in_its_place(folder: Path) -> str:
         return 'The folder is empty. Check the path.'
     return (
         f'It holds {_some(files)}, and no shards. A folder of images, texts or tables is no dataset yet: write its '
-        f'samples with an `MDSWriter`.'
+        f'samples with an `MDSWriter`.{how_to_rename(names)}'
     )
 
 

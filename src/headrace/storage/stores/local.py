@@ -156,7 +156,7 @@ def _etag(info: os.stat_result) -> str:
 
 
 def _told(entry: os.DirEntry[str], key: str) -> os.stat_result | None:
-    """What a file is, or the target of a link. None: it is gone, or hidden as a lock of Emacs is."""
+    """The status of a file, or of the target of a link. None: it is gone, or hidden as a lock of Emacs is."""
     try:
         return entry.stat()
     except OSError as error:

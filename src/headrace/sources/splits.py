@@ -1,0 +1,146 @@
+"""The splits of a listing and their parts, by the names of files.
+
+The split ``train`` is a folder ``train/``. Or it is files such as ``train-00000-of-00007.parquet``, as on the Hub of
+Hugging Face, or with ``train`` between other separators: ``imagenet-train-000000.tar``. Letters after a ``_`` belong to
+the name: ``train_sft`` is another split than ``train``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import EmptyDatasetError, StreamError
+from headrace.sources.object_names import folder_of, name_of
+
+if TYPE_CHECKING:
+    from headrace.storage import ObjectInfo
+
+__all__ = ['check_parts', 'check_split', 'choose_split', 'splits_of']
+
+_ROLES: Final = {
+    'train': 'train',
+    'training': 'train',
+    'val': 'validation',
+    'valid': 'validation',
+    'validation': 'validation',
+    'dev': 'validation',
+    'test': 'test',
+    'testing': 'test',
+    'eval': 'evaluation',
+    'evaluation': 'evaluation',
+}
+"""Words that name a split, and what for."""
+_NAME: Final = re.compile(rf'(?<![^\W\d_])({"|".join(_ROLES)})(?:_[^\W\d_]+)*(?![^\W\d_])', re.IGNORECASE)
+_PART: Final = re.compile(
+    r'(?P<label>.*?)[-._ ]?(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]{6,})?(?P<rest>.*)', re.DOTALL
+)
+"""Such as ``train-00000-of-00007-0123456789abcdef.parquet``."""
+_MOST: Final = 1_000_000
+"""Missing parts that are looked at."""
+_SHOWN: Final = 5
+
+
+def splits_of(objects: Sequence[ObjectInfo]) -> list[str]:
+    """The names of the splits among the objects of a dataset; none if all are of one split, or of no split."""
+    names: dict[str, str] = {}
+    parts: dict[str, set[str]] = defaultdict(set)
+    for info in objects:
+        folder, name = folder_of(info.key), name_of(info.key)
+        own = next((one for one in folder.split('/') if one.lower() in _ROLES), '')
+        part = _PART.fullmatch(name)
+        found = _NAME.search(own or (part['label'] if part else name))
+        if part and part['label'] and not own:
+            parts[folder].add(found[0] if found else part['label'])
+        found = found or _NAME.search(folder)
+        if found:
+            names[found[0]] = _ROLES[found[1].lower()]
+    # Beside a split of such a name, all files of such names are splits.
+    beside = {name for labels in parts.values() if len(labels) > 1 and labels & {*names} for name in labels}
+    return sorted({*names, *beside}) if len({*names.values()}) > 1 or beside else []
+
+
+def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[ObjectInfo]:
+    """The objects of a split: those of its folder, else those of parts such as ``train-00000-of-00007``, else the rest.
+
+    Args:
+        objects: the listing, of one format.
+        split: such as 'train'.
+        place: the dataset, for messages.
+
+    Raises:
+        EmptyDatasetError: no object has the split's name.
+    """
+    name = re.escape(split.strip('/'))
+    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', rf'(.*[-._ /\d])?{name}([-. /\d]|_\d|$)'):
+        chosen = [info for info in objects if re.match(pattern, info.key)]
+        if chosen:
+            return chosen
+    some = ', '.join(info.key for info in objects[:3]) + ', ...' * (len(objects) > 3)
+    known = splits_of(objects)
+    has = f'the splits {", ".join(known)}' if known else f'the files {some}'
+    raise EmptyDatasetError(
+        f'The files of split {split!r} are in its folder, or have its name, but {place} has {has}. Correct `split`, or '
+        f'name the files with a glob in `remote`.'
+    )
+
+
+def check_split(objects: Sequence[ObjectInfo], split: str | None, place: str) -> None:
+    """Refuse objects of several splits, unless `split` names one.
+
+    Raises:
+        StreamError: there are several; the message lists them.
+    """
+    if not (split and _NAME.search(split)) and (found := splits_of(objects)):
+        one = 'train' if 'train' in found else found[0]
+        raise StreamError(
+            f'A stream reads one split, but {place} has several: {", ".join(found)}. Choose one, such as '
+            f'`split={one!r}`. To read all of them as one, name the files with a glob in `remote`.'
+        )
+
+
+def check_parts(objects: Sequence[ObjectInfo], place: str, is_wanted: Callable[[str], object]) -> None:
+    """Refuse parts such as ``train-00001-of-00003`` if others of the same number are missing.
+
+    Args:
+        objects: the listing, of one format.
+        place: the dataset, for messages.
+        is_wanted: whether an object of this name would be read.
+
+    Raises:
+        StreamError: parts are missing, or there are two of one number, or of different numbers.
+    """
+    sets: dict[tuple[str, str, str], dict[int, re.Match[str]]] = {}
+    listed = {folder_of(info.key) for info in objects if name_of(info.key) == 'state.json'}  # which names its parts
+    for info in objects:
+        folder, name = folder_of(info.key), name_of(info.key)
+        part = _PART.fullmatch(name)
+        if part is None or folder in listed:
+            continue
+        same = sets.setdefault((folder, part['label'], part['rest']), {})
+        other = same.setdefault(int(part['number']), part)
+        first = next(iter(same.values()))
+        if other is not part or int(first['count']) != int(part['count']):
+            both = sorted((name, other[0] if other is not part else first[0]))
+            raise StreamError(
+                f'Parts of a dataset are of one number, and each is there once, but {place} has {" and ".join(both)}. '
+                f'Remove the old files, or name the files to read with a glob in `remote`.'
+            )
+    for (folder, _, _), same in sets.items():
+        one = next(iter(same.values()))
+        count = int(one['count'])
+        begin = int(0 not in same and count in same)  # some count from 1
+        lacks = (number for number in range(begin, min(begin + count, _MOST)) if number not in same)
+        width, begin_of_name = len(one['number']), f'{folder}/{one[0][: one.start("number")]}'.lstrip('/')
+        names = (f'{begin_of_name}{number:0{width}}-of-{one["count"]}{one["rest"]}' for number in lacks)
+        missing = list(islice(filter(is_wanted, names), _SHOWN + 1))
+        if missing:
+            more = ' and more' * (len(missing) > _SHOWN)
+            raise StreamError(
+                f'All {count} parts of a dataset are read, but {place} has {len(same)} of them. Missing are '
+                f'{", ".join(missing[:_SHOWN])}{more}. Fetch them, or name the files to read with a glob in `remote` '
+                f'that leaves the missing ones out.'
+            )
