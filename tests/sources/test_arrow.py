@@ -166,15 +166,19 @@ GOOD = stream(BATCHES)
 @pytest.mark.parametrize(
     ('data', 'message'),
     [
-        (b'', 'no schema'),
+        (b'', 'ends at byte 0 without an end mark'),
         (b'x' * 100, 'no message of Arrow data at byte 0'),
         (GOOD[:50], 'ends within its head'),
         (GOOD[:-600], 'ends within its head'),
         (GOOD[:-200], 'ends at byte'),
         (b'\xff\xff\xff\xff\xff\xff\xff\x7f' + GOOD, 'its head has 2147483647 bytes'),
-        (b'ARROW1\0\0', 'no schema'),
+        (b'ARROW1\0\0', 'ends at byte 8 without an end mark'),
         (file(BATCHES)[:-1], 'has no end'),
         (b'ARROW1\0\0' + GOOD, 'has no end'),
+        (GOOD[:-8], f'ends at byte {len(GOOD) - 8} without an end mark'),
+        (GOOD + b'more', f'no message of Arrow data at byte {len(GOOD)}'),
+        (GOOD + stream([batch(3, 4).select(['n'])]), f'has another at byte {len(GOOD)}'),
+        (file(BATCHES) + file(BATCHES), 'other data after its records'),
         (GOOD.replace(b'maybe', b'\xffaybe'), 'schema of a.arrow is damaged'),
         (GOOD.replace(b'item', b'\xfftem'), 'schema of a.arrow is damaged'),
     ],
@@ -182,6 +186,12 @@ GOOD = stream(BATCHES)
 def test_damaged_files(data, message):
     with pytest.raises(FormatError, match=message):
         index(arrow, {'a.arrow': data})
+
+
+def test_joined_streams_are_read():
+    words = [pa.record_batch([pa.array(list(text)).dictionary_encode()], ['word']) for text in ('aba', 'xyyz')]
+    check({'a.arrows': b''.join(stream([one]) for one in words)}, [{'word': word} for word in 'abaxyyz'])
+    check({'a.arrow': GOOD + bytes(8) + GOOD}, ROWS * 2)
 
 
 def test_a_part_of_other_bytes_is_an_error():

@@ -102,6 +102,15 @@ def test_files_with_other_units_of_time_are_refused(tmp_path: Path, one: Any, ot
         index(tmp_path)
 
 
+@pytest.mark.parametrize('rows', [60, 0])
+@pytest.mark.parametrize('options', [{}, {'write_page_index': True}])
+def test_joined_files_are_refused(tmp_path: Path, rows: int, options: dict[str, Any]) -> None:
+    one = write(tmp_path / 'a.parquet', 60, **options).read_bytes()
+    (tmp_path / 'b.parquet').write_bytes(one + write(tmp_path / 'b.parquet', rows, **options).read_bytes())
+    with pytest.raises(FormatError, match=rf'b.parquet holds several Parquet files, .* begins at byte {len(one)},'):
+        index(tmp_path)
+
+
 @pytest.mark.parametrize('nested', [False, True])
 @pytest.mark.parametrize('year', [1600, 9999])
 def test_times_that_int64_of_ns_cannot_hold_are_refused(tmp_path: Path, year: int, nested: bool) -> None:

@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 __all__ = ['NAME', 'ArrowSource', 'find', 'index', 'load']
 
 NAME: Final = 'arrow'
-_ENDINGS: Final = ('.arrow', '.feather', '.ipc')
+_ENDINGS: Final = ('.arrow', '.arrows', '.feather', '.ipc')
 _STATE: Final = 'state.json'
 _MAX_STATE: Final = 64 << 20
 _PART: Final = 32 << 20
 _MAX_DICTIONARIES: Final = 256
 _BATCH_ROWS: Final = 1 << 12
+_MAX_END: Final = 64
+"""Bytes of the end mark of a file and of padding."""
 _END: Final = b'\xff\xff\xff\xff\0\0\0\0'
 
 
@@ -274,12 +276,22 @@ class _Scan:
         window = RangedWindow(store, info)
         layout: ArrowLayout | None = None
         dictionaries: dict[int, list[tuple[int, int]]] = {}
-        start = end = rows = 0
+        start = end = rows = last = 0
         for message in read_messages(window, info.key):
-            if message.kind == SCHEMA and layout is None:
+            last = message.end
+            if message.kind == SCHEMA:
                 size = message.end - message.start
-                self.schema = read_range(store, ByteRange(info.key, message.start, size, info.etag))
-                layout = ArrowLayout(_schema(self.schema, info.key), columns)
+                schema = read_range(store, ByteRange(info.key, message.start, size, info.etag))
+                if layout is not None and schema != self.schema:
+                    raise FormatError(
+                        f'Streams of Arrow data in one file have one schema, but {info.key} has another at byte '
+                        f'{message.start}. Write them as several files.'
+                    )
+                if rows:
+                    self._finish(dictionaries, start, end, rows)
+                    rows = 0
+                dictionaries.clear()
+                self.schema, layout = schema, ArrowLayout(_schema(schema, info.key), columns)
                 continue
             if layout is None or message.kind not in {DICTIONARY, BATCH}:
                 raise FormatError(
@@ -307,9 +319,15 @@ class _Scan:
             raise FormatError(f'{info.key} has no schema, so it holds no Arrow data. Restore or remove it.')
         if rows:
             self._finish(dictionaries, start, end, rows)
-        first, last = (bytes(window.take(at, len(MAGIC))) for at in (0, max(0, info.size - len(MAGIC))))
-        if first == MAGIC != last:
-            raise FormatError(f'{info.key} has no end, so records may be missing. Restore or write it again.')
+        if bytes(window.take(0, len(MAGIC))) == MAGIC:
+            tail = bytes(window.take(max(0, info.size - 10), 10))
+            if tail[4:] != MAGIC:
+                raise FormatError(f'{info.key} has no end, so records may be missing. Restore or write it again.')
+            if info.size - 10 - int.from_bytes(tail[:4], 'little') - last > _MAX_END:
+                raise FormatError(
+                    f'{info.key} has other data after its records, from byte {last} on. Files of Arrow data cannot be '
+                    f'joined: restore the files.'
+                )
 
     def _finish(self, dictionaries: Mapping[int, list[tuple[int, int]]], start: int, end: int, rows: int) -> None:
         ranges = (*sorted(span for spans in dictionaries.values() for span in spans), (start, end - start))

@@ -1,7 +1,8 @@
 """The messages of Arrow's IPC streams and files: where each one lies, its rows, its counts of nulls.
 
 A message is 0xFFFFFFFF (not before Arrow 0.15), i32 size of its head, the head, and the body. A head is a FlatBuffers
-table. A file is ``ARROW1``, two bytes of padding, and a stream; what follows the stream repeats it.
+table. A size of 0 ends a stream. A file is ``ARROW1``, two bytes of padding, and a stream; what follows the stream
+repeats it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Message:
 
 
 def read_messages(window: Window, where: str) -> Iterator[Message]:
-    """The messages of an IPC stream or file, in order.
+    """The messages of an IPC file, or of one or several IPC streams, in order.
 
     Args:
         window: the object.
@@ -66,7 +67,9 @@ def read_messages(window: Window, where: str) -> Iterator[Message]:
     Raises:
         FormatError: the object is damaged, or no IPC stream.
     """
-    at = 8 if bytes(window.take(0, 6)) == MAGIC else 0
+    is_file = bytes(window.take(0, 6)) == MAGIC
+    at = 8 if is_file else 0
+    is_ended = False
     while True:
         start = at
         prefix = bytes(window.take(at, 8))
@@ -75,8 +78,18 @@ def read_messages(window: Window, where: str) -> Iterator[Message]:
             prefix = prefix[4:]
             at += 4
         size = int.from_bytes(prefix[:4], 'little', signed=True)
-        if size == 0 or not prefix:  # the end
+        if is_ended and not prefix:
             return
+        if not prefix:
+            raise FormatError(
+                f'{where} ends at byte {start} without an end mark, so records may be missing. Restore it, or write it '
+                f'again.'
+            )
+        is_ended = size == 0
+        if is_ended and is_file:
+            return
+        if is_ended:
+            continue
         if not 0 < size <= _MAX_HEAD or len(prefix) < 4:
             raise _damaged(where, start, f'its head has {size} bytes')
         head = bytes(window.take(at, size))

@@ -25,11 +25,12 @@ from headrace.sources.arrow_types import (
     with_meanings,
 )
 from headrace.sources.object_names import is_hidden
-from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
+from headrace.sources.parquet_footers import MAGIC, pack_footer, parse_footer, read_footers, unpack_footer
 from headrace.sources.parquet_thrift import DamagedFooterError, read_row_groups
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.range_file import RangeFile
+from headrace.sources.ranges import ByteRange, read_ranges
 from headrace.sources.source_bytes import pack_source, unpack_source
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ def index(
         except (DamagedFooterError, pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
             raise FormatError(f'The Parquet file {source} cannot be read: {error}. Restore the file.') from error
         footers.append(pack_footer(footer))
+    for wanted, found in zip(table.gaps, read_ranges(store, table.gaps), strict=True):
+        if found == MAGIC:
+            raise FormatError(
+                f'{base}/{wanted.key} holds several Parquet files, joined: one begins at byte {wanted.offset}, and the '
+                f'footer tells of that one only. Store each as a file of its own.'
+            )
     return ParquetSource(
         base=base,
         columns=table.encodings(),
@@ -261,6 +268,8 @@ class _FooterTable:
         self.meanings: dict[str, str] = {}
         """Of the columns, once `encodings` has compared the files."""
         self.groups: list[_Group] = []
+        self.gaps: list[ByteRange] = []
+        """Where the file would begin whose parts end at the footer, of files with other data before it."""
         self._schemas: list[tuple[Any, str]] = []  # the different ones, each with its first file
 
     def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
@@ -272,6 +281,10 @@ class _FooterTable:
         """
         metadata = parse_footer(footer, source)
         groups = read_row_groups(footer)
+        end = max((chunk.end for group in groups for chunk in group.columns), default=len(MAGIC))
+        begin = info.size - 8 - len(footer) - end
+        if begin > 0:
+            self.gaps.append(ByteRange(info.key, begin, len(MAGIC), info.etag))
         if not any(group.rows for group in groups):
             return  # its types may be wrong: an empty column of text may have the type of nulls
         schema = self._schema(metadata, source)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['pack_footer', 'parse_footer', 'read_footers', 'unpack_footer']
+__all__ = ['MAGIC', 'pack_footer', 'parse_footer', 'read_footers', 'unpack_footer']
 
-_MAGIC: Final = b'PAR1'
+MAGIC: Final = b'PAR1'
+"""The first and the last bytes of a file."""
 _LEAST: Final = 64 << 10
 """Bytes of a file's end that are read at first, for small files."""
 _MOST: Final = 1 << 20
@@ -51,7 +52,7 @@ def _tail(info: ObjectInfo) -> ByteRange:
 
 
 def _footer_size(info: ObjectInfo, tail: bytes, url: str) -> int:
-    if info.size < 12 or tail[-4:] not in {_MAGIC, b'PARE'}:
+    if info.size < 12 or tail[-4:] not in {MAGIC, b'PARE'}:
         raise FormatError(
             f'A Parquet file ends with the bytes PAR1, but {url} ({info.size} bytes) does not. It is damaged, or of '
             f'another format: restore it, or leave it out with a glob in `remote`.'
@@ -80,7 +81,7 @@ def parse_footer(footer: bytes, source: str) -> pq.FileMetaData:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tail: Any = pa.BufferReader(b''.join([_MAGIC, footer, len(footer).to_bytes(4, 'little'), _MAGIC]))
+    tail: Any = pa.BufferReader(b''.join([MAGIC, footer, len(footer).to_bytes(4, 'little'), MAGIC]))
     try:
         return pq.read_metadata(tail)
     except (pa.ArrowException, OSError, ValueError) as error:

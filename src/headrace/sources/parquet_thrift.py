@@ -25,8 +25,8 @@ _STRUCT: Final = 12
 _DEEPEST: Final = 32
 
 _STATISTICS: Final[_Wanted] = {3: None}
-_COLUMN_METADATA: Final[_Wanted] = {3: None, 6: None, 7: None, 9: None, 11: None, 12: _STATISTICS}
-_COLUMN_CHUNK: Final[_Wanted] = {1: None, 3: _COLUMN_METADATA}
+_COLUMN_METADATA: Final[_Wanted] = {3: None, 6: None, 7: None, 9: None, 11: None, 12: _STATISTICS, 14: None, 15: None}
+_COLUMN_CHUNK: Final[_Wanted] = {1: None, 3: _COLUMN_METADATA, 4: None, 5: None, 6: None, 7: None}
 _ROW_GROUP: Final[_Wanted] = {1: _COLUMN_CHUNK, 3: None}
 _FILE: Final[_Wanted] = {4: _ROW_GROUP}
 
@@ -48,6 +48,8 @@ class ColumnChunk(NamedTuple):
     """Bytes of the pages, uncompressed."""
     null_count: int | None
     """Nulls and empty lists; None: the writer did not count."""
+    end: int
+    """Where its pages, indexes and Bloom filter end in the file, as far as the footer tells."""
 
 
 class RowGroup(NamedTuple):
@@ -87,12 +89,18 @@ def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:
         raise DamagedFooterError('a column is encrypted')
     about = fields[3]
     first, dictionary = int(about[9]), int(about.get(11, 0))
+    offset, size = dictionary if 0 < dictionary < first else first, int(about[7])
+    indexes = (fields, 4), (fields, 6), (about, 14)
     return ColumnChunk(
         path='.'.join(cast('bytes', part).decode() for part in about[3]),
-        offset=dictionary if 0 < dictionary < first else first,
-        size=int(about[7]),
+        offset=offset,
+        size=size,
         unpacked_size=int(about[6]),
         null_count=about.get(12, {}).get(3),
+        end=max(
+            (offset or dictionary) + size,
+            *(int(found.get(key, 0)) + int(found.get(key + 1, 0)) for found, key in indexes),
+        ),
     )
 
 
