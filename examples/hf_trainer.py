@@ -8,57 +8,25 @@ continues from the last checkpoint, on any number of ranks that divides the glob
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from plain_pytorch import write_shards
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import TrainingArguments
 
-from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.transformers import StreamingTrainer
 
 
-class StreamingTrainer(Trainer):
-    """A Trainer whose training data is a `StreamingDataLoader`, with a position in every checkpoint."""
+class LoggingTrainer(StreamingTrainer):
+    """Writes down which samples each step had."""
 
-    def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Otherwise it would read what was trained once more, only to leave it out.
-        self.args.ignore_data_skip = True
-        self.loader = loader
-        self.add_callback(SavePosition(loader))
-
-    def get_train_dataloader(self) -> StreamingDataLoader:
-        return self.loader  # as it is: Accelerate would deal its batches out once more
-
-    def training_step(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *args: Any) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *args: object) -> torch.Tensor:
         ids = inputs.pop('id').tolist()
         with Path(self.args.output_dir, '..', f'rank{self.args.process_index}.txt').open('a') as file:
             file.write(f'step {self.state.global_step} ids {ids}\n')
         return super().training_step(model, inputs, *args)
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if resume_from_checkpoint:
-            self.loader.load_state_dict(json.loads(Path(resume_from_checkpoint, 'data.json').read_text()))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-
-class SavePosition(TrainerCallback):
-    """Writes the loader's position into the checkpoint that was just saved."""
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self.loader = loader
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
-        if state.is_world_process_zero:
-            path = Path(args.output_dir, f'checkpoint-{state.global_step}', 'data.json')
-            path.write_text(json.dumps(self.loader.state_dict()))
 
 
 class Model(torch.nn.Module):
@@ -83,23 +51,13 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    ranks = arguments.world_size
-    arguments.per_device_train_batch_size = 32 // ranks
+    arguments.per_device_train_batch_size = 32 // arguments.world_size
     with arguments.main_process_first():
         if not (folder / 'shards' / 'index.json').exists():
             write_shards(folder / 'shards')
-    dataset = StreamingDataset(
-        remote=str(folder / 'shards'),
-        local=str(folder / 'cache'),
-        batch_size=arguments.per_device_train_batch_size,
-        shuffle=True,
-        topology=Topology(
-            rank=arguments.process_index,
-            world_size=ranks,
-            num_nodes=ranks // int(os.environ.get('LOCAL_WORLD_SIZE', ranks)),
-        ),
-    )
-    trainer = StreamingTrainer(Model(), arguments, loader=StreamingDataLoader(dataset, num_workers=1))
+    dataset = StreamingDataset(remote=str(folder / 'shards'), local=str(folder / 'cache'), shuffle=True)
+    loader = StreamingDataLoader(dataset, batch_size=arguments.per_device_train_batch_size, num_workers=1)
+    trainer = LoggingTrainer(Model(), arguments, loader=loader)
     trainer.train(resume_from_checkpoint=(folder / 'run').exists())
 
 

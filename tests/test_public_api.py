@@ -93,6 +93,11 @@ def check_frozen(line: str) -> None:
     assert all(default is not None or kind.startswith('VAR_') for kind, default in new.values()), new
 
 
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed')
+
+
 @pytest.mark.parametrize(
     'package',
     [
@@ -102,7 +107,9 @@ def check_frozen(line: str) -> None:
         'packing',
         'mixing',
         'convert',
-        pytest.param('convert.ray', marks=pytest.mark.skipif(find_spec('ray') is None, reason='Ray is not installed')),
+        pytest.param('convert.ray', marks=needs('ray')),
+        pytest.param('accelerate', marks=needs('accelerate')),
+        pytest.param('transformers', marks=needs('accelerate', 'transformers')),
         pytest.param('lightning', marks=pytest.mark.lightning),
         pytest.param('composer', marks=pytest.mark.composer),
     ],

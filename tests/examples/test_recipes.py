@@ -118,7 +118,7 @@ def test_ray_train(tmp_path: Path) -> None:
 def test_hf_trainer_continues_from_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an epoch, at its end, and in a later one."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    from hf_trainer import Model, StreamingTrainer, TrainingArguments
+    from hf_trainer import LoggingTrainer, Model, TrainingArguments
 
     with MDSWriter(out=str(tmp_path / 'data'), columns={'id': 'int', 'tokens': 'ndarray:uint8:65'}) as writer:
         for number in range(40):
@@ -135,7 +135,7 @@ def test_hf_trainer_continues_from_every_checkpoint(tmp_path: Path, monkeypatch:
             disable_tqdm=True,
         )
         data = StreamingDataset(local=str(tmp_path / 'data'), shuffle=True, batch_size=8)
-        trainer = StreamingTrainer(Model(), arguments, loader=StreamingDataLoader(data))
+        trainer = LoggingTrainer(Model(), arguments, loader=StreamingDataLoader(data))
         trainer.train(resume_from_checkpoint=resume_from_checkpoint)
         weights = sum(parameter.double().sum().item() for parameter in trainer.model.parameters())
         return (tmp_path / output / 'rank0.txt').read_text().splitlines(), trainer.state.global_step, weights

@@ -16,7 +16,7 @@ from headrace.dataset.batch_keys.padding import PADDING_KEY
 from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
 from headrace.dataset.facts import dataset_facts
 from headrace.dataset.items import SamplesById
-from headrace.dataset.iterate import samples_of_pass
+from headrace.dataset.iterate import refuse_dealing, samples_of_pass
 from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
@@ -401,6 +401,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
+        refuse_dealing(self, self.topology.replicas)
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -16,9 +17,10 @@ from headrace.dataset.reading.protocol import SampleSource
 from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.workers.shutdown import end_with_rank
+from headrace.errors import ConfigError
 from headrace.order import BatchPlan
 
-__all__ = ['samples_of_pass']
+__all__ = ['refuse_dealing', 'samples_of_pass']
 
 
 class BeginPass(Protocol):
@@ -58,6 +60,26 @@ def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any
         if ends_here():
             shards.pause()
             source.progress.end(epoch)
+
+
+def refuse_dealing(dataset: object, ranks: int) -> None:
+    """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks.
+
+    Raises:
+        ConfigError: it does.
+    """
+    accelerate: Any = sys.modules.get('accelerate.state')
+    if ranks == 1 or accelerate is None:
+        return
+    for dealing in accelerate.GradientState().dataloader_references:
+        dealt = getattr(dealing, 'dataset', None)
+        if dataset in (dealt, getattr(dealt, 'dataset', None)):
+            raise ConfigError(
+                f'`accelerator.prepare` deals the samples that a process reads out to all {ranks} ranks, but a '
+                f'{type(dataset).__name__} gives each rank its own samples already, so that the others would be lost. '
+                f'Use `headrace.accelerate.prepare(accelerator, StreamingDataLoader(...))` in its place; with Hugging '
+                f"Face's Trainer, `headrace.transformers.StreamingTrainer(..., loader=StreamingDataLoader(...))`."
+            )
 
 
 def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:

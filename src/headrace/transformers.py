@@ -1,0 +1,104 @@
+"""Hugging Face's Trainer with a `StreamingDataLoader`, whose position lies in each `checkpoint-N`.
+
+The Trainer has Accelerate deal the samples of a dataset out to the ranks. A `StreamingDataLoader` has its rank's
+samples already, so the Trainer takes it as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import MissingDependencyError
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+    from transformers.trainer_utils import get_last_checkpoint
+except ImportError as error:
+    raise MissingDependencyError(
+        'headrace.transformers needs the packages `transformers` and `accelerate`: pip install transformers accelerate.'
+    ) from error
+
+from headrace.accelerate import topology_of
+from headrace.dataset import StreamingDataLoader
+from headrace.errors import ResumeError
+from headrace.order.topology import with_replication
+
+__all__ = ['StreamingMixin', 'StreamingTrainer']
+
+FILE = 'headrace.json'
+"""The position's file in a checkpoint's folder."""
+
+
+class StreamingMixin:
+    """Trains on `loader`. Put it before any Trainer: ``class Mine(StreamingMixin, SFTTrainer): ...``.
+
+    `train(resume_from_checkpoint=...)` continues exactly, on any number of ranks that divides the global batch.
+    `evaluate` takes a `StreamingDataLoader` as `eval_dataset`, too; give it `fixed_epoch=0`.
+
+    Args:
+        loader: the training data, in place of `train_dataset`.
+        args: of the Trainer.
+        kwargs: of the Trainer.
+    """
+
+    def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        # Otherwise it would read what was trained once more, only to leave it out.
+        trainer.args.ignore_data_skip = True
+        self.loader = self._bound(loader)
+        trainer.add_callback(_SavePosition(loader))
+
+    def _bound(self, loader: StreamingDataLoader) -> StreamingDataLoader:
+        topology, dataset = topology_of(self.accelerator), loader.dataset  # pyright: ignore[reportAttributeAccessIssue]
+        dataset.bind(with_replication(topology, dataset.replication, type(self).__name__))
+        return loader
+
+    def get_train_dataloader(self) -> StreamingDataLoader:
+        """The loader as it is."""
+        return self.loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """A `StreamingDataLoader` as it is, and other data as the Trainer does."""
+        parent: Any = super()
+        given = parent.eval_dataset if eval_dataset is None else eval_dataset
+        return (
+            self._bound(given) if isinstance(given, StreamingDataLoader) else parent.get_eval_dataloader(eval_dataset)
+        )
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train, and continue the data where the checkpoint was saved.
+
+        Raises:
+            ResumeError: the checkpoint has no position, or one of other data.
+        """
+        parent: Any = super()
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)  # pyright: ignore[reportAttributeAccessIssue]
+        if resume_from_checkpoint:
+            path = Path(resume_from_checkpoint, FILE)
+            if not path.is_file():
+                raise ResumeError(
+                    f'A checkpoint of this Trainer holds the position in its data in {FILE}, but there is no {path}. '
+                    f'Resume from a checkpoint that this Trainer saved.'
+                )
+            self.loader.load_state_dict(json.loads(path.read_text()))
+        return parent.train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+
+class StreamingTrainer(StreamingMixin, Trainer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """A `Trainer` on a `StreamingDataLoader`: ``StreamingTrainer(model, arguments, loader=loader)``."""
+
+
+class _SavePosition(TrainerCallback):
+    """Writes the loader's position into the checkpoint that was just saved."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self.loader = loader
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+        if state.is_world_process_zero or (args.save_on_each_node and state.is_local_process_zero):
+            path = Path(str(args.output_dir), f'checkpoint-{state.global_step}', FILE)
+            path.write_text(json.dumps(self.loader.state_dict()))

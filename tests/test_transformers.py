@@ -1,0 +1,71 @@
+"""Hugging Face's Trainer on a loader. `test_recipes.py` resumes it from every checkpoint, and on other ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.errors import ResumeError
+
+pytest.importorskip('accelerate', reason='pip install -e ".[recipes]"')
+pytest.importorskip('transformers', reason='pip install -e ".[recipes]"')
+
+from transformers import Trainer, TrainingArguments
+
+from headrace.transformers import StreamingMixin, StreamingTrainer
+
+
+class Model(torch.nn.Module):
+    """Notes the samples that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(x.tolist())
+        return {'loss': (x * self.weight).sum()}
+
+
+class Mine(StreamingMixin, Trainer):
+    """As for a Trainer of another package."""
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> StreamingDataLoader:
+    with MDSWriter(columns={'x': 'float32'}, out=str(tmp_path / 'data')) as writer:
+        for number in range(24):
+            writer.write({'x': np.float32(number)})
+    return StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'data')), batch_size=4)
+
+
+def trainer(kind: Any, loader: StreamingDataLoader, folder: Path, **options: Any) -> Any:
+    arguments = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_steps=1, num_train_epochs=1
+    )
+    return kind(Model(), arguments, loader=loader, **options)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', [StreamingTrainer, Mine])
+def test_it_trains_and_evaluates_on_loaders(kind: Any, loader: StreamingDataLoader, tmp_path: Path) -> None:
+    evaluation = StreamingDataLoader(loader.dataset.__class__(local=loader.dataset.streams[0].local), 6, fixed_epoch=0)
+    training = trainer(kind, loader, tmp_path / 'run', eval_dataset=evaluation)
+    training.train()
+    assert training.model.seen == [list(range(first, first + 4)) for first in range(0, 24, 4)]
+    training.model.seen.clear()
+    training.evaluate()
+    assert training.model.seen == [list(range(first, first + 6)) for first in range(0, 24, 6)]
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_checkpoint_without_a_position_is_refused(loader: StreamingDataLoader, tmp_path: Path) -> None:
+    (tmp_path / 'run' / 'checkpoint-3').mkdir(parents=True)
+    with pytest.raises(ResumeError, match=r'headrace\.json, but there is no .*checkpoint-3'):
+        trainer(StreamingTrainer, loader, tmp_path / 'run').train(resume_from_checkpoint=True)
