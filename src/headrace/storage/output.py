@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from headrace.errors import ConfigError
+from headrace.error_mapping import mapping_errors
+from headrace.errors import CacheError, ConfigError, StorageError
 from headrace.storage.resolve import local_path
-from headrace.storage.stores.local import mapped_path_errors
+from headrace.storage.stores.local import mapped_output_errors
 
-__all__ = ['Out', 'check_output', 'make_folder', 'split_out']
+__all__ = ['Out', 'check_output', 'make_folder', 'mapped_lock_errors', 'split_out']
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
 """A folder, a URL, or both. A ``file://`` URL is a folder."""
@@ -66,8 +67,20 @@ def make_folder(path: Path) -> None:
         AccessDeniedError: this user may not make it.
     """
     check_output(path)
-    with mapped_path_errors(path):
+    with mapped_output_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@mapping_errors
+def mapped_lock_errors(path: Path) -> Generator[None]:
+    """Say of a lock that failed that it is one of an output."""
+    try:
+        yield
+    except CacheError as error:
+        raise StorageError(
+            f'The folder of an output needs a file system with working file locks (flock), but locking {path} failed: '
+            f'{error.__cause__}. Choose an `out` on a local disk, or have the file system mounted with locks.'
+        ) from error
 
 
 def _first_there(path: Path) -> Path | None:

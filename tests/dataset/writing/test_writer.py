@@ -6,18 +6,22 @@ import contextlib
 import errno
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 from written import COLUMNS, read, write
 
 from headrace import CSVWriter, MDSWriter
-from headrace.errors import AccessDeniedError, ConfigError
+from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import encoder
 from headrace.format.block_pool import BlockPool
+from headrace.storage import register_store
+from headrace.storage.stores.local import LocalStore
 
 
 @pytest.mark.parametrize('fails', [False, True])
@@ -89,6 +93,78 @@ def test_after_kill_9_there_is_no_index_and_the_next_writer_starts_over(tmp_path
 def test_two_writers_to_one_folder(tmp_path):
     with MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS), pytest.raises(FileExistsError, match='another writer'):
         MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS, exist_ok=True)
+
+
+@pytest.mark.parametrize('place', ['folder', 'store', 'both'])
+@pytest.mark.parametrize('permission', ['exist_ok', 'resume'])
+def test_a_writer_that_an_exception_left_behind_is_given_up(tmp_path, own_stores, place, permission):
+    register_store('objects', lambda url, _: LocalStore(url.removeprefix('objects://')))
+    folder, url = str(tmp_path / 'd'), f'objects://{tmp_path}/remote'
+    out = {'folder': folder, 'store': url, 'both': (folder, url)}[place]
+    left = MDSWriter(out=out, columns=COLUMNS)
+    left.write({'id': 1})
+    with pytest.raises(AttributeError):
+        left.write({'id': 'seven'})
+    with pytest.raises(FileExistsError, match=r'of this process: call its `finish` or `abort`.* `exist_ok=True`'):
+        MDSWriter(out=out, columns=COLUMNS)
+    with MDSWriter(out=out, columns=COLUMNS, **{permission: True}) as writer:
+        for i in range(writer.num_samples, 7):
+            writer.write({'id': i})
+    with pytest.raises(ValueError, match='closed'):
+        left.write({'id': 2})
+    left.abort()
+    assert read(folder if place == 'folder' else tmp_path / 'remote') == list(range(7))
+
+
+def test_a_writer_that_nobody_has_frees_its_folder(tmp_path):
+    MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS).write({'id': 1})
+    gc.collect()
+    write(tmp_path / 'd')
+    assert read(tmp_path / 'd') == list(range(50))
+
+
+@pytest.mark.parametrize('error', [OSError(errno.EIO, 'Input/output error'), KeyboardInterrupt()])
+@pytest.mark.parametrize('resume', [False, True])
+def test_an_error_after_the_index_deletes_nothing(tmp_path, monkeypatch, error, resume):
+    write(tmp_path / 'd')
+    unlink = Path.unlink
+
+    def fail(path, **options):
+        if '.headrace-written' in path.name:
+            monkeypatch.setattr(Path, 'unlink', unlink)
+            raise error
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, 'unlink', fail)
+    if isinstance(error, OSError):
+        with pytest.warns(UserWarning, match=r'could not be removed from .*: \.headrace-written\.00000\. Remove them'):
+            write(tmp_path / 'd', append=True, resume=resume)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / 'd', append=True, resume=resume)
+    assert read(tmp_path / 'd') == [*range(50), *range(50)]
+    with MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS, size_limit=400, append=True, resume=True) as writer:
+        # One that warned had finished. One that was interrupted did not say so.
+        assert writer.num_samples == (0 if isinstance(error, OSError) else 50)
+    assert not [name for name in os.listdir(tmp_path / 'd') if name.startswith('.')]
+    assert read(tmp_path / 'd') == [*range(50), *range(50)]
+
+
+def test_a_full_disk_names_the_shard_and_its_path(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pid = os.fork()
+    if not pid:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            with MDSWriter(out=str(tmp_path / 'd'), columns={'data': 'bytes'}, size_limit=8192) as writer:
+                for _ in range(50):
+                    writer.write({'data': bytes(1000)})
+        except StorageError as error:
+            is_right = f'{tmp_path}/d/shard.00000.mds could not be written: EFBIG' in str(error)
+            os._exit(0 if is_right and 'shard 0' in ''.join(getattr(error, '__notes__', ['shard 0'])) else 1)
+        os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize(

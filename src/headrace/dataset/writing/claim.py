@@ -24,12 +24,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.dataset.writing.place import FolderPlace, StorePlace
+from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, delete_or_warn
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
+from headrace.redaction import warn
 from headrace.storage.cache.locks import held, hold, let_go, try_lock_file
-from headrace.storage.output import make_folder
-from headrace.storage.stores.local import LocalStore, mapped_path_errors
+from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -41,6 +42,8 @@ _LONGEST: Final = 1 << 15
 _TITLE: Final = 'unfinished'
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
+_own: Final[set[tuple[int, str]]] = set()
+"""Process and token of the marks that it made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,9 @@ class WriterMark:
     @classmethod
     def of_this_process(cls, folder: Path, before: int) -> WriterMark:
         """A new mark for a writer in this process."""
-        return cls(secrets.token_hex(16), socket.gethostname(), _boot_id(), str(folder.absolute()), str(before))
+        token = secrets.token_hex(16)
+        _own.add((os.getpid(), token))
+        return cls(token, socket.gethostname(), _boot_id(), str(folder.absolute()), str(before))
 
     @classmethod
     def parse(cls, text: bytes) -> WriterMark | None:
@@ -123,8 +128,8 @@ def reclaim_parts(folder: Path) -> None:
     _reclaim_folders(folder, PART)
 
 
-def read_mark(place: StorePlace) -> WriterMark | None:
-    """The mark at the prefix of a store; None if there is none."""
+def read_mark(place: Place) -> WriterMark | None:
+    """The mark in a folder, or at the prefix of a store; None if there is none."""
     with contextlib.suppress(ObjectNotFoundError):
         return WriterMark.parse(place.read(MARK)[:_LONGEST])
     return None
@@ -168,15 +173,14 @@ class FolderClaim:
                 handle = _lock_mark(path)
                 break
         if handle is None:
-            raise FileExistsError(
-                f'Directory is not empty: another writer is writing to {path}. Wait for it, or choose another `out`.'
-            )
+            raise _is_written(str(path), read_mark(FolderPlace(path)))
         try:
             place = FolderPlace(path)
             sizes = place.sizes()
             if not sizes.get(MARK):
                 sizes.pop(MARK, None)
-            left = WriterMark.parse(os.pread(handle, _LONGEST, 0))
+            with mapped_output_errors(path / MARK):
+                left = WriterMark.parse(os.pread(handle, _LONGEST, 0))
             try:
                 if store is None:
                     start = find_start(place, sizes, None, left and left.shards_before, terms)
@@ -184,7 +188,7 @@ class FolderClaim:
                     start = _start_beside(place, sizes, store, terms, keep_local=keep_local)
             except Exception:
                 if MARK not in sizes:
-                    (path / MARK).unlink(missing_ok=True)
+                    delete_or_warn(place, [MARK])
                 raise
             if start.is_finished:
                 return cls(path, handle, left or WriterMark.of_this_process(path, 0), start, is_temporary=False)
@@ -205,12 +209,17 @@ class FolderClaim:
                 if handle is not None:
                     return cls(path, handle, _write_mark(handle, path, len(start.before)), start, is_temporary=True)
 
-    def remove_files(self) -> None:
-        """Remove what this writer stored in the folder: shards, journal, and the index of a new dataset."""
+    def remove_files(self) -> bool:
+        """Remove the shards and the journal that this writer stored in the folder; whether all are gone."""
         kept = dataclasses.replace(self.start, whole=()).roots
-        for name in self.place.sizes():
-            if name not in kept and (is_ours(name) or (name == INDEX and not self.start.before)):
-                self.place.delete(name)
+        try:
+            names = [name for name in self.place.sizes() if name not in kept and is_ours(name)]
+        except FileNotFoundError:  # the folder of a part that is not needed
+            return True
+        except OSError as error:
+            warn(f'Shards without an index stay in {self.path}. The next writer removes them. The reason: {error}')
+            return False
+        return delete_or_warn(self.place, names)
 
     def release(self, *, is_done: bool = True) -> None:
         """Let another writer take the folder.
@@ -219,11 +228,28 @@ class FolderClaim:
             is_done: whether to remove the mark, and a temporary folder with it. Else it stays as that of a killed
                 writer.
         """
-        if is_done or self._is_temporary:
-            (self.path / MARK).unlink(missing_ok=True)
-        if self._is_temporary:
-            shutil.rmtree(self.path, ignore_errors=True)
-        let_go(self._handle)
+        mark = self.path / MARK
+        try:
+            if self._is_temporary:
+                shutil.rmtree(self.path, ignore_errors=True)
+                return
+            with contextlib.suppress(OSError):
+                is_done = is_done or not mark.stat().st_size
+                if is_done and not delete_or_warn(self.place, [MARK]):
+                    os.truncate(mark, 0)  # an empty mark says nothing
+        finally:
+            let_go(self._handle)
+
+
+def _is_written(shown: str, mark: WriterMark | None) -> FileExistsError:
+    """The error for a place that has a living writer."""
+    fix = 'Wait for it, or choose another `out`.'
+    if mark is not None and (os.getpid(), mark.token) in _own:
+        fix = (
+            'It is a writer of this process: call its `finish` or `abort`, or leave its `with` block. One without a '
+            '`with` block is given up by `exist_ok=True`.'
+        )
+    return FileExistsError(f'Directory is not empty: another writer is writing to {shown}. {fix}')
 
 
 def _start_beside(
@@ -241,11 +267,13 @@ def _start_beside(
 
 def _lock_mark(folder: Path) -> int | None:
     """Open, or make, a folder's mark and lock it; None if a living writer has it."""
-    with mapped_path_errors(folder):
+    with mapped_output_errors(folder):
         handle = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     hold(handle)
     try:
-        if not try_lock_file(handle, folder / MARK):
+        with mapped_lock_errors(folder / MARK):
+            is_free = try_lock_file(handle, folder / MARK)
+        if not is_free:
             let_go(handle)
             return None
         there = (folder / MARK).stat(follow_symlinks=False)
@@ -260,8 +288,9 @@ def _lock_mark(folder: Path) -> int | None:
 
 def _write_mark(handle: int, folder: Path, before: int) -> WriterMark:
     mark = WriterMark.of_this_process(folder, before)
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, mark.dump(), 0)
+    with mapped_output_errors(folder / MARK):
+        # A full disk leaves the mark of a killed writer as it is.
+        os.ftruncate(handle, os.pwrite(handle, mark.dump(), 0))
     return mark
 
 
@@ -297,10 +326,7 @@ class StoreClaim:
     def _check_writer(self, mark: WriterMark | None, terms: Terms) -> None:
         is_running = mark.is_running() if mark is not None else None
         if is_running:
-            raise FileExistsError(
-                f'Directory is not empty: another writer is writing to {self.place.shown}. Wait for it, or choose '
-                f'another `out`.'
-            )
+            raise _is_written(self.place.shown, mark)
         if is_running is None and not (terms.exist_ok or terms.resume):
             where = f'the machine {mark.host!r}' if mark is not None else 'an unknown machine'
             raise FileExistsError(
@@ -341,9 +367,8 @@ class StoreClaim:
             )
 
     def release(self) -> None:
-        """Remove the mark of a finished dataset. If the store refuses, the mark does no harm beside an index."""
-        with contextlib.suppress(StorageError):
-            self.place.delete(MARK)
+        """Remove the mark of a finished dataset."""
+        delete_or_warn(self.place, [MARK])
 
 
 def _reclaim_folders(parent: Path, names: re.Pattern[str]) -> None:

@@ -11,6 +11,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Final
 
+from headrace.dataset.writing.place import delete_or_warn
 from headrace.format import dump_index, parse_index
 
 if TYPE_CHECKING:
@@ -99,9 +100,8 @@ class Journal:
             raise
 
     def remove(self, others: Iterable[str]) -> None:
-        """Delete the journal of a finished dataset, and other files with it."""
-        for name in dict.fromkeys([*self._names, *others]):
-            self._place.delete(name)
+        """Delete the journal of a finished dataset, and other files with it. Warns of those that stay."""
+        delete_or_warn(self._place, dict.fromkeys([*self._names, *others]))
 
     def _next_file(self, data: bytes) -> None:
         name = f'.headrace-written.{len(self._names):05}'

@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
+from headrace.redaction import warn
+from headrace.storage.stores.local import mapped_output_errors
 from headrace.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
     from headrace.format.shard_memory import Piece
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     T = TypeVar('T')
 
-__all__ = ['FolderPlace', 'Place', 'StorePlace']
+__all__ = ['FolderPlace', 'Place', 'StorePlace', 'delete_or_warn']
 
 
 _BLOCK: Final = 1 << 17  # bytes
@@ -65,14 +67,16 @@ class FolderPlace:
     def sizes(self) -> dict[str, int]:
         """See `Place.sizes`; folders count as 0 bytes."""
         found: dict[str, int] = {}
-        for path in sorted(self._path.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
-                found[path.name] = path.lstat().st_size if path.is_file() else 0
+        with mapped_output_errors(self._path):
+            for path in sorted(self._path.iterdir()):
+                with contextlib.suppress(FileNotFoundError):
+                    found[path.name] = path.lstat().st_size if path.is_file() else 0
         return found
 
     def read(self, name: str) -> bytes:
         """See `Place.read`."""
-        return (self._path / name).read_bytes()
+        with mapped_output_errors(self._path / name):
+            return (self._path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
         """See `Place.write`."""
@@ -84,7 +88,7 @@ class FolderPlace:
         Each piece is taken out of the list before it is written, so that its memory can be used again.
         """
         temporary, path = (os.path.join(self._path, ending) for ending in (f'{name}.tmp', name))  # noqa: PTH118
-        with whole_file(path, temporary, buffering=0) as file:
+        with mapped_output_errors(self._path / name), whole_file(path, temporary, buffering=0) as file:
             for block in _blocks(pieces):
                 written = file.write(block)
                 while written < len(block):  # Linux writes at most 2 GiB at once
@@ -93,10 +97,11 @@ class FolderPlace:
     def delete(self, name: str) -> None:
         """See `Place.delete`; a folder goes with all that it holds."""
         path = self._path / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        with mapped_output_errors(path):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _blocks(pieces: list[Piece]) -> Iterator[Piece]:
@@ -162,3 +167,19 @@ class StorePlace:
 
     def _call(self, what: str, name: str, attempt: Callable[[], T]) -> T:
         return self._retry.call(f'{what} {self.store.url}/{name}'.removesuffix('/'), attempt)
+
+
+def delete_or_warn(place: Place, names: Iterable[str]) -> bool:
+    """Remove files that do no harm where they are; whether all are gone. A warning names the others."""
+    left: dict[str, OSError] = {}
+    for name in names:
+        try:
+            place.delete(name)
+        except OSError as error:  # noqa: PERF203 - the others go
+            left[name] = error
+    if left:
+        warn(
+            f'Files of a writer that has ended could not be removed from {place.shown}: {", ".join(left)}. Remove them '
+            f'before the next writer starts there. The reason: {next(iter(left.values()))}'
+        )
+    return not left

@@ -125,7 +125,8 @@ def _behind_index(
     roots = _roots(index)
     added = [shard for shard in journal if roots.isdisjoint(shard.stored)]
     leftovers = [name for name in sizes if is_left and is_ours(name) and _root(name) not in roots]
-    new = len(journal) if marked is None else len(index) - marked
+    # Without a mark, the writer of the journal had finished.
+    new = 0 if MARK not in sizes else len(journal) if marked is None else len(index) - marked
     if terms.resume and not added and (new > 0 or not terms.append):
         # The writer was killed after it stored the index, or had finished.
         before = len(index) - new if new > 0 else 0

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from headrace.dataset.keywords import check_kind
-from headrace.dataset.writing.claim import FolderClaim, StoreClaim
+from headrace.dataset.writing.claim import FolderClaim, StoreClaim, read_mark
 from headrace.dataset.writing.columns import FirstSamples
 from headrace.dataset.writing.journal import Journal
 from headrace.dataset.writing.pipeline import ShardPipeline
-from headrace.dataset.writing.place import FolderPlace, StorePlace
+from headrace.dataset.writing.place import FolderPlace, Place, StorePlace
 from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StorageError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.format.batch_columns import as_sequence, common_length
+from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 
 __all__ = ['Writer']
 
 Columns: TypeAlias = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
+_open: Final[weakref.WeakValueDictionary[str, Writer]] = weakref.WeakValueDictionary()
+"""The writers of this process by the tokens of their marks."""
 
 
 class Writer:
     """Writes samples into shards, and at the end their index.
 
     The index comes last, after all shards, so a dataset whose writer crashed has none. The next writer to the same
-    `out` removes the files and the temporary folder of a killed one, or continues it (`resume`).
+    `out` removes the files and the temporary folder of a killed one, or continues it (`resume`). Once the index is
+    stored, at the URL if there is one, nothing is deleted but the writer's own notes. What is left of these, the next
+    writer with `append`, `resume` or `exist_ok` removes.
 
     Full shards are compressed, hashed, stored and uploaded in threads. An error there is raised by the next call.
 
@@ -42,7 +49,8 @@ class Writer:
         columns: the columns; None: those of the dataset that is continued, or of the first samples.
         out: a folder, a URL, or both as `(folder, URL)`.
         keep_local: with a URL, whether the shards stay in the folder too.
-        exist_ok: whether to empty a folder, or a prefix of a store, that holds something.
+        exist_ok: whether to empty a folder, or a prefix of a store, that holds something. It also gives up a writer of
+            this process that has no `with` block, such as one that an exception left behind; as does `resume`.
         append: whether to add to the finished dataset that `out` holds, if there is one. The new index replaces the old
             one at the end, so readers see the old samples or all.
         resume: whether to continue behind the whole shards of a writer that was killed or raised. `num_samples` says
@@ -102,6 +110,8 @@ class Writer:
         self._store = None if store is None else StorePlace(store, Retry(attempts=1 + retry))
         self._keep_local = keep_local or self._store is None
         self._remote_claim: StoreClaim | None = None
+        if exist_ok or resume:
+            _give_up([*([] if folder is None else [FolderPlace(folder)]), *([self._store] if self._store else [])])
         if self._store is not None:
             beside = _sizes_in(folder) if keep_local and folder is not None else None
             self._remote_claim = StoreClaim(self._store, terms, beside=beside)
@@ -114,6 +124,12 @@ class Writer:
         self.local = self._claim.path
         self.remote = remote
         self._start: Start = remote_start or self._claim.start
+        self._free = weakref.finalize(self, _release, self._claim, os.getpid())
+        self._free.atexit = False
+        _open[self._claim.mark.token] = self
+        self._has_block = False
+        self._index: bytes | None = None
+        """The index, once it may be stored."""
         self._journal = Journal(self._store or self._claim.place)
         try:
             if self._remote_claim is not None:
@@ -121,6 +137,7 @@ class Writer:
             if not self._start.is_finished:
                 self._journal.begin(self._start.whole, self._start.journal)
         except BaseException:
+            self._free.detach()
             self._claim.release(is_done=not self._is_resumable)
             raise
         cores = os.cpu_count() or 1
@@ -227,35 +244,70 @@ class Writer:
         """
         if not self._is_open:
             return
-        if not self._start.is_finished:
-            self._end_inference()
-            last = None if self._encoder is None else self._encoder.cut()
-            if last is not None:
-                self._pipeline.put(last)
-            self._shards = (*self._start.shards, *self._pipeline.finish())
-            index = dump_index(self._shards)
-            self._claim.place.write(INDEX, index)
+        try:
+            if self._start.is_finished:
+                self._mend_local_index()
+            else:
+                self._end_inference()
+                last = None if self._encoder is None else self._encoder.cut()
+                if last is not None:
+                    self._pipeline.put(last)
+                self._shards = (*self._start.shards, *self._pipeline.finish())
+                self._store_index(dump_index(self._shards))
+            self._journal.remove([*self._start.journal, *(self._start.obsolete if self._start.is_finished else ())])
             if self._remote_claim is not None:
-                self._remote_claim.check()
-                self._remote_claim.place.write(INDEX, index)
-                if not self._keep_local:
-                    self._claim.place.delete(INDEX)
-        self._journal.remove([*self._start.journal, *(self._start.obsolete if self._start.is_finished else ())])
+                self._remote_claim.release()
+            self._close(is_done=True)
+        except BaseException as error:
+            if self._may_be_stored():
+                add_note(
+                    error,
+                    f'The index of {self.remote or self.local} may be stored, and then the dataset is whole. '
+                    f'`resume=True` says so, and removes what this writer has left.',
+                )
+            raise
+
+    def _store_index(self, index: bytes) -> None:
+        """Finish the dataset: from here on nothing of it is deleted."""
+        self._index = index
         if self._remote_claim is not None:
-            self._remote_claim.release()
-        self._close(is_done=True)
+            self._remote_claim.check()
+            self._remote_claim.place.write(INDEX, index)
+        if self._keep_local:
+            self._claim.place.write(INDEX, index)
+
+    def _mend_local_index(self) -> None:
+        """Give the folder the index of the store, if a writer was killed between both."""
+        if self._remote_claim is not None and self._keep_local:
+            there = self._claim.place.sizes()
+            if all(there.get(name) == size for shard in self._start.shards for name, size in shard.stored.items()):
+                self._claim.place.write(INDEX, self._remote_claim.place.read(INDEX))
+
+    def _may_be_stored(self) -> bool:
+        """Whether the index is stored; also if nobody can tell."""
+        if self._start.is_finished or self._index is None:
+            return self._start.is_finished
+        try:
+            return (self._store or self._claim.place).read(INDEX) == self._index
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def abort(self) -> None:
-        """Stop without an index. With `resume` the whole shards stay, else the files of the folder go."""
+        """Stop without an index. With `resume` the whole shards stay, else the files of the folder go.
+
+        If the index is stored already, all stays as a killed writer leaves it.
+        """
         if not self._is_open:
             return
-        if self._start.is_finished:
-            self.finish()
-            return
-        self._pipeline.stop()
-        if not self._is_resumable:
-            self._claim.remove_files()
-        self._close(is_done=not self._is_resumable)
+        is_done = False
+        try:
+            self._pipeline.stop()
+            if not self._is_resumable and not self._may_be_stored():
+                is_done = self._claim.remove_files()
+        finally:
+            self._close(is_done=is_done)
 
     def _encode_with(self, encoder: ShardEncoder) -> None:
         encoder.start_at(self._start.taken, self._stored_before)
@@ -315,22 +367,24 @@ class Writer:
                 path = self.local / name
                 self._remote_claim.place.upload(name, lambda path=path: open(path, 'rb'), size)  # noqa: SIM115
                 if not self._keep_local:
-                    path.unlink()
+                    self._claim.place.delete(name)
         self._journal.add(shard)
         if self._progress is not None:
             self._progress.stored(shard)
 
     def _close(self, *, is_done: bool) -> None:
         self._is_open = False
+        self._free.detach()
+        self._claim.release(is_done=is_done)
         self._collect = self._refuse
         if self._encoder is not None:
             # A closed writer may live long, beside the training.
             self._encoder.release()
         if self._progress is not None:
             self._progress.close()
-        self._claim.release(is_done=is_done)
 
     def __enter__(self) -> Writer:
+        self._has_block = True
         return self
 
     def __exit__(
@@ -344,6 +398,22 @@ class Writer:
         except BaseException:
             self.abort()
             raise
+
+
+def _give_up(places: Sequence[Place]) -> None:
+    """Abort the writers of this process to these places, unless the ends of their `with` blocks do so."""
+    for place in places if _open else ():
+        with contextlib.suppress(StorageError):  # the claim says what is wrong
+            mark = read_mark(place)
+            writer = None if mark is None else _open.get(mark.token)
+            if writer is not None and not writer._has_block:
+                writer.abort()
+
+
+def _release(claim: FolderClaim, process: int) -> None:
+    """Free the folder of a writer that nobody has any more, as a killed one does."""
+    if os.getpid() == process:
+        claim.release(is_done=False)
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransferError
+from headrace.errors import AccessDeniedError, DiskFullError, ObjectNotFoundError, StorageError, TransferError
 from headrace.redaction import logger_of
+from headrace.storage.cache.locks import NO_ROOM
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.file_tree import is_temporary, temporary_name
@@ -27,7 +28,7 @@ from headrace.storage.whole_file import whole_file
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ['LocalStore', 'mapped_path_errors', 'open_local_store']
+__all__ = ['LocalStore', 'mapped_output_errors', 'mapped_path_errors', 'open_local_store']
 
 _log = logger_of(__name__)
 
@@ -78,7 +79,7 @@ class LocalStore:
         """See `Store.put`. The bytes and the name are on disk when this returns."""
         path = self._path(key)
         temporary = path.parent / temporary_name()
-        with mapped_path_errors(path):
+        with mapped_output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path, temporary, sync=True) as out:
                 part = SourcePart(source, size)
@@ -133,7 +134,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         path = self._path(key)
-        with mapped_path_errors(path), contextlib.suppress(FileNotFoundError):
+        with mapped_output_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
 
     def remove_unfinished(self) -> None:
@@ -141,7 +142,7 @@ class LocalStore:
 
         For a caller that is the only one to put objects there.
         """
-        with contextlib.suppress(FileNotFoundError), mapped_path_errors(self.root), os.scandir(self.root) as entries:
+        with contextlib.suppress(FileNotFoundError), mapped_output_errors(self.root), os.scandir(self.root) as entries:
             for entry in entries:
                 if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
@@ -203,3 +204,22 @@ def mapped_path_errors(path: Path) -> Generator[None]:
                 f'Reading or writing {path} failed: {error.strerror}. Check its disk or mount.'
             ) from error
         raise
+
+
+@mapping_errors
+def mapped_output_errors(path: Path) -> Generator[None]:
+    """As `mapped_path_errors`, for files that are only written. There a full disk can be no other than theirs."""
+    try:
+        with mapped_path_errors(path):
+            yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise DiskFullError(
+                f'{path} could not be written: {error.strerror}. Make room on its disk, or in its quota, and run again.'
+            ) from error
+        raise StorageError(
+            f'{path} could not be written: {errno.errorcode.get(error.errno or 0, "?")}: {error.strerror}. Check its '
+            f'disk or mount, and run again.'
+        ) from error

@@ -1,0 +1,120 @@
+"""System calls that fail: a child's file operations are counted, and the one with a given number raises."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import fcntl
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ['DISK', 'FULL', 'STOP', 'calls_of', 'in_a_child']
+
+DISK = OSError(errno.EIO, os.strerror(errno.EIO))
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+STOP = KeyboardInterrupt()
+
+# Audit events of calls whose first argument is a path, and functions without an event, whose first is a descriptor.
+PATHS = frozenset(
+    {'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.listdir', 'os.scandir', 'os.truncate', 'os.link'}
+)
+DESCRIPTORS = ('fsync', 'pread', 'pwrite', 'ftruncate')
+
+
+def calls_of(action: Callable[[], object], below: object, error: BaseException) -> int:
+    """How many file operations an action makes that this error may meet."""
+    status, calls = in_a_child(action, below, 0, error)
+    assert status == 'done'
+    return calls
+
+
+def in_a_child(
+    action: Callable[[], object], below: object, at: int, error: BaseException, *, for_good: bool = False
+) -> tuple[str, int]:
+    """Run something in a child whose file operation number `at` fails.
+
+    Operations on paths count below one folder, those on open files everywhere. An interruption reaches only the main
+    thread, as Ctrl-C does, so only its calls count then.
+
+    Args:
+        action: what to run.
+        below: the folder, or the beginning of its name.
+        at: the operation, from 1; 0: none.
+        error: what it raises in place of its effect.
+        for_good: whether all operations after it fail, too.
+
+    Returns:
+        'done', or the class and message of the exception; and the number of operations.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        calls = _Calls(str(below), at, error, for_good=for_good)
+        calls.watch()
+        try:
+            action()
+            outcome = 'done'
+        except BaseException as raised:
+            outcome = f'{type(raised).__name__}: {raised}'
+        calls.at = 0
+        os.write(writing, f'{calls.made} {outcome}'.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, 'rb') as pipe:
+        made, _, outcome = pipe.read().decode().partition(' ')
+    assert os.waitpid(child, 0)[1] == 0
+    return outcome, int(made)
+
+
+class _Calls:
+    def __init__(self, below: str, at: int, error: BaseException, *, for_good: bool) -> None:
+        self.below, self.at, self.error, self.for_good = below, at, error, for_good
+        self.made = 0
+        self.lock = threading.Lock()
+
+    def watch(self) -> None:
+        sys.addaudithook(self.event)
+        for name in DESCRIPTORS:
+            setattr(os, name, self.before(getattr(os, name)))
+        builtins.open = self.open  # pyright: ignore[reportAttributeAccessIssue]
+
+    def event(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if (name == 'fcntl.flock' and arguments[1] != fcntl.LOCK_UN) or (name in PATHS and str(arguments[0]).startswith(self.below)):
+            self.count()
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.count()
+            return function(*arguments, **options)
+
+        return call
+
+    def open(self, file: Any, mode: str = 'r', buffering: int = -1, *arguments: Any, **options: Any) -> Any:
+        if mode != 'wb' or not str(file).startswith(self.below):
+            return io.open(file, mode, buffering, *arguments, **options)  # noqa: UP020 - `open` is this function
+        raw = _Watched(file, mode)
+        raw.count = self.count
+        return raw if not buffering else io.BufferedWriter(raw)
+
+    def count(self) -> None:
+        is_stop = isinstance(self.error, KeyboardInterrupt)
+        if is_stop and threading.current_thread() is not threading.main_thread():
+            return
+        with self.lock:
+            self.made += 1
+            made = self.made
+        if self.at and (made == self.at or (self.for_good and made > self.at)):
+            raise self.error
+
+
+class _Watched(io.FileIO):
+    count: Callable[[], None]
+
+    def write(self, data: Any) -> int:
+        self.count()
+        return super().write(data)
