@@ -84,7 +84,8 @@ class _Calls:
         builtins.open = self.open  # pyright: ignore[reportAttributeAccessIssue]
 
     def event(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if (name == 'fcntl.flock' and arguments[1] != fcntl.LOCK_UN) or (name in PATHS and str(arguments[0]).startswith(self.below)):
+        is_lock = name == 'fcntl.flock' and arguments[1] != fcntl.LOCK_UN
+        if is_lock or (name in PATHS and str(arguments[0]).startswith(self.below)):
             self.count()
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:

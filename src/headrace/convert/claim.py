@@ -8,12 +8,13 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from headrace.convert.record import FOLDER, PLAN
+from headrace.convert.record import DONE, FOLDER, PLAN
 from headrace.errors import ConversionError
+from headrace.redaction import warn
 from headrace.storage import Store
 from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
-from headrace.storage.output import make_folder
-from headrace.storage.stores.local import LocalStore, mapped_path_errors
+from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 __all__ = ['LOCKS', 'claimed', 'claimed_by_worker']
 
@@ -38,10 +39,12 @@ def claimed(store: Store) -> Generator[None]:
     parent = _open(root / _PARENT)
     with held(parent):
         # Another one may have ended, and removed the file, after it was opened here.
-        if not try_lock_file(parent, root / _PARENT) or not _is_there(parent, root / _PARENT):
+        with mapped_lock_errors(root / _PARENT):
+            is_free = try_lock_file(parent, root / _PARENT)
+        if not is_free or not _is_there(parent, root / _PARENT):
             raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
         workers = _open(root / _WORKERS)
-        with held(workers):
+        with held(workers), mapped_lock_errors(root / _WORKERS):
             lock_file(workers, root / _WORKERS)
         try:
             yield
@@ -65,12 +68,17 @@ def _is_there(handle: int, path: Path) -> bool:
 
 
 def _remove(root: Path) -> None:
-    for name in LOCKS:
-        (root / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # a killed conversion has left records
-        (root / FOLDER).rmdir()
+    try:
+        with mapped_output_errors(root):
+            for name in LOCKS:
+                (root / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a killed conversion has left records
+                (root / FOLDER).rmdir()
+            (root / DONE).unlink(missing_ok=True)
+    except OSError as error:
+        warn(f'Files of a conversion that has ended stay in {root}. The same conversion removes them. {error}')
 
 
 def _open(path: Path) -> int:
-    with mapped_path_errors(path):
+    with mapped_output_errors(path):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -4,18 +4,20 @@
   its own: ``shard.00007.00002.mds`` is the third shard of task 7. The index lists them by task. So the dataset is the
   same for any number of workers.
 - A finished task leaves a record (`record`). A restart does the other tasks only. The index comes last, so an
-  unfinished dataset has none. The records go after it.
+  unfinished dataset has none. The records go after it, and the plan last. A restart that finds index and plan removes
+  what is left of both.
 - The parent reads no inputs, except iterables, which only one process can read. It sends those to the workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -33,16 +35,28 @@ from headrace.convert.inputs.samples import ENOUGH, columns_of
 from headrace.convert.job import Job, OnError
 from headrace.convert.processes import News, run_here, run_in_processes
 from headrace.convert.protocol import BadRow, Inputs
-from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
+from headrace.convert.record import (
+    DONE,
+    FOLDER,
+    PLAN,
+    REPORT,
+    ROW_BYTES,
+    InputError,
+    TaskRecord,
+    check_plan,
+    get_bytes,
+    put_bytes,
+    read_record,
+)
 from headrace.convert.report import ConversionReport
 from headrace.convert.tasks import Task, cut
 from headrace.dataset.keywords import check_kind
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
-from headrace.redaction import logger_of
+from headrace.redaction import logger_of, warn
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
 from headrace.storage.output import check_output
-from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 __all__ = ['convert']
 
@@ -171,9 +185,12 @@ def convert(
     check_keeps(chosen.places(), store, are_files=isinstance(chosen, ImageFolder | PartInputs))
     with claimed(store):
         conversion = _Conversion(job, store, stream)
-        conversion.begin(exist_ok=exist_ok)
-        conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
-        return conversion.finish(begin)
+        report = conversion.begin(exist_ok=exist_ok)
+        if report is None:
+            conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
+            report = conversion.finish()
+        conversion.remove_records()
+        return replace(report, seconds=time.monotonic() - begin)
 
 
 def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
@@ -230,23 +247,29 @@ class _Conversion:
         self._records: dict[int, TaskRecord] = {}
         """Records that are part of the dataset."""
         self._kept = 0
+        self._written: dict[str, Any] = {}
+        """The plan as it is stored."""
 
-    def begin(self, *, exist_ok: bool) -> None:
-        """Write the plan; or, for a restart, find the finished tasks."""
+    def begin(self, *, exist_ok: bool) -> ConversionReport | None:
+        """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
         job, store = self.job, self.store
         plan = json.loads(json.dumps(self._plan()))
         listed = job.retry.call(f'Listing {store.url}', lambda: list(store.list('')))
         there = [info for info in listed if info.key not in LOCKS]
-        if any(info.key == PLAN for info in there):
+        keys = {info.key for info in there}
+        if found := keys & {PLAN, DONE}:
             try:
-                row_bytes = check_plan(get_bytes(store, PLAN, job.retry), plan, store.url)
+                self._written = check_plan(get_bytes(store, min(found), job.retry), plan, store.url)
             except ConfigError:
                 if not exist_ok:
                     raise
             else:
                 self._find_records(there)
-                self._set_row_bytes(row_bytes)
-                return
+                if _INDEX in keys and REPORT in self._written:
+                    _log.warning('The conversion to %s had finished. Only what it had left is removed now.', store.url)
+                    return _report_of(self._written[REPORT])
+                self._set_row_bytes(self._written.get(ROW_BYTES))
+                return None
         elif there and not exist_ok:
             raise FileExistsError(
                 f'Directory is not empty: {store.url} holds {there[0].key} and {len(there) - 1} more. Choose another '
@@ -259,12 +282,14 @@ class _Conversion:
             there = [info for info in there if info.key.rpartition('/')[0] in own]
         # The index goes first: from here on this is no dataset.
         for key in (_INDEX, PLAN):
-            self._delete({key} & {info.key for info in there})
-        self._delete([info.key for info in there])
+            self._delete({key} & keys)
+        self._delete(keys)
         if self.stream is None and isinstance(job.inputs, RowInputs):
             plan[ROW_BYTES] = measure(job.inputs.rows, job.inputs.read, job.columns)
             self._set_row_bytes(plan[ROW_BYTES])
+        self._written = plan
         put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
+        return None
 
     def _delete(self, keys: Collection[str]) -> None:
         store, retry = self.store, self.job.retry
@@ -339,8 +364,8 @@ class _Conversion:
                 self._kept += 1
                 news(record.end - record.begin, record.rows)
 
-    def finish(self, begin: float) -> ConversionReport:
-        """Write the index, and remove everything that is no part of the dataset."""
+    def finish(self) -> ConversionReport:
+        """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
         job, store = self.job, self.store
         records = [self._records[number] for number in sorted(self._records)]
         entries = [entry for record in records for entry in record.shards]
@@ -358,9 +383,7 @@ class _Conversion:
         for name, data in files.items():
             put_bytes(store, name, data, job.retry)
         self._remove_leftovers({_stored_name(entry) for entry in entries})
-        put_bytes(store, _INDEX, index.encode(), job.retry)
-        self._remove_records()
-        return ConversionReport(
+        report = ConversionReport(
             out=store.url,
             kind=job.inputs.kind if self.stream is None else 'iterable',
             columns=job.columns,
@@ -369,11 +392,14 @@ class _Conversion:
             shards=len(entries),
             raw_bytes=sum(record.raw_bytes for record in records),
             stored_bytes=sum(record.stored_bytes for record in records),
-            seconds=time.monotonic() - begin,
+            seconds=0,
             tasks_done_before=self._kept,
             errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
             num_errors=len(errors),
         )
+        put_bytes(store, PLAN, json.dumps({**self._written, REPORT: asdict(report)}, indent=1).encode(), job.retry)
+        put_bytes(store, _INDEX, index.encode(), job.retry)
+        return report
 
     def _remove_leftovers(self, names: Collection[str]) -> None:
         """Remove shards of killed workers that no later task has replaced."""
@@ -383,13 +409,27 @@ class _Conversion:
         if isinstance(store, LocalStore):
             store.remove_unfinished()
 
-    def _remove_records(self) -> None:
-        """Remove the plan, then the records. The dataset is whole already."""
+    def remove_records(self) -> None:
+        """Remove the records, then the plan. The dataset is whole already, so an error is a warning."""
         store = self.store
-        self._delete([PLAN])
-        self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
-        if isinstance(store, LocalStore):
+        try:
+            self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
+            if not isinstance(store, LocalStore):
+                self._delete([PLAN])
+                return
             LocalStore(store.root / FOLDER).remove_unfinished()
+            with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
+                (store.root / PLAN).replace(store.root / DONE)  # `claimed` removes it
+        except OSError as error:
+            warn(
+                f'{store.url} has its whole dataset, but files in {FOLDER} could not be removed. The same conversion '
+                f'removes them. The reason: {error}'
+            )
+
+
+def _report_of(found: dict[str, Any]) -> ConversionReport:
+    errors = tuple(InputError(**error) for error in found.pop('errors'))
+    return ConversionReport(**found, errors=errors)
 
 
 def _stored_name(entry: Mapping[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """Files of an unfinished conversion, with which a restart continues it.
 
-``.headrace-convert/plan.json`` names the inputs and the settings. It is written first, and removed after the index was
-written. ``.headrace-convert/task-00000007.json`` is the record of a finished task. It is written after all shards of
-the task. Each file appears whole or not at all, in folders and in stores. So a task without a record is done again, and
-its new shards replace those that a killed worker has left.
+``.headrace-convert/plan.json`` names the inputs and the settings. It is written first, gets the report before the index
+is written, and is removed last. Beside an index it says that only the removal is left. In a folder it becomes
+``.headrace-converted`` before its own folder is removed.
+
+``.headrace-convert/task-00000007.json`` is the record of a finished task. It is written after all shards of the task.
+Each file appears whole or not at all, in folders and in stores. So a task without a record is done again, and its new
+shards replace those that a killed worker has left.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
     from headrace.storage import Retry, Store
 
 __all__ = [
+    'DONE',
     'FOLDER',
     'PLAN',
+    'REPORT',
     'ROW_BYTES',
     'InputError',
     'TaskRecord',
@@ -35,8 +40,11 @@ __all__ = [
 
 FOLDER: Final = '.headrace-convert'
 PLAN: Final = f'{FOLDER}/plan.json'
+DONE: Final = '.headrace-converted'
 ROW_BYTES: Final = 'row_bytes'
 """Key of the plan: an estimate, which a restart must not make anew. Rows may be random."""
+REPORT: Final = 'report'
+"""Key of the plan: the report of a conversion that has done all tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,11 @@ class TaskRecord:
         return cls(shards=tuple(found.pop('shards')), errors=errors, **found)
 
 
-def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> float | None:
+def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> dict[str, Any]:
     """Refuse to continue a conversion that began with other inputs or settings.
 
     Returns:
-        The mean bytes of a row that the plan was made with, `ROW_BYTES`.
+        The plan that was found, with `ROW_BYTES` and `REPORT` if it has them.
 
     Raises:
         ConfigError: it began with others; the message gives both values.
@@ -97,9 +105,10 @@ def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> float | No
         before = json.loads(found)
     except ValueError:
         before = {}
-    names = [name for name in {**before, **plan} if name != ROW_BYTES and before.get(name) != plan.get(name)]
+    added = (ROW_BYTES, REPORT)
+    names = [name for name in {**before, **plan} if name not in added and before.get(name) != plan.get(name)]
     if not names:
-        return before.get(ROW_BYTES)
+        return before
     name, old, new = names[0], before.get(names[0]), plan.get(names[0])
     raise ConfigError(
         f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '

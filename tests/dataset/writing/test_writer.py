@@ -157,7 +157,9 @@ def test_a_full_disk_names_the_shard_and_its_path(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
-            with MDSWriter(out=str(tmp_path / 'd'), columns={'data': 'bytes'}, size_limit=8192) as writer:
+            with MDSWriter(
+                out=str(tmp_path / 'd'), columns={'data': 'bytes'}, size_limit=8192, max_workers=1
+            ) as writer:
                 for _ in range(50):
                     writer.write({'data': bytes(1000)})
         except StorageError as error:
