@@ -117,14 +117,19 @@ def test_columns_are_chosen():
     [
         ('a.jsonl', b'{"a": 1}\n{"a": \n', r'Line 2 \(byte 9\) of a.jsonl is not JSON'),
         ('a.jsonl', b'[1]\n', 'is a list'),
-        ('a.jsonl', b'{"a": "\xff"}\n', 'Line 1 .* is not JSON'),
+        ('a.jsonl', b'{"a": 1}\n{"a": "\xff"}\n', r'is UTF-8, but byte 16 of a.jsonl is 0xff: .* again in UTF-8'),
+        ('a.jsonl', '{"a": 1}\n'.encode('utf-16'), r'a.jsonl is UTF-16 from byte 0 on. .* --from-code=UTF-16 '),
+        ('a.jsonl.gz', gzip.compress('{"a": 1}\n'.encode('utf-32-be')), 'a.jsonl.gz is UTF-32BE from byte 0'),
         ('a.jsonl', b'{"a": ' + b'[' * 100_000 + b'\n', 'is not JSON'),
         ('a.jsonl', b'{"a": ' + b'1' * 5000 + b'}\n', 'is not JSON'),
         ('a.csv', b'a,b\n1,2\n3\n', 'has the 2 fields that the first row names.*byte 8 of a.csv has 1'),
         ('a.csv', b'a,a\n1,2\n', 'all different'),
         ('a.csv', b'a,b\n1,"2\n', 'is no row of CSV'),
         ('a.csv', b'a,b\n1,"2"x\n', 'is no row of CSV'),
-        ('a.csv', b'a,b\n1,\xff\n', 'not UTF-8'),
+        ('a.csv', b'a,b\n1,\xff\n', r'is UTF-8, but byte 6 of a.csv is 0xff'),
+        ('a.csv', 'a,b\n1,2\n'.encode('utf-16'), 'a.csv is UTF-16 from byte 0'),
+        ('a.csv', 'a,b\n1,2\n'.encode('utf-16-le'), 'a.csv is UTF-16LE from byte 0'),
+        ('a.csv', b'a,b\n1,2\na,b\n3,4\n', 'the row at byte 8 of a.csv does so again, as in joined files'),
         ('a.jsonl.gz', gzip.compress(b'{"a": 1}\n', mtime=0)[:-4], 'not a complete gz file'),
         ('a.jsonl.zst', b'no zstd', 'not a complete zstd file'),
     ],
@@ -133,6 +138,14 @@ def test_damaged_files(name, data, message):
     kind = CSV if name.startswith('a.csv') else JSONL
     with pytest.raises(FormatError, match=message):
         index(kind, {name: data})
+
+
+def test_marks_of_utf8_are_no_text():
+    mark = b'\xef\xbb\xbf'
+    objects = {'a.jsonl': (mark + b'{"a": 1}\n') * 2}
+    assert rows(index(JSONL, objects), objects) == [{'a': 1}] * 2
+    objects = {'a.csv': mark + b'a,b\n1,2\n'}
+    assert rows(index(CSV, objects), objects) == [{'a': 1, 'b': 2}]
 
 
 def test_many_keys_are_refused():
@@ -175,10 +188,11 @@ fields = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0
 @given(st.lists(st.tuples(fields, fields), min_size=1, max_size=6))
 @settings(max_examples=scaled(100), deadline=None)
 def test_any_rows(values):
-    objects = {'a.csv': table(['a', 'b'], [list(value) for value in values], quoting=csv.QUOTE_ALL)}
+    names = ['column a', 'column b']  # longer than any field: no row is the header again
+    objects = {'a.csv': table(names, [list(value) for value in values], quoting=csv.QUOTE_ALL)}
     source = index(CSV, objects)
     for row, value in zip(rows(source, objects), values, strict=True):
-        for name, text in zip('ab', value, strict=True):
+        for name, text in zip(names, value, strict=True):
             assert row[name] == (text if source.columns[name] == 'str' else float(text))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
+from headrace.display import printable
 from headrace.errors import FormatError, StreamError
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, sou
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=1)
             meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
+            known = printable(', '.join(names[:_MOST]))
             more = f' and {len(names) - _MOST} more' if len(names) > _MOST else ''
-            raise StreamError(
-                f'`columns` asks for {name!r}, but {source} has the columns {", ".join(names[:_MOST])}{more}.{meant}'
-            )
+            raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {known}{more}.{meant}')
     return [name for name in names if name in columns]

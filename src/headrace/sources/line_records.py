@@ -14,7 +14,7 @@ from headrace.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ['Record', 'lines_of', 'read_objects', 'read_texts']
+__all__ = ['Record', 'lines_of', 'read_objects', 'read_texts', 'require_utf8']
 
 _MAX_RECORD: Final = 256 << 20
 _BOM: Final = b'\xef\xbb\xbf'
@@ -41,16 +41,17 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
         where: the object in a store, for messages.
 
     Raises:
-        FormatError: a line is no JSON object, or is longer than 256 MiB.
+        FormatError: a line is no UTF-8 or no JSON object, or is longer than 256 MiB.
     """
     at = 0
     for number, line in enumerate(lines_of(chunks, where), 1):
         start, at = at, at + len(line)
-        text = line.removeprefix(_BOM) if number == 1 else line
+        text = line.removeprefix(_BOM)  # joined files have several such marks
         if text.isspace() or not text:
             continue
+        decoded = _decoded(text, at, where)
         try:
-            value = json.loads(text.decode('utf-8'))
+            value = json.loads(decoded)
         except (ValueError, RecursionError) as error:
             reason = str(error) or 'it is nested too deeply'
             raise FormatError(
@@ -108,12 +109,36 @@ def _texts(chunks: Iterable[bytes], place: _Place, where: str) -> Iterator[str]:
         place.end += len(line)
         if place.end - place.start > _MAX_RECORD:
             raise _too_long(where, place.start)
-        try:
-            yield text.decode('utf-8')
-        except UnicodeDecodeError as error:
+        yield _decoded(text, place.end, where)
+
+
+def _decoded(line: bytes, end: int, where: str) -> str:
+    try:
+        return line.decode('utf-8')
+    except UnicodeDecodeError as error:
+        byte = end - len(line) + error.start
+        raise FormatError(
+            f'Text is UTF-8, but byte {byte} of {where} is 0x{line[error.start]:02x}: {error.reason}. Write the file '
+            f'again in UTF-8, such as with `iconv --from-code=LATIN1 --to-code=UTF-8`.'
+        ) from None
+
+
+def require_utf8(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """The chunks of a file, as they are.
+
+    Raises:
+        FormatError: it begins as UTF-16 or UTF-32 do, whose zeros UTF-8 would take for characters.
+    """
+    is_first = True
+    for chunk in chunks:
+        if is_first and not (found := json.detect_encoding(chunk)).startswith('utf-8'):
+            name = f'UTF-{found[4:].replace("-", "").upper()}'
             raise FormatError(
-                f'The row at byte {place.start} of {where} is not UTF-8 text: {error.reason}. Write the file in UTF-8.'
-            ) from None
+                f'Text is UTF-8, but {where} is {name} from byte 0 on. Write the file again in UTF-8, such as with '
+                f'`iconv --from-code={name} --to-code=UTF-8`.'
+            )
+        is_first = is_first and not chunk
+        yield chunk
 
 
 def lines_of(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:

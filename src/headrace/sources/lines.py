@@ -17,7 +17,7 @@ from headrace.format.compression_algorithms import CHUNK
 from headrace.redaction import logger_of
 from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
-from headrace.sources.line_records import Record, read_objects, read_texts
+from headrace.sources.line_records import Record, read_objects, read_texts, require_utf8
 from headrace.sources.line_types import JsonTypes, TextTypes, json_columns, text_columns
 from headrace.sources.object_names import is_hidden
 from headrace.sources.part_table import PartTable
@@ -257,6 +257,11 @@ class _TextReader:
             self.header_of[info.key] = number
         types = self._types.setdefault(tuple(header), TextTypes(len(header)))
         for record in records:
+            if record.value == header and len(header) > 1:
+                raise FormatError(
+                    f'The first row of a file names the columns, but the row at byte {record.start} of {info.key} does '
+                    f'so again, as in joined files. Remove it, or store each as a file of its own.'
+                )
             types.add(_checked(record, len(header), info.key).value)
             yield record
 
@@ -285,7 +290,7 @@ def _parts(reader: _Reader, info: ObjectInfo, pieces: Iterator[bytes]) -> Iterat
     """The parts of a file. All its pieces are read."""
     algorithm = algorithm_of(info.key)
     start = end = rows = 0
-    for record in reader.records(info, unpack(algorithm, pieces, info.key)):
+    for record in reader.records(info, require_utf8(unpack(algorithm, pieces, info.key), info.key)):
         if rows and algorithm is None and record.end - start > _PART:
             yield Part(info.key, ((start, end - start),), rows, end - start)
             rows = 0

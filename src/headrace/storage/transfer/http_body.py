@@ -225,7 +225,7 @@ def bad_range(wanted: ReadRequest, found: int) -> ConfigError:
     """The error for a range that its object does not have; ``found`` bytes are there from its offset."""
     return ConfigError(
         f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
-        f'{found} bytes from there.'
+        f'{found} bytes from there. It is shorter than its index says: restore it, or make the index again.'
     )
 
 
