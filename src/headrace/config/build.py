@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.packing import packing_of
+from headrace.config.packing import packing_of, stream_packing_of
 from headrace.config.problems import refuse
 from headrace.config.schema import DatasetConfig, LoaderConfig
 from headrace.config.streams import SelectionConfig, StreamConfig
@@ -68,7 +68,10 @@ def build_dataset(
         del arguments['shuffle_seed']  # the dataset's default is a number
     if config.packing is not None:
         arguments['packing'] = packing_of(config.packing)
-    dataset = make(streams=build_streams(config), batch_size=batch_size, topology=topology, **arguments)
+    streams = build_streams(config)
+    for stream, own in zip(streams, config.streams, strict=False):  # without any, there is one stream
+        stream.packing = None if own.packing is None else stream_packing_of(own.packing)
+    dataset = make(streams=streams, batch_size=batch_size, topology=topology, **arguments)
     if topology is None and replicas is not None:
         dataset.expect_replicas(replicas)
     return dataset
@@ -124,7 +127,8 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
     if config.packing is not None:
         yield from (f'packing: {broken.rule}' for broken in config.packing.cross_field_errors())
     for stream in config.streams:
-        yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.cross_field_errors())
+        rules = [*stream.cross_field_errors(), *(stream.packing.cross_field_errors() if stream.packing else ())]
+        yield from (f'stream {stream.name}: {broken.rule}' for broken in rules)
 
 
 def build_streams(config: LoaderConfig) -> list[Stream]:
@@ -138,6 +142,7 @@ def build_streams(config: LoaderConfig) -> list[Stream]:
         for name in field_types(SelectionConfig):
             if arguments[name] is None:
                 arguments[name] = getattr(config, name)
+        del arguments['packing']  # whose tokenizer only a dataset loads
         arguments['name'] = stream.name or None  # the dataset names a single stream
         streams.append(Stream(**arguments))
     return streams

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from headrace.config.constraints import AtLeast, Parsed
 from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
-from headrace.packing.settings import LEAST, Method, Packing, TokenDtype, packing_errors
+from headrace.packing.settings import (
+    LEAST,
+    Method,
+    Packing,
+    StreamPacking,
+    TokenDtype,
+    packing_errors,
+    stream_packing_errors,
+)
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ['PackingConfig', 'TokenizerConfig', 'packing_of']
+__all__ = ['PackingConfig', 'StreamPackingConfig', 'TokenizerConfig', 'packing_of', 'stream_packing_of']
 
 
 def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
@@ -103,6 +111,35 @@ class PackingConfig:
         yield from packing_errors(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPackingConfig:
+    """The documents of one stream, where they are not those that the loader's `packing` describes."""
+
+    column: str | None = None
+    """The column of its documents. A column of arrays holds tokens. Default: that of the loader's `packing`."""
+
+    tokenizer: TokenizerConfig | None = None
+    """The tokenizer of its texts. Default: that of the loader's `packing`, unless the column holds tokens."""
+
+    token_dtype: TokenDtype | None = None
+    """The column holds tokens: those in bytes have this type, and those in lists of JSON are of any."""
+
+    bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
+    """A token to put before each document. Default: that of the loader's `packing`."""
+
+    eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
+    """A token to put after each document. Default: that of the loader's `packing`."""
+
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
+        """The rules between these keys that do not hold."""
+        yield from stream_packing_errors(self)
+
+    def document_column(self, of_loader: PackingConfig) -> str:
+        """The column of its documents, as far as it is known without the data."""
+        has_tokens = (self.tokenizer or of_loader.tokenizer) is None or self.token_dtype is not None
+        return self.column or of_loader.column or ('tokens' if has_tokens else 'text')
+
+
 def packing_of(config: PackingConfig) -> Packing:
     """The `Packing` of a configuration, with its tokenizer.
 
@@ -110,9 +147,18 @@ def packing_of(config: PackingConfig) -> Packing:
         ConfigError: the tokenizer cannot be loaded.
         MissingDependencyError: its library is not installed.
     """
+    return Packing(**_arguments(config))
+
+
+def stream_packing_of(config: StreamPackingConfig) -> StreamPacking:
+    """The `StreamPacking` of a stream's configuration; see `packing_of`."""
+    return StreamPacking(**_arguments(config))
+
+
+def _arguments(config: PackingConfig | StreamPackingConfig) -> dict[str, Any]:
     from headrace.packing import load_tokenizer
 
     values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if config.tokenizer is not None:
         values['tokenizer'] = load_tokenizer(config.tokenizer.library, config.tokenizer.path or '')
-    return Packing(**values)
+    return values

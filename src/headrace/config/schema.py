@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.config.constraints import AtLeast, Bytes, Count, Named, OneOf, Parsed, read_skip
-from headrace.config.packing import PackingConfig
+from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.order.mixture.rules import exhaustion_errors, mixture_errors, names_errors, schedule_errors
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
@@ -211,18 +211,23 @@ class LoaderConfig(DatasetConfig):
             rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
             yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
         if self.packing is not None:
-            yield from self._broken_packing_rules()
+            yield from self._broken_packing_rules(self.packing)
+        elif any(stream.packing is not None for stream in self.streams):
+            names = ', '.join(stream.name for stream in self.streams if stream.packing is not None)
+            yield BrokenRule(('streams', 'packing'), f'`packing` of stream {names} needs `packing` of the loader')
         elif any(isinstance(begin, str) and begin.endswith('doc') for begin, _ in self.skip):
             yield BrokenRule(('skip',), "counts documents, as '17doc', only with `packing`")
 
-    def _broken_packing_rules(self) -> Iterator[BrokenRule]:
+    def _broken_packing_rules(self, packing: PackingConfig) -> Iterator[BrokenRule]:
+        for stream in self.streams:
+            column = (stream.packing or StreamPackingConfig()).document_column(packing)
+            columns = stream.columns or self.columns
+            if columns is not None and column not in columns:
+                rule = f'stream {stream.name} reads the columns {", ".join(columns)}, without {column} of its documents'
+                yield BrokenRule(('streams', 'columns'), f'{rule}; add it, or name `column` in `packing`')
         if self.shuffle_algo in PERMUTATIONS:
             yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
-        if (
-            self.on_mixture_change != 'refuse'
-            and self.packing is not None
-            and self.packing.sequences_per_epoch == 'all'
-        ):
+        if self.on_mixture_change != 'refuse' and packing.sequences_per_epoch == 'all':
             rule = 'is `refuse` with `sequences_per_epoch: all`, which packs a pass whole; remove one of the two'
             yield BrokenRule(('on_mixture_change', 'packing'), rule)
 

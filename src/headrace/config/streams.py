@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from headrace.config.constraints import AtLeast, Count, MoreThan, OneOf, Parsed
+from headrace.config.packing import StreamPackingConfig
 from headrace.format import get_hashes
 from headrace.images import Decode
 from headrace.order.mixture.rules import point_errors, stream_errors
@@ -117,6 +118,9 @@ class StreamConfig(SelectionConfig):
 
     choose: Annotated[int, Count(least=0)] | None = None
     """Samples taken per epoch, such as `100k`."""
+
+    packing: StreamPackingConfig | None = None
+    """Its documents, with `packing` of the loader: another column or tokenizer. Default: as `packing` there says."""
 
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:

@@ -201,6 +201,8 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             if own is None
             else list(own)
         )
+        if not self.is_packed and any(stream.packing is not None for stream in self.streams):
+            raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
         with restored_after_error(self.streams):
             sizes = open_streams(
                 self.streams,

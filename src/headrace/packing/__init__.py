@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.packing.explanation import PackedExplanation
     from headrace.packing.packer import DocumentCount
     from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
-    from headrace.packing.settings import Packing
+    from headrace.packing.settings import Packing, StreamPacking
     from headrace.packing.tokenizers import load_tokenizer
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     'PackedDataset',
     'PackedExplanation',
     'Packing',
+    'StreamPacking',
     'attention_mask',
     'batch_of',
     'exchange_now_and_then',
@@ -53,6 +54,7 @@ if not TYPE_CHECKING:
             'PackedDataset': 'headrace.packing.dataset',
             'PackedExplanation': 'headrace.packing.explanation',
             'Packing': 'headrace.packing.settings',
+            'StreamPacking': 'headrace.packing.settings',
             'attention_mask': 'headrace.packing.rows',
             'batch_of': 'headrace.packing.rows',
             'exchange_now_and_then': 'headrace.packing.exchange',

@@ -19,14 +19,14 @@ from headrace.packing.packer import DocumentCount, first_sequence
 from headrace.packing.reader import PackedReader
 from headrace.packing.replay import documents_placed, pieces_of
 from headrace.packing.run import PackedRun
-from headrace.packing.settings import Packing
+from headrace.packing.settings import Packing, StreamPacking
 from headrace.packing.token_shares import promised_shares
-from headrace.packing.tokenizers import fingerprint
 from headrace.packing.whole import WholePass, count_tokens_of
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys.key import ReservedKey
     from headrace.dataset.reading.protocol import Pass, PassRequest
+    from headrace.dataset.streams.stream import Stream
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.delivered import PieceTable
@@ -82,14 +82,7 @@ class PackedDataset(StreamingDataset):
                 f'several batches, but is {options["batching_method"]!r}.'
             )
         self.packing = packing
-        for stream in self.streams if self.is_columnar else ():  # a subclass's samples may have other columns
-            for names in column_names(stream):
-                if packing.document_column not in names:
-                    fix = 'Set `column`' if packing.tokenizer else 'Set `column`, or give `tokenizer`'
-                    raise ConfigError(
-                        f'Packing takes documents from column {packing.document_column!r}, but {stream.title} has '
-                        f'{", ".join(names)}. {fix}.'
-                    )
+        packings = [self._packing_of(stream) for stream in self.streams]
         self.skip, skipped_documents = split_documents(parse_skip(skip))
         if skipped_documents and skipped_documents[-1][1] > self.num_samples:
             raise ConfigError(
@@ -97,13 +90,31 @@ class PackedDataset(StreamingDataset):
                 f'{documents_skip(skipped_documents)[-1]}. `headrace explain` prints ids.'
             )
         documents: Run = self.run
-        arguments = documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents, on_mixture_change
+        arguments = documents, packing, packings, self.skip, skipped_documents, on_mixture_change
         self.run = PackedRun(*arguments)
         if packing.sequences_per_epoch == 'all':
             self.run = PackedRun(*arguments, whole=WholePass(packing, self._count_tokens(documents)))
         self.run.replay = self._replay
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
+
+    def _packing_of(self, stream: Stream) -> Packing:
+        """The packing of a stream's documents."""
+        own, packing = stream.packing, self.packing
+        if own is not None and not isinstance(own, StreamPacking):
+            raise ConfigError(f'`packing` of stream {stream.title} must be a StreamPacking, but is {own!r:.80}.')
+        if own is not None:
+            kinds = [str(schema.kinds().get(own.column or '')) for schema in stream.shards.schemas]
+            packing = own.of(packing, is_array=any('array' in kind for kind in kinds))
+        for names in column_names(stream) if self.is_columnar else ():  # a subclass's samples may have other columns
+            if packing.document_column not in names:
+                fix = '' if packing.tokenizer else ', or give `tokenizer`'
+                of_one = ', here or in `packing` of this stream' if len(self.streams) > 1 else ''
+                raise ConfigError(
+                    f'Packing takes documents from column {packing.document_column!r}, but {stream.title} has '
+                    f'{", ".join(names)}. Set `column`{fix}{of_one}.'
+                )
+        return packing
 
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
         """Tokens of each document of the first pass."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.order import BatchPlan
     from headrace.packing.document_order import PassOrder
     from headrace.packing.lanes import Lanes
+    from headrace.packing.settings import Packing
 
 __all__ = ['PackedReader']
 
@@ -57,6 +58,11 @@ class PackedReader(Reader[ChunkKey]):
     def __init__(self, source: SampleSource, run: PackedRun, plan: BatchPlan, lanes: Lanes | None = None) -> None:
         super().__init__(source)
         self._run, self._packing, self._pool = run, run.packing, source.pool
+        self._packings: list[Packing] = []  # those that differ
+        for packing in run.packings:
+            if packing not in self._packings:
+                self._packings.append(packing)
+        self._packing_of_stream = np.array([self._packings.index(packing) for packing in run.packings])
         self._mixture = run.documents.mixture
         self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)
         self._batch_size = plan.batch_size
@@ -69,7 +75,7 @@ class PackedReader(Reader[ChunkKey]):
             first = topology.node + topology.nodes * topology.local_replica
             self._own = range(first, lanes.count, topology.replicas)
             self._of_node = range(topology.node, lanes.count, topology.nodes)
-        self._encode: Encoder | None = None
+        self._encoders: list[Encoder] = []  # of each packing
         self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
         self._row: int | None = None
         self._blocks_from = 0
@@ -77,12 +83,12 @@ class PackedReader(Reader[ChunkKey]):
         """Whether to fetch shards ahead. Only one reader of a process may."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
+        return {**self.__dict__, '_encoders': [], '_orders': OrderedDict(), '_row': None}
 
     @property
     def sent_to_workers(self) -> dict[str, Any]:
-        """As in the parent class, with the tokenizer."""
-        return {**super().sent_to_workers, 'dataset.packing': self._packing}
+        """As in the parent class, with the tokenizers."""
+        return {**super().sent_to_workers, 'dataset.packing': self._packings}
 
     def begin(self, plan: BatchPlan, count: Callable[[Mapping[int, DocumentCount]], None], mark_streams: bool) -> Pass:
         """Begin a pass, in the process that iterates.
@@ -104,9 +110,8 @@ class PackedReader(Reader[ChunkKey]):
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""
-        if self._encode is None:
+        if not self._encoders:
             self._begin_here()
-        assert self._encode is not None
         if self.prefetches:
             self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
@@ -125,10 +130,12 @@ class PackedReader(Reader[ChunkKey]):
         streams = self._mixture.streams_of(ids).astype(self._number_type)
         return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
-    def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
+    def _values(
+        self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64], column: str
+    ) -> tuple[Any, BadRows | None]:
         """Values to tokenise, and a mask of the unreadable ones."""
-        column = self._packing.document_column
-        if self._is_columnar:
+        # In place of a bad sample, samples of other streams are tried, which may lack the column.
+        if self._is_columnar and (self._skipping_reader is None or len(self._packings) == 1):
             if self._skipping_reader is not None:
                 return self._skipping_reader.readable_values(ids, column)
             return self._pool.values(ids, column), None
@@ -151,20 +158,41 @@ class PackedReader(Reader[ChunkKey]):
                 values[place] = value
         return values, bad if bad.any() else None
 
+    def _packings_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The number of the packing of each document."""
+        return self._packing_of_stream[self._mixture.streams_of(ids)]
+
     def _value(self, epoch: int, sample_id: int) -> Any:
-        return self._sample(epoch, sample_id)[self._packing.document_column]
+        (kind,) = self._packings_of(np.array([sample_id]))
+        return self._sample(epoch, sample_id)[self._packings[kind].document_column]
 
     def _documents(
         self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]
     ) -> tuple[list[Document], BadRows | None]:
         """Documents, and a mask of the bad ones. These have no tokens, as if they did not exist."""
-        assert self._encode is not None
-        values, bad = self._values(ids, epochs)
+        kinds = self._packings_of(ids)
+        if len(found := np.unique(kinds)) == 1:
+            return self._documents_of(found[0], ids, epochs)
+        documents, bad = [_NO_TOKENS] * len(ids), np.zeros(len(ids), np.bool_)
+        for kind in found:
+            places = np.flatnonzero(kinds == kind)
+            of_kind, bad_rows = self._documents_of(kind, ids[places], epochs[places])
+            bad[places] = False if bad_rows is None else bad_rows
+            for place, document in zip(places.tolist(), of_kind, strict=True):
+                documents[place] = document
+        return documents, bad if bad.any() else None
+
+    def _documents_of(
+        self, kind: int, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]
+    ) -> tuple[list[Document], BadRows | None]:
+        """As `_documents`, of one packing."""
+        encode, column = self._encoders[kind], self._packings[kind].document_column
+        values, bad = self._values(ids, epochs, column)
         try:
             if bad is None:
-                return self._encode(values), None
+                return encode(values), None
             readable = [value for value, is_bad in zip(values, bad.tolist(), strict=True) if not is_bad]
-            found = iter(self._encode(readable) if readable else ())
+            found = iter(encode(readable) if readable else ())
             return [_NO_TOKENS if is_bad else next(found) for is_bad in bad.tolist()], bad
         except Exception as error:
             add_note(error, naming_samples('While tokenising', ids.tolist(), self._pool.describe))
@@ -176,10 +204,10 @@ class PackedReader(Reader[ChunkKey]):
             return [_NO_TOKENS if document is None else document for document in documents], bad
 
     def _document(self, epoch: int, sample_id: int) -> Document:
-        assert self._encode is not None
-        column, value = self._packing.document_column, self._value(epoch, sample_id)
+        (kind,) = self._packings_of(np.array([sample_id]))
+        column, value = self._packings[kind].document_column, self._value(epoch, sample_id)
         try:
-            return self._encode([value])[0]
+            return self._encoders[kind]([value])[0]
         except DocumentError as error:
             place = self._pool.describe(sample_id)
             fix = (
@@ -198,7 +226,7 @@ class PackedReader(Reader[ChunkKey]):
     def _begin_here(self) -> None:
         if torch.utils.data.get_worker_info() is not None:
             os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # workers share the cores
-        self._encode = encoder_of(self._packing)
+        self._encoders = [encoder_of(packing) for packing in self._packings]
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""

@@ -22,9 +22,10 @@ from headrace.packing.document_order import (
 )
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_error
+from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.order import BatchPlan, BatchSpec, Mixture, MixtureChange
     from headrace.order.skip import Ranges, Skip
@@ -35,6 +36,16 @@ __all__ = ['PackedRun']
 _ENDLESS = 10**12  # sequences of an endless epoch: the most that a mixture may have
 
 
+def _of_documents(packing: Packing) -> dict[str, Any]:
+    """What decides the tokens of a document, for a checkpoint."""
+    names = ('token_dtype', 'bos_token_id', 'eos_token_id')
+    return {
+        **{name: getattr(packing, name) for name in names},
+        'column': packing.document_column,
+        'tokenizer': fingerprint(packing.tokenizer),
+    }
+
+
 class PackedRun(Run):
     """A run whose positions are sequences: sequence n is the next one of lane n modulo the lanes.
 
@@ -43,7 +54,7 @@ class PackedRun(Run):
     Args:
         documents: the run through the documents, in a native order.
         packing: how they are packed.
-        tokenizer: the tokenizer's fingerprint.
+        packings: the same for each stream, with what is its own.
         skip: ranges of sequences to skip.
         skipped_documents: ranges of ids of documents to skip in sequences.
         on_mixture_change: as `documents`'.
@@ -54,7 +65,7 @@ class PackedRun(Run):
         self,
         documents: Run,
         packing: Packing,
-        tokenizer: str,
+        packings: Sequence[Packing],
         skip: Skip,
         skipped_documents: Ranges = (),
         on_mixture_change: MixtureChange = 'refuse',
@@ -62,7 +73,11 @@ class PackedRun(Run):
     ) -> None:
         self.documents = documents
         self.packing = packing
-        self._tokenizer = tokenizer
+        self.packings = packings
+        self._of_documents = _of_documents(packing)
+        named = zip(documents.mixture.streams, packings, strict=True)
+        of_streams = {stream.name: _of_documents(found) for stream, found in named if found is not packing}
+        self._of_streams = {name: found for name, found in of_streams.items() if found != self._of_documents}
         self.skipped_documents = skipped_documents
         self.whole = whole
         self._earlier: tuple[EarlierMixture, ...] = ()
@@ -202,13 +217,12 @@ class PackedRun(Run):
         return epoch * self.mixture.epoch_size + sample
 
     def _pinned(self, lanes: int | None) -> dict[str, Any]:
-        names = ('sequence_length', 'method', 'bos_token_id', 'eos_token_id', 'window', 'token_dtype')
         return {
-            **{name: getattr(self.packing, name) for name in names},
-            'column': self.packing.document_column,
-            'tokenizer': self._tokenizer,
+            **{name: getattr(self.packing, name) for name in ('sequence_length', 'method', 'window')},
+            **self._of_documents,
             'lanes': lanes,
             **({} if self.whole is None else {'whole': True}),
+            **({'streams': self._of_streams} if self._of_streams else {}),
         }
 
     def resume(
@@ -236,6 +250,7 @@ class PackedRun(Run):
             )
         now = self._pinned(self.packing.lanes or count)
         now['sequences_per_epoch'], then['sequences_per_epoch'] = self.mixture.epoch_size, state.epoch_size
+        self._name_streams(then, now, pinned)
         differing = [
             f'{name}: {short(then.get(name))} in the checkpoint, {short(now.get(name))} now'
             for name in sorted({*then, *now})
@@ -271,6 +286,20 @@ class PackedRun(Run):
         if self._lanes is not None and self.whole is None:
             self._lanes.load(lane_states, self._row(epoch, sample))
         return epoch, sample
+
+    def _name_streams(self, then: dict[str, Any], now: dict[str, Any], pinned: Mapping[str, Any]) -> None:
+        """Put what streams have of their own beside the rest, under names for messages, for streams of both runs."""
+        of_then, of_now = then.pop('streams', {}), now.pop('streams', {})
+        if not isinstance(of_then, dict) or not all(isinstance(own, dict) for own in of_then.values()):
+            raise ResumeError(f'streams of a packed run are mappings, got {short(of_then)}. The checkpoint is damaged.')
+        recorded: Any = pinned.get('streams')
+        recorded = [entry.get('name') for entry in recorded if isinstance(entry, dict)] if recorded else []
+        for name in (stream.name for stream in self.documents.mixture.streams):
+            if name in recorded and (name in of_then or name in of_now):
+                for setting in self._of_documents:
+                    title = f'{setting} of stream {name!r}'
+                    then[title] = of_then.get(name, then).get(setting)
+                    now[title] = of_now.get(name, now).get(setting)
 
     def _take_over(
         self,

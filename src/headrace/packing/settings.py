@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 from headrace.errors import ConfigError
 from headrace.rules import BrokenRule
 
-__all__ = ['LEAST', 'Method', 'Packing', 'TokenDtype', 'lanes_error', 'packing_errors']
+__all__ = [
+    'LEAST',
+    'Method',
+    'Packing',
+    'StreamPacking',
+    'TokenDtype',
+    'lanes_error',
+    'packing_errors',
+    'stream_packing_errors',
+]
 
 Method: TypeAlias = Literal['best_fit', 'concatenate']
 TokenDtype: TypeAlias = Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']
@@ -66,9 +75,7 @@ class Packing:
     first batch."""
 
     def __post_init__(self) -> None:
-        broken = [f'{rule.rule} (got {getattr(self, rule.keys[0])!r})' for rule in packing_errors(self)]
-        if broken:
-            raise ConfigError(f'Packing breaks its rules: {"; ".join(broken)}.')
+        _refuse_broken(self, 'Packing', packing_errors(self))
 
     @property
     def sequence_count(self) -> int | None:
@@ -86,6 +93,45 @@ class Packing:
         return self.window if self.method == 'best_fit' else 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamPacking:
+    """The documents of one stream, as `Stream(packing=...)`, where they are not those of its dataset's `Packing`.
+
+    None: as there. Without a tokenizer of its own, a stream has that of the dataset, unless it names `token_dtype`, or
+    a `column` of arrays: then its column holds tokens.
+
+    Raises:
+        ConfigError: a value breaks its rule; all that do are named.
+    """
+
+    column: str | None = None
+    """The column that holds the document."""
+    tokenizer: Any = None
+    """Turns texts into tokens."""
+    token_dtype: str | None = None
+    """Type of the tokens in a column of bytes, or of tokens that JSON lists."""
+    bos_token_id: int | None = None
+    """A token to put before each document."""
+    eos_token_id: int | None = None
+    """A token to put after each document."""
+
+    def __post_init__(self) -> None:
+        _refuse_broken(self, 'The packing of a stream', stream_packing_errors(self))
+
+    def of(self, packing: Packing, *, is_array: bool) -> Packing:
+        """The packing of the stream's documents.
+
+        Args:
+            packing: the dataset's.
+            is_array: whether `column` stores arrays.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.tokenizer is None and (self.token_dtype is not None or is_array):
+            given['tokenizer'] = None
+        return replace(packing, **given)
+
+
 class _Settings(Protocol):
     """A `Packing`, or a section of a YAML."""
 
@@ -101,14 +147,7 @@ class _Settings(Protocol):
 
 def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
     """The broken rules of settings, in Python or in a YAML."""
-    for name, bound in LEAST.items():
-        value = getattr(settings, name)
-        if isinstance(value, int) and value < bound:
-            yield BrokenRule((name,), f'`{name}` must be at least {bound}')
-    for name, choices in (('method', get_args(Method)), ('token_dtype', (None, *get_args(TokenDtype)))):
-        if getattr(settings, name) not in choices:
-            known = ', '.join(choice for choice in choices if choice)
-            yield BrokenRule((name,), f'`{name}` must be one of {known}')
+    yield from _value_errors(settings)
     lanes, sequences = settings.lanes, settings.sequences_per_epoch
     if isinstance(sequences, str) and sequences != 'all':
         yield BrokenRule(('sequences_per_epoch',), '`sequences_per_epoch` must be a number or `all`')
@@ -117,6 +156,32 @@ def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
         yield BrokenRule(('lanes', 'sequences_per_epoch'), rule)
     elif isinstance(sequences, int) and lanes and sequences % lanes:
         yield lanes_error(sequences, lanes)
+
+
+def stream_packing_errors(settings: Any) -> Iterator[BrokenRule]:
+    """The broken rules of a stream's settings, in Python or in a YAML."""
+    yield from _value_errors(settings)
+    if settings.tokenizer is not None and settings.token_dtype is not None:
+        rule = '`token_dtype` says that the column holds tokens, and `tokenizer` that it holds texts; keep one'
+        yield BrokenRule(('token_dtype', 'tokenizer'), rule)
+
+
+def _value_errors(settings: Any) -> Iterator[BrokenRule]:
+    """The broken rules of single values, of those settings that there are."""
+    for name, bound in LEAST.items():
+        value = getattr(settings, name, None)
+        if isinstance(value, int) and value < bound:
+            yield BrokenRule((name,), f'`{name}` must be at least {bound}')
+    for name, choices in (('method', get_args(Method)), ('token_dtype', (None, *get_args(TokenDtype)))):
+        if getattr(settings, name, choices[0]) not in choices:
+            known = ', '.join(choice for choice in choices if choice)
+            yield BrokenRule((name,), f'`{name}` must be one of {known}')
+
+
+def _refuse_broken(settings: object, what: str, rules: Iterator[BrokenRule]) -> None:
+    broken = [f'{rule.rule} (got {getattr(settings, rule.keys[0])!r})' for rule in rules]
+    if broken:
+        raise ConfigError(f'{what} breaks its rules: {"; ".join(broken)}.')
 
 
 def lanes_error(sequences_per_epoch: int, lanes: int) -> BrokenRule:

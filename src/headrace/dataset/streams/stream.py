@@ -79,6 +79,8 @@ class Stream(FactsRepr):
             mapping from columns to these. None: images are read as Pillow's.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
             and removes cached shards that may differ; 'refuse' raises.
+        packing: a `headrace.packing.StreamPacking`: the column, tokenizer and so on of the stream's documents in a
+            `PackedDataset`, where they are not those of its `Packing`.
 
     Raises:
         ArgumentError: an argument by position, of an unknown name, or of the wrong kind, such as text for a number.
@@ -114,6 +116,7 @@ class Stream(FactsRepr):
         on_changed_data: OnChangedData | None = None,
         format: str | None = None,  # noqa: A002 - the word for it
         decode: DecodeLike | None = None,
+        packing: Any = None,
     ) -> None:
         refuse_unused_overrides(type(self), Stream)
         if not remote and not local:
@@ -141,6 +144,7 @@ class Stream(FactsRepr):
         self.read_selection()
         self.columns = read_columns(columns)
         self.decode = Decode.of(decode)
+        self.packing = packing
         self.image_columns: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
         self.format = check_format(format)
         self.shards = ShardTable.empty()
