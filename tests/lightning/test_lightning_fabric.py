@@ -13,8 +13,9 @@ import pytest
 import torch
 from fabric_run import EPOCHS, Leg, global_batches, train
 from lightning.fabric import Fabric
+from lightning.fabric.strategies import SingleDeviceStrategy
 
-from headrace import PADDING, StreamingDataLoader, StreamingDataset, Topology
+from headrace import PADDING, PositionTracker, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import FabricLoader, setup
 from headrace.lightning.topology import topology_of_fabric
@@ -107,6 +108,38 @@ def test_every_batch_is_a_place_to_continue_from(whole, mixes):
         assert [sorted(batch['id'].tolist()) for batch in again] == ids[k:]
 
 
+class Sharded(SingleDeviceStrategy):
+    """Loads as strategies for sharded models do: puts states in the place of objects that are no models."""
+
+    def load_checkpoint(self, path: Any, state: Any = None, **options: Any) -> dict[str, Any]:
+        state |= torch.load(path, weights_only=True)
+        return {}
+
+
+@pytest.mark.parametrize('kind', ['loader', 'tracker'])
+def test_a_sharded_checkpoint_restores_the_position(mixes, tmp_path: Path, kind: str) -> None:
+    def start() -> tuple[Fabric, FabricLoader, Any]:
+        fabric = Fabric(strategy=Sharded(torch.device('cpu')))
+        loader = setup(fabric, content(mixes['even'])).train
+        assert loader is not None
+        return fabric, loader, loader if kind == 'loader' else PositionTracker(loader.loader)
+
+    fabric, loader, data = start()
+    followed = iter(loader) if kind == 'loader' else data.follow(loader)
+    for _ in range(3):
+        next(followed)
+    if kind == 'tracker':
+        data.trained()
+    fabric.save(tmp_path / 'sharded.ckpt', {'data': data, 'step': 3})
+    expected = [next(followed)['id'].tolist() for _ in range(2)]
+    fabric, loader, data = start()
+    setup(fabric, content(mixes['even']))  # a second time
+    state = {'data': data, 'step': 0}
+    fabric.load(tmp_path / 'sharded.ckpt', state)
+    assert state == {'data': data, 'step': 3}
+    assert [batch['id'].tolist() for batch in loader][:2] == expected
+
+
 def test_a_checkpoint_continues_at_another_global_batch_size(mixes):
     loader = setup(alone(), content(mixes['uneven'])).train
     batches = iter(loader)
@@ -191,6 +224,14 @@ def test_wrong_use_is_refused(mixes):
         setup(alone(), data, batch_size=8, overrides=['a=1'])
     with pytest.raises(TopologyError, match='replication'):
         setup(alone(), data, batch_size=8, replication=2)
+
+
+def test_a_dataset_for_two_loaders_is_refused(mixes):
+    data = StreamingDataset(local=mixes['even']['a'])
+    training, evaluation = (setup(alone(), data, batch_size=8, evaluation=evaluates) for evaluates in (False, True))
+    next(iter(training))
+    with pytest.raises(ConfigError, match='Make a StreamingDataset for each loader'):
+        next(iter(evaluation))
 
 
 def test_a_state_of_other_data_is_refused(mixes):

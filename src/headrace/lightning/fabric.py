@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.tracker import PositionTracker
 from headrace.errors import ConfigError
 from headrace.lightning.sources import Configuration, LoaderSource, source_of_loader, sources_of_config
 from headrace.lightning.topology import TopologyOverride, topology_of_fabric
@@ -44,6 +46,8 @@ class FabricLoader:
     def __init__(self, loader: StreamingDataLoader, fabric: Fabric, *, move_to_device: bool = True) -> None:
         self.loader = loader
         """The loader itself, with its plan and sizes."""
+        # Fabric would set the number of passes as epoch. After a state was loaded again, that is another number.
+        loader.trainers_sampler = None
         # The plan selects this rank's samples, so no sampler is needed.
         self._moved = fabric.setup_dataloaders(loader, use_distributed_sampler=False, move_to_device=move_to_device)
 
@@ -180,6 +184,7 @@ def setup(
     """
     if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
         raise ConfigError('Call `fabric.launch()` before `setup`: until then, no process knows which rank it is.')
+    _restore_from_sharded_checkpoints(fabric)
     ranks = with_replication(topology_of_fabric(fabric, topology), replication, 'setup')
     callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
     beside = {**{name: value for name, value in callables.items() if value is not None}, **options}
@@ -210,6 +215,30 @@ def setup(
     }
     train = next(iter(made['train'].values()), None)
     return FabricLoaders(train=train, val=made['val'], test=made['test'], predict=made['predict'])
+
+
+def _restore_from_sharded_checkpoints(fabric: Fabric) -> None:
+    """Have `fabric.load` restore positions under each strategy; calling again changes nothing.
+
+    Strategies for sharded models put an object's state into the place of the object, and do not load it.
+    """
+    strategy: Any = fabric.strategy
+    load = strategy.load_checkpoint
+    if hasattr(load, 'restores_positions'):
+        return
+
+    @functools.wraps(load)
+    def load_checkpoint(path: Any, state: Any = None, *args: Any, **kwargs: Any) -> Any:
+        objects = dict(cast('Mapping[str, Any]', state)) if isinstance(state, dict) else {}
+        remainder = load(path, state, *args, **kwargs)
+        for name, there in objects.items():
+            if isinstance(there, FabricLoader | StreamingDataLoader | PositionTracker) and state[name] is not there:
+                there.load_state_dict(state[name])
+                state[name] = there
+        return remainder
+
+    load_checkpoint.restores_positions = True  # pyright: ignore[reportAttributeAccessIssue]
+    strategy.load_checkpoint = load_checkpoint
 
 
 def _loader(source: LoaderSource, topology: Topology, *, evaluation: bool) -> StreamingDataLoader:
