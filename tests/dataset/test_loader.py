@@ -246,6 +246,52 @@ def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_
         assert [batch['id'].tolist() for batch in loader] == expected
 
 
+SHARED = 'two loaders read the same one in turns'
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_loaders_of_one_dataset_in_turns_are_refused(make_dataset, workers: int):
+    dataset = StreamingDataset(local=str(make_dataset('d', 48)), shuffle=True)
+    first = StreamingDataLoader(dataset, 8, num_workers=workers)
+    second = StreamingDataLoader(dataset, 8)
+    both = zip(first, second, strict=True)
+    next(both)
+    with pytest.raises(ConfigError, match=SHARED):
+        next(both)
+    assert len(list(second)) == 6
+    with pytest.raises(ConfigError, match=SHARED):
+        next(iter(first))
+
+
+def test_a_dataset_for_training_and_evaluation_is_refused(make_dataset):
+    folder = str(make_dataset('d', 48))
+    for first_epoch, second_epoch in ((None, 0), (0, None)):
+        dataset = StreamingDataset(local=folder)
+        first, second = (StreamingDataLoader(dataset, 8, fixed_epoch=e) for e in (first_epoch, second_epoch))
+        next(iter(first))
+        with pytest.raises(ConfigError, match=SHARED):
+            next(iter(second))
+
+
+def test_loaders_of_one_dataset_may_follow_each_other(make_dataset):
+    folder = str(make_dataset('d', 48))
+    whole = StreamingDataLoader(StreamingDataset(local=folder, shuffle=True), 8)
+    epochs = [[batch['id'].tolist() for batch in whole] for _ in range(3)]
+    dataset = StreamingDataset(local=folder, shuffle=True)
+    for expected in epochs:
+        loader = StreamingDataLoader(dataset, 8)
+        assert [batch['id'].tolist() for batch in loader] == expected
+    loader.load_state_dict(whole.state_dict() | {'epoch': 1, 'sample_in_epoch': 16})
+    assert [batch['id'].tolist() for batch in loader] == epochs[1][2:]
+
+
+def test_evaluations_of_one_dataset_may_take_turns(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset('d', 48)), shuffle=True)
+    first, second = (StreamingDataLoader(dataset, 8, fixed_epoch=0) for _ in range(2))
+    for _ in range(2):
+        assert all(torch.equal(a['id'], b['id']) for a, b in zip(first, second, strict=True))
+
+
 def test_a_loader_is_in_no_reference_cycle(mix):
     # Or its workers end when the garbage collector pleases.
     loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)

@@ -188,3 +188,9 @@ def test_it_refuses_other_loaders(shards: Path) -> None:
     one, loaders = loader_of(shards), {'a': loader_of(shards), 'b': loader_of(shards)}
     with pytest.raises(ResumeError, match='taken with one training loader, but .* a, b'):
         PositionTracker(loaders).load_state_dict(PositionTracker(one).state_dict())
+
+
+def test_it_refuses_loaders_that_share_a_position(shards: Path) -> None:
+    first = loader_of(shards)
+    with pytest.raises(ConfigError, match='some of a, b have the same StreamingDataset'):
+        PositionTracker({'a': first, 'b': StreamingDataLoader(first.dataset, BATCH)})

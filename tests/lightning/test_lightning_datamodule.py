@@ -64,7 +64,18 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
             'A source must',
         ),
         'none for training': (lambda: StreamingDataModule(train=[]), 'names no dataset'),
-        'one dataset twice': (lambda: StreamingDataModule(train=[data := dataset(run), data]), 'a dataset of its own'),
+        'one dataset twice': (
+            lambda: StreamingDataModule(train=[data := dataset(run), data]),
+            'train 0 and train 1 are',
+        ),
+        'one dataset for training and evaluation': (
+            lambda: StreamingDataModule(train={'a': dataset(run), 'b': (data := dataset(run))}, val=[data]),
+            'train b and val 0 are the same',
+        ),
+        'one dataset for training and prediction': (
+            lambda: StreamingDataModule(train=(data := dataset(run)), predict=data),
+            'train and predict are the same',
+        ),
         'a mode that is none': (
             lambda: StreamingDataModule(train=dataset(run), train_mode='sequential'),
             'one of max_size_cycle, max_size, min_size',
@@ -85,6 +96,8 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
         'a loader',
         'none for training',
         'one dataset twice',
+        'one dataset for training and evaluation',
+        'one dataset for training and prediction',
         'a mode that is none',
         'two ways to collate',
         'workers twice',
@@ -98,6 +111,25 @@ def test_contradictions_are_refused_when_it_is_made(name, run, yaml):
     make, message = refusals(run, yaml)[name]
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize('other', ['train', 'val'])
+def test_a_function_that_gives_one_dataset_twice_is_refused_before_the_first_step(run: Run, other: str) -> None:
+    data = dataset(run)
+    sources = {'train': [lambda: data] * 2} if other == 'train' else {'train': lambda: data, 'val': lambda: data}
+    with pytest.raises(ConfigError, match='the same StreamingDataset'):
+        quiet(run).fit(Model(run), StreamingDataModule(batch_size=8, **sources))
+    assert not Path(run.out, 'run.rank0.jsonl').exists()
+
+
+def test_evaluation_loaders_may_share_a_dataset(run: Run) -> None:
+    data = dataset(run)
+    module = StreamingDataModule(val=data, test=data, batch_size=8)
+    module.trainer = quiet(run)
+    validation, test = module.val_dataloader(), module.test_dataloader()
+    passes = [[batch['id'].tolist() for batch in loader] for loader in (validation, test, validation)]
+    assert passes[0] == passes[1] == passes[2]
+    assert len(passes[0]) == 12
 
 
 @pytest.mark.parametrize(
@@ -126,6 +158,7 @@ def ranks_of(*, world_size: int, rank: int = 0, replicas: int | None = None, rep
         distributed_sampler_kwargs=sampler,
         strategy=SimpleNamespace(checkpoint_io=None),
         callbacks=[],
+        datamodule=None,
     )
 
 

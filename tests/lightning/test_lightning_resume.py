@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from data_modules import quiet
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Crash, Model, Run, train
+from lightning_run import EPOCHS, Crash, Model, Run, dataset, train
+from torch.utils.data import DataLoader
 
+from headrace import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.lightning import StreamingDataModule
 from resume_oracle import Verdict
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
@@ -332,3 +341,81 @@ def test_manual_optimization_is_resumed(crash_at, mixes, tmp_path):
     assert verdict.is_exact, verdict
     assert verdict.epochs == EPOCHS
     assert records(second, 'hook')[0][-1]['logged'] == verdict.trained
+
+
+class Seen(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.batches: list[str] = []
+        self.inputs: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.batches.append(f'{batch_idx}: {batch}')
+        self.inputs.append(batch)
+        return self.layer(torch.ones(1)).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize('kind', ['one', 'min_size', 'max_size', 'max_size_cycle'])
+@pytest.mark.parametrize(
+    'options', [{}, {'limit_train_batches': 5}, {'limit_train_batches': 0.5}, {'overfit_batches': 5}]
+)
+def test_loaders_without_the_data_module_continue_from_any_step(run: Run, tmp_path: Path, kind: str, options) -> None:
+    def fit(callbacks: list[Any], checkpoint: Path | None = None) -> list[str]:
+        def bare(**more: Any) -> StreamingDataLoader:
+            return StreamingDataLoader(dataset(run, **more), batch_size=8)
+
+        data = bare() if kind == 'one' else CombinedLoader({'long': bare(), 'short': bare(epoch_size=56)}, kind)
+        model, trainer = Seen(), quiet(run, max_epochs=3, enable_checkpointing=True, callbacks=callbacks, **options)
+        trainer.fit(model, data, ckpt_path=checkpoint)
+        return model.batches
+
+    steps = ModelCheckpoint(tmp_path / 'steps', '{step}', every_n_train_steps=1, save_top_k=-1)
+    whole = fit([steps])
+    length = len(whole) // 3
+    for step in (2, length - 1, length, length + 1, 2 * length):
+        assert fit([], tmp_path / f'steps/step={step}.ckpt') == whole[step:], f'from step {step} of {len(whole)}'
+
+
+class Combining(StreamingDataModule):
+    """A user's, whose steps have a batch of other data, too."""
+
+    def __init__(self, other: Any, mode: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._other, self._mode = other, mode
+
+    def train_dataloader(self) -> Any:
+        return CombinedLoader({'own': super().train_dataloader(), 'other': self._other}, self._mode)
+
+
+@pytest.mark.parametrize('is_stateful', [False, True])
+@pytest.mark.parametrize('batches', [5, 30])
+@pytest.mark.parametrize('mode', ['min_size', 'max_size', 'max_size_cycle'])
+def test_other_data_beside_the_modules_resumes_or_is_refused(
+    run, tmp_path, mode: str, batches: int, is_stateful
+) -> None:
+    def fit(callbacks: list[Any], checkpoint: Path | None = None) -> list[str]:
+        other: Any = DataLoader(range(batches))  # pyright: ignore[reportArgumentType]
+        if is_stateful:
+            other = StreamingDataLoader(dataset(run, epoch_size=batches), batch_size=1)
+        data = Combining(other, mode, train=dataset(run), batch_size=8)
+        model, trainer = Seen(), quiet(run, max_epochs=2, enable_checkpointing=True, callbacks=callbacks)
+        trainer.fit(model, data, ckpt_path=checkpoint)
+        return [str(batch['own']) for batch in model.inputs]
+
+    steps = ModelCheckpoint(tmp_path / 'steps', '{step}', every_n_train_steps=1, save_top_k=-1)
+    if batches > 12 and mode != 'min_size':
+        with pytest.raises(ConfigError, match='cannot resume together with .*DataLoader: an epoch of 30 batches'):
+            fit([steps])
+        return
+    if is_stateful:
+        whole = fit([steps])
+    else:
+        with pytest.warns(UserWarning, match='not that of DataLoader'):
+            whole = fit([steps])
+    length = len(whole) // 2
+    for step in (2, length, length + 1):
+        assert fit([], tmp_path / f'steps/step={step}.ckpt') == whole[step:], f'from step {step} of {len(whole)}'

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_oracle import judge, records
 from lightning_run import Crash, Model, Run, UnsizedDataModule, dataset, train
+from torch.utils.data import DataLoader
 
+from headrace import MDSWriter, StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
+from headrace.packing import PackedDataset, Packing
 
 LEFT = 'ended in the middle of an epoch'
 OTHER = 'has trained under another Trainer'
@@ -133,3 +141,116 @@ def test_an_epoch_of_which_nothing_was_trained_comes_again(run: Run) -> None:
     assert warnings_of(trainer, run, data) == []
     plans = [dataset(run, batch_size=8).plan(epoch=epoch) for epoch in range(3)]
     assert [batch['ids'] for batch in records(run)[0]] == [plan.ids(k).tolist() for plan in plans for k in range(12)]
+
+
+class Recorder(LightningModule):
+    """Remembers each batch as a text, and what a checkpoint has of loaders and callbacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[str] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen.append(f'{batch_idx}: {batch}')
+        return self.layer(torch.ones(1)).sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Nothing to measure."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            path = Path(self.trainer.default_root_dir, 'last.ckpt')
+            self.trainer.save_checkpoint(path)
+            saved = torch.load(path)
+            loaders = saved['loops']['fit_loop']['state_dict'].get('combined_loader')
+            self.seen.append(f'{loaders}, {[*saved["callbacks"]]}')
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Outer(LightningDataModule):
+    """A user's, around a StreamingDataModule."""
+
+    def __init__(self, inner: StreamingDataModule) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def setup(self, stage: str) -> None:
+        self.inner.trainer = self.trainer
+        self.inner.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        return self.inner.train_dataloader()
+
+
+def plain(rows: int = 60) -> DataLoader[Any]:
+    return DataLoader([{'other': row} for row in range(rows)], batch_size=4)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope='module')
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp('tokens'))
+    with MDSWriter(out=folder, columns={'tokens': 'ndarray:int32'}) as writer:
+        for number in range(40):
+            writer.write({'tokens': np.arange(number, number + 12, dtype=np.int32)})
+    return folder
+
+
+def kinds_of_data(run: Run, tokens: str) -> dict[str, Callable[[Trainer], Any]]:
+    """Training data for a trainer, made anew by each call."""
+
+    def by_hand(trainer: Trainer) -> Any:
+        data = module_of(run)
+        data.trainer = trainer
+        return data.train_dataloader()
+
+    def bare() -> StreamingDataLoader:
+        return StreamingDataLoader(dataset(run, skip=[[40, 60]]), batch_size=8)
+
+    packing = Packing(sequence_length=32, sequences_per_epoch=12, column='tokens')
+    return {
+        'skipped': lambda _: StreamingDataModule(train=dataset(run, skip=[[30, 60], [100, 150]]), batch_size=8),
+        'whole': lambda _: module_of(run),
+        'several': lambda _: StreamingDataModule(
+            train=[dataset(run, skip=[[0, 20]]), dataset(run)], batch_size=8, train_mode='min_size'
+        ),
+        'packed': lambda _: StreamingDataModule(train=PackedDataset(local=tokens, packing=packing), batch_size=4),
+        'hidden': lambda _: UnsizedDataModule(train=dataset(run), batch_size=8),
+        'inside': lambda _: Outer(module_of(run)),
+        'by hand': by_hand,
+        'bare': lambda _: bare(),
+        'plain': lambda _: plain(),
+        'combined': lambda _: CombinedLoader({'a': bare(), 'b': plain(30)}, 'min_size'),
+    }
+
+
+KINDS = ('skipped', 'whole', 'several', 'packed', 'hidden', 'inside', 'by hand', 'bare', 'plain', 'combined')
+
+
+def fit_more(trainer: Trainer, data: Any, epochs: int = 2) -> list[str]:
+    model, loop = Recorder(), trainer.fit_loop
+    loop.max_epochs = loop.epoch_progress.current.processed + epochs
+    trainer.fit(model, data)
+    return model.seen
+
+
+@pytest.fixture(scope='module')
+def alone() -> dict[str, list[str]]:
+    """What a trainer does with each kind of data that never saw headrace's before."""
+    return {}
+
+
+@pytest.mark.parametrize('first', ['skipped', 'several', 'packed', 'hidden', 'inside', 'by hand', 'bare'])
+def test_a_trainer_that_goes_on_with_other_data_trains_it_as_a_new_one(run, tokens, alone, first: str) -> None:
+    make = kinds_of_data(run, tokens)
+    for second in KINDS:
+        if second not in alone:
+            trainer = trainer_of(run, default_root_dir=run.out)
+            fit_more(trainer, plain(), epochs=1)
+            alone[second] = fit_more(trainer, make[second](trainer))
+        trainer = trainer_of(run, default_root_dir=run.out)
+        fit_more(trainer, make[first](trainer), epochs=1)
+        trainer.validate(Recorder(), StreamingDataModule(val=dataset(run), batch_size=8), verbose=False)
+        assert fit_more(trainer, make[second](trainer)) == alone[second], f'{first}, then {second}'

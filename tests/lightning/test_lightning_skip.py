@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def make(mixes, tmp_path: Path):
         return Run(name=name, **options)
 
     return make
+
+
+@pytest.mark.parametrize('interval', ['00:00:00:05', {'seconds': 5}, timedelta(seconds=5)])
+def test_epochs_of_unequal_length_may_be_validated_by_time(make, interval: Any) -> None:
+    run = make('timed', trainer={'max_epochs': 4, 'val_check_interval': interval})
+    train(run)
+    assert trained(run) == expected(run, RANGES, [0, 2, 3])
 
 
 @pytest.mark.parametrize('workers', [0, 1])

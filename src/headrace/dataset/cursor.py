@@ -39,8 +39,7 @@ class EpochHint:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin at `epoch`, unless the loader has a position already."""
-        if self._progress.fresh and epoch > 0:
-            self._progress.load(epoch, 0)
+        self._progress.tell(epoch)
 
     def __iter__(self) -> Iterator[None]:
         while True:

@@ -52,6 +52,8 @@ def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any
     ends_here = ending_here()
     try:
         for k in range(number, plan.num_batches, count):
+            if source.progress.is_overtaken(epoch, rank=plan.topology.rank, worker=number):
+                source.progress.refuse_turns()
             shards.advance(k)
             own_samples = plan.own_samples(k)
             for row, sample in enumerate(_samples(source, epoch, plan.ids(k).tolist())):

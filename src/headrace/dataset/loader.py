@@ -28,6 +28,9 @@ from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topolog
 
 __all__ = ['StreamingDataLoader']
 
+_TRAINER_EPOCH = 'trainer_epoch'
+"""Key of the epoch that a trainer has set on the sampler, in its own count."""
+
 
 class StreamingDataLoader(DataLoader[Any], FactsRepr):
     """A `torch.utils.data.DataLoader` of a `StreamingDataset` that knows and restores its position.
@@ -39,7 +42,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     by column and equal what `torch.utils.data.default_collate` gives.
 
     Args:
-        dataset: the dataset. Loaders that share one also share its position.
+        dataset: the dataset. Loaders that share one also share its position, so they cannot read it in turns.
         batch_size: samples per device; by default the dataset's.
         num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor, persistent_workers, pin_memory_device: as PyTorch's.
@@ -210,6 +213,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
+        progress, evaluates = self.dataset.progress, self.fixed_epoch is not None
+        turn = progress.take_turn(self._reader, evaluates=evaluates)
         epoch, _ = place = self._cursor.begin = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
             PassRequest(
@@ -231,6 +236,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches
                 batches = self._pinned(batches)
             for number, received in enumerate(batches):
+                if progress.turn is not turn and not evaluates:
+                    progress.refuse_turns()
                 own_samples = received.rows  # only an epoch's last batch has padding
                 if number == last:
                     self._epoch_under_way = None
@@ -240,6 +247,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         finally:
             if ends_here():
                 self._end_pass(epoch, source)
+
+    @property
+    def _reader(self) -> object:
+        """The owner of the position."""
+        return self
 
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
         self._cursor.begin, self._cursor.handed_out = None, (plan, number)
@@ -378,11 +390,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
 
     def state_dict(self) -> dict[str, int | str]:
-        """The position for a checkpoint: fixed keys, and ints or strs that are the same on every rank.
+        """The position for a checkpoint: ints or strs by fixed keys, the same on every rank.
 
         Valid at any time, also before the first batch; takes microseconds, and asks no other rank.
         """
-        return self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
+        state = self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
+        told = self.dataset.progress.trainer_epoch
+        return state if told is None else {**state, _TRAINER_EPOCH: told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
@@ -396,6 +410,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if not resume.is_stale:
             epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
-            rolled = resume.rolled_over(self.plan(epoch, sample).stop)
-            self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
+            rolled, progress = resume.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
+            progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH))
+            progress.loaded_end = None if rolled == resume else (epoch, sample)
         self.dataset.say_resumed()

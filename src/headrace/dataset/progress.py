@@ -13,16 +13,19 @@ import mmap
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import get_worker_info
+
+from headrace.errors import ConfigError
 
 __all__ = ['Progress']
 
@@ -56,6 +59,15 @@ class Progress:
         self._fd = fd
         self._memory = mmap.mmap(fd, _SIZE)
         self._slots: npt.NDArray[np.int64] = np.frombuffer(self._memory, np.int64)
+        self._readers = weakref.WeakSet[Any]()
+        self._reader: tuple[weakref.ref[Any], bool] | None = None  # of the last pass
+        self.trainer_epoch: int | None = None
+        """The epoch that a trainer is in, by its own count; None: it did not say."""
+        self._loaded_trainer_epoch: int | None = None
+        self.loaded_end: tuple[int, int] | None = None
+        """The end of an epoch at which a state was taken, if the next pass shall be the next epoch."""
+        self.turn: object = None
+        """Identity of the last pass of a `StreamingDataLoader`."""
 
     def _cells(self, rank: int) -> npt.NDArray[np.int64]:
         begin = _HEADER + rank % _RANKS * _WORKERS
@@ -72,6 +84,41 @@ class Progress:
         passes = int(cells[worker % _WORKERS])
         cells[worker % _WORKERS] = passes + 1
         return self._pass(passes)
+
+    def take_turn(self, reader: object, *, evaluates: bool) -> object:
+        """Begin a pass of a reader, unless it and another one move each other's position.
+
+        Args:
+            reader: the loader, or the position of a training; must allow weak references.
+            evaluates: whether all its passes are the same epoch.
+
+        Returns:
+            The pass' `turn`.
+
+        Raises:
+            ConfigError: another reader has had a pass since this one's, or one of them evaluates and the other trains.
+        """
+        last, other_evaluates = self._reader or (lambda: None, evaluates)
+        other = last()
+        is_shared = other is not None and other is not reader and not (evaluates and other_evaluates)
+        if is_shared and (reader in self._readers or evaluates != other_evaluates):
+            self.refuse_turns()
+        self._readers.add(reader)
+        self._reader, self.turn = (weakref.ref(reader), evaluates), object()
+        return self.turn
+
+    @staticmethod
+    def refuse_turns() -> NoReturn:
+        """Raise a ConfigError: two passes over the dataset take turns."""
+        raise ConfigError(
+            'A StreamingDataset has one position, but two loaders read the same one in turns, and each moves the '
+            "other's position. Make a StreamingDataset for each loader."
+        )
+
+    def is_overtaken(self, epoch: int, *, rank: int, worker: int) -> bool:
+        """Whether this worker has begun a pass after that of `epoch`."""
+        passes = int(self._cells(rank)[worker % _WORKERS])
+        return passes > 0 and self._pass(passes - 1)[0] > epoch
 
     def end(self, epoch: int) -> None:
         """End the pass of `epoch`, at its last sample or before."""
@@ -107,6 +154,22 @@ class Progress:
         cells = self._cells(rank)
         return bool(cells.any() if worker is None else cells[worker % _WORKERS])
 
+    def tell(self, epoch: int) -> None:
+        """Take the number of the epoch that a trainer begins, unless a position is known that is better.
+
+        After a resume, a trainer that ended an epoch at a limit of its own does not read the rest of it. One that is in
+        the same epoch still, because another loader is longer, has an empty pass at the end of this one.
+        """
+        here, sample, is_loaded = (int(self._slots[slot]) for slot in (_EPOCH, _SAMPLE, _LOADED))
+        was = self._loaded_trainer_epoch
+        passed = epoch - (here if was is None else was)
+        if not self._slots[_HEADER:].any():
+            if passed > 0 and (sample or not is_loaded):
+                self.load(here + passed, 0)
+            elif epoch == was and self.loaded_end is not None:
+                self.load(*self.loaded_end)
+        self.trainer_epoch = epoch
+
     @property
     def fresh(self) -> bool:
         """Whether no pass has begun, and no position was loaded."""
@@ -121,12 +184,13 @@ class Progress:
     def seconds_stalled(self, seconds: float) -> None:
         self._slots[_STALLED] = int(seconds * 1e9)
 
-    def load(self, epoch: int, sample: int) -> None:
-        """Have the next pass begin at `sample` of `epoch`."""
+    def load(self, epoch: int, sample: int, trainer_epoch: int | None = None) -> None:
+        """Have the next pass begin at `sample` of `epoch`, which a trainer counts as `trainer_epoch`."""
         self._claim()
         self._slots[_HEADER:] = 0
         self._slots[_ENDED] = 0
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
+        self._loaded_trainer_epoch, self.loaded_end = trainer_epoch, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # a spawned worker shares the memory

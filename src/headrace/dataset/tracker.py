@@ -57,6 +57,9 @@ class PositionTracker:
         loaders: the loader, or several by name.
         mode: when a pass over several loaders ends: with the longest, while others begin anew ('max_size_cycle') or
             stop ('max_size'), or with the shortest ('min_size').
+
+    Raises:
+        ConfigError: several loaders have the same dataset.
     """
 
     advice = 'the learning rate and the accumulation of gradients'
@@ -66,6 +69,11 @@ class PositionTracker:
         self, loaders: TrackedBatches | Mapping[str, TrackedBatches], mode: TrainMode = 'max_size_cycle'
     ) -> None:
         named: Mapping[str, TrackedBatches] = loaders if isinstance(loaders, Mapping) else {'': loaders}
+        if len({id(loader.dataset) for loader in named.values()}) < len(named):
+            raise ConfigError(
+                f'Each loader of a tracker needs a dataset of its own, but some of {", ".join(named)} have the same '
+                f'StreamingDataset, which has one position. Make a StreamingDataset for each.'
+            )
         self.loaders = tuple(LoaderPosition(loader, name) for name, loader in named.items())
         """The loaders' positions, in the given order."""
         self.mode: TrainMode = mode
@@ -271,6 +279,10 @@ class PositionTracker:
         """Have the next pass begin at a position of an epoch."""
         self._move([(epoch, start)] * len(self.loaders))
         self._pass = self._first_epochs = None
+
+    def stay(self) -> None:
+        """Have the next pass begin where the loaders are, in whichever epoch a trainer is."""
+        self._move(self.next())
 
     def _move(self, places: Places) -> None:
         for loader, place in zip(self.loaders, places, strict=True):

@@ -2,7 +2,7 @@
 
 1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
    trainer (`topology`).
-2. Its loaders (`loaders`) say when a pass over the data begins. `position.train_position` is a
+2. Its loaders (`position.loaders`) say when a pass over the data begins. `position.train_position` is a
    `headrace.PositionTracker` that asks Lightning's counters for the trained batches. A subclass may change the samples
    of batches (`hooks`).
 3. `position.callback.PositionCallback` puts the position into every checkpoint. At a resume it sets Lightning's loop

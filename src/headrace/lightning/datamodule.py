@@ -19,8 +19,8 @@ from headrace.errors import ConfigError
 from headrace.lightning.facts import module_facts
 from headrace.lightning.hooks import HookedDataModule, SampleHooks
 from headrace.lightning.hparams import hyperparameters
-from headrace.lightning.loaders import TrackedLoader, TrackedLoaders
 from headrace.lightning.position.callback import PositionCallback
+from headrace.lightning.position.loaders import TrackedLoader, TrackedLoaders
 from headrace.lightning.position.position_file import write_position_files
 from headrace.lightning.position.train_checks import check_training
 from headrace.lightning.position.train_position import TrainPosition, is_position
@@ -30,6 +30,7 @@ from headrace.lightning.sources import (
     Configuration,
     LoaderSource,
     Sources,
+    refuse_shared,
     sources_of_config,
     sources_of_section,
 )
@@ -37,7 +38,7 @@ from headrace.lightning.topology import TopologyOverride, topology_of
 from headrace.order.topology import with_replication
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch import Trainer
 
 __all__ = ['StreamingDataModule']
 
@@ -158,6 +159,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
                 section: sources_of_section(section, given, options=options, dataset_class=dataset_class)
                 for section, given in sections.items()
             }
+        refuse_shared(self._sources)
         if not any(self._sources.values()):
             raise ConfigError('A StreamingDataModule needs data: give `config`, or one of train, val, test, predict.')
         for section in SECTIONS:
@@ -217,19 +219,17 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         """
         trainer = self._attached()
         topology = topology_of(trainer, self._topology)
-        callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] — set by a connector
-        if self._callback not in callbacks:
-            # First, so that it sees a batch or an exception before ModelCheckpoint saves.
-            callbacks[:] = [self._callback, *(other for other in callbacks if not isinstance(other, PositionCallback))]
-        if self._position_files and stage == 'fit':
-            write_position_files(trainer, self._callback.state_key)
         if stage == 'fit':
+            self._callback.join(trainer)
+            if self._position_files:
+                write_position_files(trainer, self._callback.state_key)
             act_on_signals_between_batches(trainer)
         for section in _STAGES[stage]:
             sources = self._sources[section]
             is_new = any(source.dataset is None or source.topology != topology for source in sources)
             for source in sources:
                 source.open(topology)
+            refuse_shared(self._sources)  # a function may have returned a dataset twice
             if section == 'train' and sources:
                 self._set_up_training(trainer, is_new=is_new)
         for section in _STAGES[stage]:
@@ -270,6 +270,8 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             if last is not None:  # another trainer starts anew; the same one continues with the next epoch
                 self._callback.has_new_trainer = last.has_begun and last.trainer is not trainer
                 self.position.move()
+            else:
+                self.position.stay()
         self._set_up_position()
 
     def _set_up_position(self) -> None:
@@ -311,6 +313,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         if self.position is None or any(source.dataset is None for source in sources):
             self.setup('fit')
         assert self.position is not None
+        self._callback.is_expected = trainer.fit_loop._data_source.instance is not self
         self._set_up_position()
         self._callback.empty_epochs += self.position.skip_empty_epochs()
         # Lightning fits a few batches again and again: they must be the same ones.

@@ -23,6 +23,7 @@ __all__ = [
     'LoaderSource',
     'Source',
     'Sources',
+    'refuse_shared',
     'source_of_loader',
     'sources_of_config',
     'sources_of_section',
@@ -160,13 +161,26 @@ def sources_of_section(
         )
     if section == 'train' and not named:
         raise ConfigError('`train` names no dataset. Give one, or several in a list or by name.')
-    datasets = [id(value) for value in named.values() if isinstance(value, StreamingDataset)]
-    if section == 'train' and len(set(datasets)) < len(datasets):
-        raise ConfigError(
-            'Each training loader needs a dataset of its own, but the same StreamingDataset is given twice: loaders '
-            'that share one share its position. Make it a second time.'
-        )
     return [LoaderSource(section, name, cast('Source', value), options, dataset_class) for name, value in named.items()]
+
+
+def refuse_shared(sources: Mapping[str, Sequence[LoaderSource]]) -> None:
+    """Check that each training loader has a dataset of its own, as far as datasets are there.
+
+    Raises:
+        ConfigError: another loader has it, too, and would move the training position.
+    """
+    owners: dict[int, LoaderSource] = {}
+    for source in (source for section in SECTIONS for source in sources[section]):
+        dataset = source.source if source.dataset is None else source.dataset
+        if isinstance(dataset, StreamingDataset):
+            owner = owners.setdefault(id(dataset), source)
+            if owner is not source and owner.section == 'train':
+                raise ConfigError(
+                    f'Each training loader needs a dataset of its own, but {owner.label} and {source.label} are the '
+                    f'same StreamingDataset: the second would move the position of the first. Make a StreamingDataset '
+                    f'for each.'
+                )
 
 
 def _is_source(value: object) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from headrace.dataset.tracker import loader_entries
+from headrace.lightning.position.loaders import has_loaders_of
 from headrace.lightning.position.loop_progress import (
     catch_up,
     pass_over,
@@ -20,12 +21,12 @@ from headrace.lightning.position.loop_progress import (
     trained_epochs,
 )
 from headrace.lightning.position.rng import random_state, restore_random_state
-from headrace.lightning.position.train_checks import OTHER_TRAINER, rest_of_last_fit
+from headrace.lightning.position.train_checks import OTHER_TRAINER, check_other_loaders, rest_of_last_fit
 from headrace.lightning.position.train_position import is_position
 from headrace.packing import sync_lane_states
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
     from headrace.lightning.position.train_position import TrainPosition
 
@@ -71,6 +72,9 @@ class PositionCallback(Callback):
         """Whether the position belonged to another trainer until now."""
         self._warnings: list[str] = []
         self._is_first_batch = False
+        self._is_left = False  # the trainer trains on other data
+        self.is_expected = False
+        """Whether the next `fit` may be of the module's loaders, although another object gives them to Lightning."""
 
     @property
     @override
@@ -80,36 +84,76 @@ class PositionCallback(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the loaders their ranks, and the data module the rest of a fit that was resumed."""
-        # Loaders passed to the trainer directly were made before ranks started.
-        if trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
+        if stage != TrainerFn.FITTING:
+            return
+        if not self._trains_on_ours(trainer):
+            self.leave()
+            return
+        self._is_left, position = False, self._datamodule.position
+        if trainer.fit_loop._data_source.instance is not self._datamodule:
+            # Loaders passed to the trainer directly were made before ranks started.
             self._datamodule.bind(trainer)
-        position = self._datamodule.position
-        if stage == TrainerFn.FITTING and position is not None:
+        if position is not None:
             rest = rest_of_last_fit(position)
             self._warnings = [OTHER_TRAINER] if self.has_new_trainer else [] if rest is None else [rest]
             self.has_new_trainer = False
 
+    def join(self, trainer: Trainer) -> None:
+        """Be the first callback of a trainer, in the place of another module's."""
+        module: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
+        is_ours = module is self._datamodule and trainer.state.fn == TrainerFn.FITTING
+        if is_ours and trainer.fit_loop._data_source.instance is not module:
+            return  # Lightning sets the module of the last `fit` up again, whatever this one trains on
+        callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        if self in callbacks:
+            return
+        others = [other for other in callbacks if isinstance(other, PositionCallback)]
+        for other in others:
+            other.leave()
+        # First, so that it sees a batch or an exception before ModelCheckpoint saves.
+        callbacks[:] = [self, *(other for other in callbacks if other not in others)]
+
+    def leave(self) -> None:
+        """Leave the trainer alone, because it goes on with other data."""
+        if not self._is_left and self._datamodule.position is not None:
+            self._datamodule.position.leave()
+        self._is_left, self._is_behind = True, False
+
+    def _trains_on_ours(self, trainer: Trainer) -> bool:
+        source, position = trainer.fit_loop._data_source.instance, self._datamodule.position
+        if source is self._datamodule:
+            return True
+        data: Any = trainer.train_dataloader
+        if data is None and isinstance(source, LightningModule | LightningDataModule):
+            # It may give our loaders. Lightning keeps the module of the last `fit`.
+            return trainer.datamodule is not self._datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if position is None:
+            return False
+        return has_loaders_of(source if data is None else data, position, may_be_hidden=self.is_expected)
+
     @override
     def state_dict(self) -> dict[str, Any]:
-        """The position of the training, as `StreamingDataModule.state_dict`."""
+        """The position of the training, as `StreamingDataModule.state_dict`; empty while other data is trained on."""
         position = self._datamodule.position
-        return {} if position is None else position.state_dict()
+        return {} if position is None or self._is_left else position.state_dict()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._is_left:
+            return
         state = self.state_dict()
         loaders = checkpoint['loops']['fit_loop']['state_dict'].get('combined_loader', [])
-        entries = loader_entries(state) if state else {}
-        if len(loaders) == len(entries):
+        if state:
             # Lightning saved the loaders' states, which count delivered batches, not trained ones.
-            loaders[:] = [entry['position'] for entry in entries.values()]
+            _replace_states(loaders, state)
         if self._save_rng:
             checkpoint[_RNG_KEY] = random_state()
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._warnings = []
-        if trainer.state.fn != TrainerFn.FITTING or self._datamodule.position is None or 'loops' not in checkpoint:
+        is_fitting = trainer.state.fn == TrainerFn.FITTING and not self._is_left
+        if not is_fitting or self._datamodule.position is None or 'loops' not in checkpoint:
             return
         fit_loop = checkpoint['loops']['fit_loop']
         position = self._datamodule.position
@@ -130,6 +174,7 @@ class PositionCallback(Callback):
         elif state is not copies[0] or trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue]
             # Lightning has loaded the first copy, but only into a module that was passed to `fit`.
             position.load_state_dict(state)
+        _replace_states(loaders, position.state_dict())  # beside those of other data
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
             # A smaller limit may have ended the epoch; the position then moved to the next one's start.
@@ -146,6 +191,15 @@ class PositionCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._trains_on_ours(trainer):
+            self.leave()
+        self.is_expected = False
+        if self._is_left:
+            return
+        position = self._datamodule.position
+        if position is not None:
+            found = check_other_loaders(position, trainer.train_dataloader, trainer.fit_loop.max_batches)
+            self._warnings += [] if found is None else [found]
         for warning in self._warnings:
             rank_zero_warn(warning)
         self._warnings, self._is_first_batch = [], True
@@ -160,6 +214,8 @@ class PositionCallback(Callback):
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning asks for the number of batches once. Skipped samples make an epoch shorter.
+        if self._is_left:
+            return
         position = self._datamodule.position
         if self._is_behind:
             catch_up(trainer.fit_loop)
@@ -173,7 +229,7 @@ class PositionCallback(Callback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         position = self._datamodule.position
-        if position is not None:
+        if position is not None and not self._is_left:
             self._pass_over(trainer, position.skip_empty_epochs())
 
     def _pass_over(self, trainer: Trainer, epochs: int) -> None:
@@ -183,6 +239,8 @@ class PositionCallback(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._is_left:
+            return
         self._restore_random_state()
         if self._is_first_batch:
             # The scheduler acts at an epoch's start, which a resumed epoch does not repeat.
@@ -197,13 +255,21 @@ class PositionCallback(Callback):
     ) -> None:
         position = self._datamodule.position
         self._batches += 1
-        for loader in () if position is None else position.loaders:
+        for loader in () if position is None or self._is_left else position.loaders:
             sync_lane_states(loader.dataset, self._batches)
 
     def _restore_random_state(self) -> None:
         if self._random_state is not None:
             restore_random_state(self._random_state)
             self._random_state = None
+
+
+def _replace_states(loaders: list[Any], state: dict[str, Any]) -> None:
+    """Replace the states of loaders in a checkpoint by those of a position, if they are all there."""
+    entries = loader_entries(state)
+    own = [number for number, loader in enumerate(loaders) if isinstance(loader, dict) and 'sample_in_epoch' in loader]
+    for number, entry in zip(own, entries.values(), strict=False) if len(own) == len(entries) else ():
+        loaders[number] = entry['position']
 
 
 def _optimizer_steps(fit_loop: dict[str, Any]) -> int:

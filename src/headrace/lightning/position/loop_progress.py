@@ -106,8 +106,9 @@ def set_batches(trainer: Trainer, batches: int) -> None:
     fit_loop: Any = trainer.fit_loop
     fit_loop.max_batches = batches
     fit_loop._combined_loader.limits = batches
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-        trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
+    interval = getattr(trainer, 'val_check_interval', None)  # not set where it is a time
+    if isinstance(interval, float) and trainer.val_check_batch is not None:
+        trainer.val_check_batch = max(1, int(batches * interval))
 
 
 def _is_between_validation_and_next_batch(current: Counters, state: Counters, restart: Restart) -> bool:

@@ -85,7 +85,7 @@ class PositionFiles(_WrappingCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
         text = self._text(checkpoint, path) if self._trainer.is_global_zero else None
-        if text is not None:
+        if self._trainer.is_global_zero:
             self._attempt(_remove, path)
         super().save_checkpoint(checkpoint, path, *args, **kwargs)
         if text is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
+from headrace.lightning.position.loaders import split_loaders
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.dataset.loader_position import LoaderPosition
     from headrace.lightning.position.train_position import TrainPosition
 
-__all__ = ['OTHER_TRAINER', 'check_training', 'rest_of_last_fit']
+__all__ = ['OTHER_TRAINER', 'check_other_loaders', 'check_training', 'rest_of_last_fit']
 
 OTHER_TRAINER = (
     'This StreamingDataModule has trained under another Trainer. Under this one its data begins anew, at the start of '
@@ -30,6 +31,38 @@ def check_training(position: TrainPosition) -> None:
         loader.dataset.check_batches(_label(loader), loader.global_batch_size, loader.remainder)
         if not loader.dataset.has_length:
             _check_endless(position, loader)
+
+
+def check_other_loaders(position: TrainPosition, data: Any, batches: int | float) -> str | None:
+    """Check that no other loader keeps an epoch going after the end of the position's.
+
+    Args:
+        position: the position.
+        data: all training loaders.
+        batches: the length of an epoch.
+
+    Returns:
+        A warning about other loaders that checkpoints do not have; None if there are none.
+
+    Raises:
+        ConfigError: another loader is longer, or epochs differ in length.
+    """
+    own, others = split_loaders(data, position)
+    names = ', '.join(type(loader).__name__ for loader in others)
+    if not own or not others:
+        return None
+    if not position.ends_epochs_of(batches):
+        raise ConfigError(
+            f'A StreamingDataModule cannot resume together with {names}: an epoch of {batches} batches does not end '
+            f'with its own data. Combine them with `CombinedLoader(..., "min_size")`, without `skip`, or give the '
+            f'other data to the module, as one of several datasets in `train`.'
+        )
+    if all(hasattr(loader, 'load_state_dict') for loader in others):
+        return None
+    return (
+        f'Checkpoints have the position of the StreamingDataModule, but not that of {names}: after a resume in the '
+        f'middle of an epoch that data begins anew. Give it to the module, as one of several datasets in `train`.'
+    )
 
 
 def rest_of_last_fit(position: TrainPosition) -> str | None:

@@ -40,6 +40,7 @@ class TrainPosition(PositionTracker):
         super().__init__(loaders, mode)
         self.trainer = trainer
         self._counts = 0, 0  # Lightning's epochs and batches when the pass began or resumed
+        self._is_left = False
 
     @property
     @override
@@ -63,16 +64,21 @@ class TrainPosition(PositionTracker):
         Without a loader's length, Lightning begins the first pass of a later `fit` twice.
         """
         super().begin(places)
-        self._counts = self._counts_now
+        self._counts, self._is_left = self._counts_now, False
+
+    def leave(self) -> None:
+        """Count no more in this pass, because the trainer goes on with other data."""
+        self._count_trained()
+        self._is_left = True
 
     @override
     def _comes_again(self, begun: Pass) -> bool:
-        return self._counts_now == self._counts
+        return super()._comes_again(begun) if self._is_left else self._counts_now == self._counts
 
     def _count_trained(self) -> None:
         """Take the trained batches of the pass from Lightning's counters."""
         begun, progress = self._pass, self._batches
-        if begun is None:
+        if begun is None or self._is_left:
             return
         trained = max(progress.total.processed - self._counts[1], 0)
         # Lightning may end a pass early: `limit_train_batches`, or a hook that returns -1. `is_last_batch` is set
@@ -105,17 +111,22 @@ class TrainPosition(PositionTracker):
         """Batches of the current pass, or of the next one; None if all have the same number."""
         if not any(loader.epochs_differ for loader in self.loaders):
             return None
-        first_epochs = self._pass.first_epochs if is_begun and self._pass is not None else self._next_first_epochs()
+        return self._whole_epoch(self._pass.first_epochs if is_begun and self._pass is not None else None)
+
+    def _whole_epoch(self, first_epochs: Sequence[int] | None = None) -> int:
+        first_epochs = self._next_first_epochs() if first_epochs is None else first_epochs
         return self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
+
+    def ends_epochs_of(self, batches: int | float) -> bool:
+        """Whether the loaders decide where epochs of so many batches end, or other data does that is shorter."""
+        return batches <= self._whole_epoch() and not any(loader.epochs_differ for loader in self.loaders)
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
         """The point at which Lightning must resume for the loaded position."""
-        first_epochs = self._next_first_epochs()
-        whole = self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
         return Restart(
             epochs=epochs,
             batches=batches,
-            done=whole - self._length(self.next(), first_epochs),
+            done=self._whole_epoch() - self._length(self.next(), self._next_first_epochs()),
             steps=steps,
             is_epoch_start=self.is_epoch_start,
             accumulate=self.trainer.accumulate_grad_batches,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.lightning.position.train_position import TrainPosition
     from headrace.order import Remainder
 
-__all__ = ['TrackedLoader', 'TrackedLoaders']
+__all__ = ['TrackedLoader', 'TrackedLoaders', 'has_loaders_of', 'split_loaders']
 
 
 class TrackedLoader(StreamingDataLoader):
@@ -53,6 +54,11 @@ class TrackedLoader(StreamingDataLoader):
         )
         self.listener = listener
 
+    @property
+    @override
+    def _reader(self) -> object:
+        return self.listener
+
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.listener.begin([self.next_pass()])
@@ -79,13 +85,13 @@ class TrackedLoaders(CombinedLoader):
         position: TrainPosition,
     ) -> None:
         super().__init__(loaders, mode)
-        self._position = position
+        self.position = position
         self._is_begun = False
 
     @override
     def __len__(self) -> int:
         # Lightning's sum ignores that a loader's epochs may differ in length.
-        length = self._position.length(is_begun=self._is_begun)
+        length = self.position.length(is_begun=self._is_begun)
         return super().__len__() if length is None else length
 
     @override
@@ -97,8 +103,34 @@ class TrackedLoaders(CombinedLoader):
     @override
     def __next__(self) -> Any:
         if not self._is_begun:
-            self._position.begin([loader.next_pass() for loader in self.flattened])
+            self.position.begin([loader.next_pass() for loader in self.flattened])
             self._is_begun = True
         batches = super().__next__()
-        self._position.handed_out()
+        self.position.handed_out()
         return batches
+
+
+def split_loaders(data: Any, position: TrainPosition) -> tuple[list[Any], list[Any]]:
+    """The loaders in a trainer's data that are a position's, and the others."""
+    loaders: list[Any] = (data if isinstance(data, CombinedLoader) else CombinedLoader(data)).flattened
+
+    def is_own(loader: Any) -> bool:
+        if isinstance(loader, TrackedLoaders):
+            return loader.position is position
+        return isinstance(loader, TrackedLoader) and (
+            loader.listener is position or loader.listener in position.loaders
+        )
+
+    return [loader for loader in loaders if is_own(loader)], [loader for loader in loaders if not is_own(loader)]
+
+
+def has_loaders_of(data: Any, position: TrainPosition, *, may_be_hidden: bool) -> bool:
+    """Whether a trainer's data has loaders of a position.
+
+    Args:
+        data: the loaders.
+        position: the position.
+        may_be_hidden: whether objects that are no `DataLoader` count as such loaders.
+    """
+    own, others = split_loaders(data, position)
+    return bool(own) or (may_be_hidden and not all(isinstance(loader, DataLoader) for loader in others))
