@@ -15,7 +15,7 @@ from litdata_folders import read, tensors, write
 from source_cases import MemoryStore, index, part_bytes, rows
 
 from example_counts import scaled
-from headrace.errors import FormatError, HeadraceError, StreamError
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import litdata as source_format
 
 FROZEN = Path(__file__).parents[1] / 'data' / 'litdata'
@@ -121,6 +121,15 @@ def seeds(tmp_path_factory) -> list[dict[str, bytes]]:
         write(folder / 'arrow', [{'a': n, 'b': ['x'] * n} for n in range(4)]),
         write(folder / 'tokens', [np.arange(n + 1) for n in range(4)], tokens=True),
     ]
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_joined_chunks_are_refused(seeds, seed):
+    objects = seeds[seed]
+    name = next(name for name in objects if name.startswith('chunk'))
+    joined = {**objects, name: objects[name] * 2}
+    with pytest.raises(ShardError, match=name):
+        rows(index(source_format, objects), joined)
 
 
 changes = st.lists(st.tuples(st.integers(0, 1 << 12), st.binary(min_size=1, max_size=8)), max_size=3)

@@ -51,6 +51,8 @@ class Compression(ABC):
     levels: ClassVar[list[int]] = []
     """The levels to choose from; empty if there is only one."""
     default_level: ClassVar[int | None] = None
+    begin = 0
+    """Offset of the compressed data that `stream` reads last: a file may hold several, one after another."""
 
     def __init__(self, level: int | None = None) -> None:
         chosen = self.default_level if level is None else level
@@ -160,8 +162,10 @@ class Bzip2(Compression):
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """See ``Compression.stream``."""
         decoder: bz2.BZ2Decompressor | None = bz2.BZ2Decompressor()
+        end = 0
         for chunk in chunks:
             rest = chunk
+            end += len(chunk)
             while rest:
                 decoder = decoder or bz2.BZ2Decompressor()
                 yield decoder.decompress(rest, CHUNK)
@@ -170,6 +174,7 @@ class Bzip2(Compression):
                 rest = b''
                 if decoder.eof:
                     rest, decoder = decoder.unused_data, None
+                    self.begin = end - len(rest)
         if decoder is not None:
             raise _truncated('bz2')
 
@@ -192,19 +197,23 @@ class Gzip(Compression):
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """See ``Compression.stream``."""
         decoder: Any = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        end = 0
         for chunk in chunks:
             rest = chunk
+            end += len(chunk)
             while rest:
                 decoder = decoder or zlib.decompressobj(16 + zlib.MAX_WBITS)
                 yield decoder.decompress(rest, CHUNK)
                 rest = decoder.unconsumed_tail
                 if decoder.eof:
                     rest, decoder = decoder.unused_data, None
+                    self.begin = end - len(rest)
             if decoder is not None:
                 # All input is taken in, but what it stands for may still wait for room.
                 while piece := decoder.decompress(b'', CHUNK):
                     yield piece
-                decoder = None if decoder.eof else decoder
+                if decoder.eof:
+                    decoder, self.begin = None, end
         if decoder is not None:
             raise _truncated('gz')
 
@@ -258,15 +267,18 @@ class Zstandard(Compression):
 
         context = zstandard.ZstdDecompressor()
         decoder: Any = context.decompressobj()
+        end = 0
         for chunk in chunks:
             for at in range(0, len(chunk), _ZSTD_FEED):
                 rest = chunk[at : at + _ZSTD_FEED]
+                end += len(rest)
                 while rest:
                     decoder = decoder or context.decompressobj()
                     yield decoder.decompress(rest)
                     rest = b''
                     if decoder.eof:
                         rest, decoder = decoder.unused_data, None
+                        self.begin = end - len(rest)
         if decoder is not None:
             raise _truncated('zstd')
 

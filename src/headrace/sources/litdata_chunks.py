@@ -56,9 +56,10 @@ def arrow_rows(data: memoryview, where: str) -> Iterator[pa.RecordBatch] | None:
     if len(data) < 12 or bytes(data[-8:]) != _ARROW:
         return None
     size = int.from_bytes(data[-12:-8], 'little')
-    if size > len(data) - 12:
-        raise _damaged(where, f'its Arrow file has {size} bytes')
-    return _record_batches(data[len(data) - 12 - size : -12], where)
+    begin = len(data) - 12 - size
+    if begin != 8 + 4 * int.from_bytes(data[:4], 'little'):
+        raise _damaged(where, f'its Arrow file begins at byte {begin}')
+    return _record_batches(data[begin:-12], where)
 
 
 def _record_batches(data: memoryview, where: str) -> Iterator[pa.RecordBatch]:
@@ -94,7 +95,7 @@ def read_items(data: memoryview, count: int, *, each_packed: bool, where: str) -
     found = int.from_bytes(data[:4], 'little') if len(data) >= 4 else 0
     _check_count(found, count, where)
     ends = _offsets(data, 4, count, where)
-    if ends[0] < 8 + 4 * count or ends[-1] > len(data):
+    if ends[0] < 8 + 4 * count or ends[-1] != len(data):
         raise _damaged(where, f'its items end at byte {ends[-1]} of {len(data)}')
     run = 1 if each_packed else 1 << 12
     for start in range(0, count, run):
@@ -118,7 +119,7 @@ def _framed_items(data: memoryview, count: int, where: str) -> Iterator[list[mem
     at = _FRAMED_HEAD.size + 4 * (count + 1)
     if len(data) - at < frames * _FRAME.itemsize:
         raise _damaged(where, f'it has no room for its {frames} frames')
-    rows = 0
+    rows = end = 0
     for first, items, begin, packed, size in np.frombuffer(data, _FRAME, frames, at).tolist():
         if first != rows or not 0 < items <= count - rows or begin + packed > len(data) or size > MAX_UNPACKED:
             raise _damaged(where, f'its frames do not follow each other at item {rows}')
@@ -127,8 +128,10 @@ def _framed_items(data: memoryview, count: int, where: str) -> Iterator[list[mem
         if bounds[-1] != len(content):
             raise _damaged(where, f'the frame of item {rows} has {len(content)} bytes, not {bounds[-1]}')
         yield [content[start:end] for start, end in pairwise(bounds)]
-        rows += items
+        rows, end = rows + items, begin + packed
     _check_count(rows, count, where)
+    if end != len(data):
+        raise _damaged(where, f'its frames end at byte {end} of {len(data)}')
 
 
 def _offsets(data: memoryview, at: int, count: int, where: str) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -175,7 +175,10 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
         except ShardError as error:
             raise ShardError(f'{where}: {error}') from None
         except errors as error:
-            raise ShardError(f'{where} is not a complete {algorithm} file: {error}. Fetch it again.') from error
+            raise ShardError(
+                f'{where} is not a complete {algorithm} file: its data from byte {compression.begin} on are damaged '
+                f'({error}). Fetch it again.'
+            ) from error
         if piece is None:
             return
         total += len(piece)
