@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import FormatError, StreamError
+from headrace.convert import convert
+from headrace.convert.report import report_lines
+from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.testing.oracle import World, check_resume
 
 ROWS = 60
@@ -133,6 +136,101 @@ def test_a_sample_that_cannot_be_stored_is_an_error_of_ours(tmp_path):
     dataset = StreamingDataset(remote=str(tmp_path), local=str(tmp_path / 'cache'))
     with pytest.raises(FormatError, match=r"'one.cls' in a.tar is an integer of 64 bits.*b'cat'"):
         dataset[0]
+
+
+def write_parquet(folder: Path, first: int) -> None:
+    pa, pq = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    pq.write_table(pa.Table.from_pylist(samples(first)), folder / 'a.parquet')
+
+
+WITH_PARQUET = {**WRITERS, 'parquet': write_parquet}
+SINGLE_FILES = [name for name in WITH_PARQUET if name != 'litdata']
+
+
+def put(data: Path, *names: str, root: Path) -> None:
+    """Copy a file to a folder, under each of these names without their ending."""
+    for name in names:
+        path = root / f'{name}{data.name.lstrip("a0")}'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.read_bytes())
+
+
+LISTINGS = {
+    # Files to put, a further step, then `split` and the number of files that are read, or what the error says.
+    'linked folder': (['a', '../disk/b'], lambda root: (root / 'link').symlink_to('../disk'), None, 2),
+    'circle': (['a', 'x/b'], lambda root: (root / 'x/up').symlink_to('..'), None, 2),
+    'dangling link': (['a'], lambda root: (root / 'x').symlink_to('/unmounted/x'), None, 'link to /unmounted/x'),
+    'splits': (['train-00000-of-00001', 'test-00000-of-00001'], None, None, 'several: test, train'),
+    'a split': (['train-00000-of-00001', 'train_sft-00000-of-00001'], None, 'train', 1),
+    'folders of splits': (['train/a', 'validation/a'], None, None, 'several: train, validation'),
+    'missing part': (['x-00000-of-00003', 'x-00002-of-00003'], None, None, 'Missing are x-00001-of-00003'),
+}
+
+
+@pytest.mark.parametrize('listing', LISTINGS)
+@pytest.mark.parametrize('name', SINGLE_FILES)
+def test_no_file_is_left_out_without_a_word(tmp_path: Path, name: str, listing: str) -> None:
+    (tmp_path / 'one').mkdir()
+    WITH_PARQUET[name](tmp_path / 'one', 0)
+    data = min((tmp_path / 'one').iterdir())
+    names, step, split, expected = LISTINGS[listing]
+    root, rows = tmp_path / 'data', 30 if name == 'webdataset' else ROWS
+    put(data, *names, root=root)
+    if step:
+        step(root)
+    says = pytest.raises(HeadraceError, match=expected) if isinstance(expected, str) else contextlib.nullcontext()
+    with says:
+        assert len(StreamingDataset(remote=str(root), local=str(tmp_path / 'cache'), split=split)) == expected * rows
+    with says:
+        report = convert(str(root), tmp_path / 'out', split=split, progress_bar=False)
+        assert (report.rows, report.ledger.files) == (expected * rows, expected)
+
+
+@pytest.mark.parametrize('name', WITH_PARQUET)
+def test_files_of_other_formats_are_refused_or_listed(tmp_path: Path, name: str, caplog) -> None:
+    root = tmp_path / 'data'
+    root.mkdir()
+    WITH_PARQUET[name](root, 0)
+    other = 'csv' if name == 'jsonl' else 'jsonl'
+    (root / f'z.{other}').write_text('id\n')
+    (root / 'README.md').touch()
+    for read in (
+        lambda **given: StreamingDataset(remote=str(root), local=str(tmp_path / 'cache'), **given),
+        lambda **given: convert(str(root), tmp_path / 'out', progress_bar=False, **given),
+    ):
+        caplog.clear()
+        with pytest.raises(StreamError, match=rf'of several formats:.*{other} \(1 file\).*`--format`'):
+            read()
+        found = read(format=name)
+        assert f'Left out 1 file of another format, such as z.{other}.' in caplog.text
+    assert [one.example for one in found.ledger.left_out] == ['README.md', f'z.{other}']
+    assert 'Left out 1 file of no known format, such as README.md.' in report_lines(found)
+
+
+@pytest.mark.parametrize('name', SINGLE_FILES)
+def test_an_empty_file_is_named(tmp_path: Path, name: str, caplog) -> None:
+    root = tmp_path / 'data'
+    root.mkdir()
+    WITH_PARQUET[name](root, 0)
+    data = min(root.iterdir())
+    empty = f'z{data.name.lstrip("a0")}'.removesuffix('.gz')
+    (root / empty).touch()
+    is_damaged = name in ('parquet', 'arrow', 'webdataset')
+    with pytest.raises(FormatError, match=empty) if is_damaged else contextlib.nullcontext():
+        assert len(StreamingDataset(remote=str(root), local=str(tmp_path / 'cache'))) == ROWS
+        assert f'Left out 1 file without rows, such as {empty}.' in caplog.text
+
+
+def test_keys_of_hive_partitions_and_nulls_are_said(tmp_path: Path, caplog) -> None:
+    folder = tmp_path / 'data' / 'year=2024' / 'id=3'
+    folder.mkdir(parents=True)
+    (folder / 'a.jsonl').write_text('{"id": 3}\n{"id": null}\n{"id": null}\n')
+    report = convert(str(tmp_path / 'data'), tmp_path / 'out', progress_bar=False)
+    assert (report.ledger.keys, report.ledger.nulls) == (('year',), {'id': 2})
+    assert convert([{'id': None}], tmp_path / 'rows', columns={'id': 'json'}, progress_bar=False).ledger.nulls == {
+        'id': 1
+    }
+    assert 'Folders name the keys year, which are no columns of the data.' in caplog.text
 
 
 def test_formats_that_cannot_be_told_apart_are_named(folders, tmp_path):

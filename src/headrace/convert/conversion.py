@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -54,6 +55,7 @@ from headrace.dataset.keywords import check_kind
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of, warn
+from headrace.sources.ledger import Ledger, LeftOut
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
@@ -277,9 +279,9 @@ class _Conversion:
             )
         if isinstance(store, LocalStore):
             # What links lead to is not emptied.
-            folders = {info.key.rpartition('/')[0] for info in there}
+            folders = {key.rpartition('/')[0] for key in keys}
             own = {folder for folder in folders if lies_in(store.root / folder, store.root)}
-            there = [info for info in there if info.key.rpartition('/')[0] in own]
+            keys = {key for key in keys if key.rpartition('/')[0] in own}
         # The index goes first: from here on this is no dataset.
         for key in (_INDEX, PLAN):
             self._delete({key} & keys)
@@ -396,6 +398,10 @@ class _Conversion:
             tasks_done_before=self._kept,
             errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
             num_errors=len(errors),
+            ledger=replace(
+                job.inputs.ledger if isinstance(job.inputs, ImageFolder | PartInputs) else Ledger(),
+                nulls=dict(sum((Counter(record.nulls) for record in records), Counter[str]())),
+            ),
         )
         put_bytes(store, PLAN, json.dumps({**self._written, REPORT: asdict(report)}, indent=1).encode(), job.retry)
         put_bytes(store, _INDEX, index.encode(), job.retry)
@@ -429,7 +435,9 @@ class _Conversion:
 
 def _report_of(found: dict[str, Any]) -> ConversionReport:
     errors = tuple(InputError(**error) for error in found.pop('errors'))
-    return ConversionReport(**found, errors=errors)
+    ledger = found.pop('ledger')
+    ledger['left_out'], ledger['keys'] = tuple(LeftOut(**one) for one in ledger['left_out']), tuple(ledger['keys'])
+    return ConversionReport(**found, errors=errors, ledger=Ledger(**ledger))
 
 
 def _stored_name(entry: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -62,21 +62,27 @@ class _Shards:
     task: int
     encoder: MDSEncoder
     store: Callable[[str, bytes], Future[None]]
+    may_be_null: Sequence[str]
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     stored: deque[Future[None]] = field(default_factory=deque[Future[None]])
     rows: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
+    nulls: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, sample: Mapping[str, Any]) -> None:
         shards = self.encoder.add(sample)
         self.rows += 1
+        self.nulls.update(name for name, value in sample.items() if value is None)
         for shard in shards:
             self._put(shard)
 
     def add_batch(self, columns: Mapping[str, Sequence[Any]], rows: int) -> None:
         shards = self.encoder.add_batch(columns)
         self.rows += rows
+        for name in self.may_be_null:
+            if nulls := sum(value is None for value in columns[name]):
+                self.nulls[name] += nulls
         for shard in shards:
             self._put(shard)
 
@@ -136,7 +142,8 @@ class Worker:
         """
         job = self._job
         encoder = MDSEncoder(job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit)
-        shards = _Shards(task.number, encoder, self._store)
+        may_be_null = [name for name, encoding in job.columns.items() if encoding == 'json']
+        shards = _Shards(task.number, encoder, self._store, may_be_null)
         errors: list[InputError] = []
         for number, read in self._reads(task):
             self._progress.began(number)
@@ -158,6 +165,7 @@ class Worker:
             shards.stored_bytes,
             tuple(shards.entries),
             tuple(errors),
+            dict(shards.nulls),
         )
         self._put(TaskRecord.key(task.number), record.dump())
         return record

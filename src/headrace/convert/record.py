@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
@@ -74,6 +74,8 @@ class TaskRecord:
     shards: tuple[dict[str, Any], ...]
     """Their entries in the index."""
     errors: tuple[InputError, ...]
+    nulls: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of each column that has any."""
 
     @staticmethod
     def key(task: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.convert.record import InputError
+from headrace.sources.ledger import Ledger
 
 __all__ = ['ConversionReport', 'report_lines']
 
@@ -37,6 +38,8 @@ class ConversionReport:
     """Inputs, or rows of one, that were left out. With `on_error='skip'` only the first 10."""
     num_errors: int
     """Number of all that were left out."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Files that were read, and everything else that was left out."""
 
 
 def report_lines(report: ConversionReport) -> list[str]:
@@ -54,6 +57,7 @@ def report_lines(report: ConversionReport) -> list[str]:
     if report.num_errors:
         first = report.errors[0]
         lines.append(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
+    lines += report.ledger.lines()
     name = 'remote' if '://' in report.out else 'local'
     lines.append(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
     return lines

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import ObjectInfo
 
-__all__ = ['FORMATS', 'check_format', 'format_of', 'formats_in', 'how_to_rename', 'one_format']
+__all__ = ['DESCRIPTIONS', 'FORMATS', 'check_format', 'format_of', 'formats_in', 'how_to_rename', 'one_format']
 
 _MODULES: Final = {
     'parquet': 'parquet',
@@ -30,7 +30,7 @@ FORMATS: Final = ('mds', *_MODULES)
 """Values of a stream's `format`."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
-_DESCRIPTIONS: Final = frozenset(
+DESCRIPTIONS: Final = frozenset(
     {'index.json', 'state.json', 'dataset_dict.json', 'dataset_info.json', 'dataset_infos.json'}
 )
 """JSON files that say something of data beside them."""
@@ -83,7 +83,7 @@ def one_format(counts: Mapping[str, int], place: str) -> str | None:
 
 def how_to_rename(keys: Iterable[str]) -> str:
     """What to do with a JSON file that may have lines, as the end of a message; '' if there is none."""
-    names = [key for key in keys if key.lower().endswith('.json') and name_of(key) not in _DESCRIPTIONS]
+    names = [key for key in keys if key.lower().endswith('.json') and name_of(key) not in DESCRIPTIONS]
     if not names:
         return ''
     return f' A .json, such as {names[0]}, may be one large value: rename it to .jsonl if each line is an object.'

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
-from headrace.redaction import without_credentials
+from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import format_of, formats_in, how_to_rename, one_format
+from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, index_name
 from headrace.sources.splits import check_parts, check_split, choose_split
 from headrace.storage import ObjectInfo, local_path, open_store, split_url
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ['SourceStore', 'glob_pattern', 'has_glob', 'split_glob']
 
+_log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')
 
 
@@ -112,6 +115,8 @@ class SourceStore:
         below = [part for part in (self._glob, split) if part]
         self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
         self.index: SourceIndex | None = None
+        self.ledger = Ledger()
+        """Of the index, where this store made it."""
         self._split, self._format, self._columns = split, format_name, columns
         self._allow_unsafe_types = allow_unsafe_types
 
@@ -133,6 +138,11 @@ class SourceStore:
             EmptyDatasetError: no object is of the format that was asked for, or of the split.
             StorageError: the store failed.
         """
+        name, _, _, objects = self._find()
+        return None if name is None else format_of(name), objects
+
+    def _find(self) -> tuple[str | None, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
+        """The format, all objects, those of the format, and those to read."""
         prefix = '' if self._glob else f'{self._split}/' if self._split else ''
         listed = list(self._store.list(prefix)) or list(self._store.list(''))
         pattern = glob_pattern(self._glob or '**')
@@ -140,9 +150,8 @@ class SourceStore:
         self._refuse_file(listed)
         name = self._format or one_format(formats_in(listed), self.url)
         if name is None:
-            return None, []
-        found = format_of(name)
-        objects = list(found.find(listed))
+            return None, listed, [], []
+        of_format = objects = list(format_of(name).find(listed))
         if not objects:
             raise EmptyDatasetError(
                 f'No object at {self.url} is of the format {name!r}. Correct `remote`, `split` or `format`.'
@@ -153,16 +162,16 @@ class SourceStore:
         if not self._glob:
             check_split(objects, self._split, self.url)
         check_parts(objects, self.url, pattern.fullmatch)
-        return found, objects
+        return name, listed, of_format, objects
 
-    def _require(self) -> tuple[SourceFormat, list[ObjectInfo]]:
-        found, objects = self.find()
-        if found is None:
+    def _require(self) -> tuple[str, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
+        name, listed, of_format, objects = self._find()
+        if name is None:
             raise EmptyDatasetError(
                 f'{self.url} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
                 f'or say the `format`.'
             )
-        return found, objects
+        return name, listed, of_format, objects
 
     def _refuse_file(self, listed: Sequence[ObjectInfo]) -> None:
         """Refuse the URL of one object, which no store lists."""
@@ -179,8 +188,8 @@ class SourceStore:
         if key != self.index_name:
             info, ranges = self._ranges(key)
             return ObjectInfo(key, sum(length for _, length in ranges), info.etag)
-        found, objects = self._require()
-        return ObjectInfo(key, 0, _digest(found, objects))
+        name, *_, objects = self._require()
+        return ObjectInfo(key, 0, _digest(name, objects))
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`: the index, which is made now; or a part's ranges, one after another."""
@@ -232,17 +241,22 @@ class SourceStore:
         return self.index.ranges(key)
 
     def _make_index(self, out: BinaryIO) -> str:
-        found, objects = self._require()
+        name, listed, of_format, objects = self._require()
         try:
-            source = found.index(
+            source = format_of(name).index(
                 self._store, objects, columns=self._columns, allow_unsafe_types=self._allow_unsafe_types
             )
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
         if not len(source.parts):
-            raise EmptyDatasetError(f'The {found.NAME} files of {self.url} have no rows. Correct `remote` or `split`.')
+            raise EmptyDatasetError(f'The {name} files of {self.url} have no rows. Correct `remote` or `split`.')
+        with_rows = {part.key for part in source.parts}
+        self.ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
+        if lines := self.ledger.lines():
+            level = logging.WARNING if self.ledger.is_suspect else logging.INFO
+            _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.url, name, ' '.join(lines))
         out.write(SourceIndex(source, objects, self._columns).to_bytes())
-        return _digest(found, objects)
+        return _digest(name, objects)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`: the dataset's own objects."""
@@ -258,7 +272,7 @@ class SourceStore:
         raise ConfigError(f'{self.url} is read only; got {key!r} to delete.')
 
 
-def _digest(found: SourceFormat, objects: Sequence[ObjectInfo]) -> str:
+def _digest(name: str, objects: Sequence[ObjectInfo]) -> str:
     """The version of a listing."""
     listed = [(info.key, info.size, info.version or info.etag) for info in objects]
-    return hashlib.blake2b(json.dumps([found.NAME, listed]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps([name, listed]).encode(), digest_size=16).hexdigest()

@@ -105,9 +105,9 @@ def _of_place(
     is_folder = not has_glob(url) and (path is None or not Path(path).is_file())
     if is_folder and format in (None, ImageFolder.kind):
         store = open_store(f'{url.rstrip("/")}/{split}' if split else url, options)
-        images = list_images(store, retry, is_known=format is not None)
+        images, ledger = list_images(store, retry, is_known=format is not None)
         if images:
-            return ImageFolder(store, images[:limit], columns=columns, retry=retry)
+            return ImageFolder(store, images[:limit], columns=columns, retry=retry, ledger=ledger)
         if format is not None:
             raise ObjectNotFoundError(f'An ImageFolder holds images, but {url} holds none. Check the path.')
     return open_parts(

@@ -19,6 +19,7 @@ from headrace.convert.record import get_bytes
 from headrace.errors import ConfigError, FormatError
 from headrace.format.file_bytes import read_file
 from headrace.sources.formats import formats_in, one_format
+from headrace.sources.ledger import Ledger, ledger_of
 from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.stores.local import LocalStore
 
@@ -55,8 +56,8 @@ def is_image(key: str) -> bool:
     return key.lower().endswith(_EXTENSIONS)
 
 
-def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInfo]:
-    """The images of a tree, in torchvision's order.
+def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[ObjectInfo], Ledger]:
+    """The images of a tree, in torchvision's order, and what was left out.
 
     Args:
         store: the tree's root.
@@ -70,10 +71,11 @@ def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInf
     found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
     images = [info for info in found if is_image(info.key)]
     if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
-        return []
+        return [], Ledger()
     if images and not is_known:
         one_format({ImageFolder.kind: len(images), **formats_in(found)}, store.url)
-    return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2]))
+    ledger = ledger_of(found, images, images, with_rows={info.key for info in images}, columns=())
+    return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2])), ledger
 
 
 class ImageFolder:
@@ -81,9 +83,10 @@ class ImageFolder:
 
     Args:
         store: the tree's root.
-        images: result of `list_images`.
+        images: those of `list_images`.
         columns: names to read of 'image', 'label', 'path'; None: the first two. 'path' is relative to the root.
         retry: for requests.
+        ledger: that of `list_images`.
 
     Raises:
         ConfigError: images lie outside of class folders, or the first folders are splits.
@@ -93,9 +96,15 @@ class ImageFolder:
     gives_batches = False
 
     def __init__(
-        self, store: Store, images: Sequence[ObjectInfo], *, columns: Collection[str] | None, retry: Retry
+        self,
+        store: Store,
+        images: Sequence[ObjectInfo],
+        *,
+        columns: Collection[str] | None,
+        retry: Retry,
+        ledger: Ledger,
     ) -> None:
-        self._store, self._retry = store, retry
+        self._store, self._retry, self.ledger = store, retry, ledger
         self._root = store.url
         self._keys = [info.key for info in images]
         self._sizes = np.array([info.size for info in images], np.int64)

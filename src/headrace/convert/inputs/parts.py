@@ -93,7 +93,7 @@ class PartInputs:
     def __init__(
         self, store: SourceStore, index: SourceIndex, *, limit: int | None, is_local: bool, retry: Retry
     ) -> None:
-        self._store, self._index, self._retry = store, index, retry
+        self._store, self._index, self._retry, self.ledger = store, index, retry, store.ledger
         source = index.source
         ends = list(itertools.accumulate(part.rows for part in source.parts))
         self._first_row = [0, *ends][:-1]

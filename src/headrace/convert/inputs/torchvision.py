@@ -23,13 +23,15 @@ def images_of(source: Any, *, columns: Collection[str] | None, limit: int | None
     if not _is_a(source, 'ImageFolder') or source.transform is not None or source.target_transform is not None:
         return None
     store = LocalStore(source.root)
-    images = list_images(store, retry, is_known=True)
-    found = ImageFolder(store, images, columns=columns, retry=retry)
+    images, ledger = list_images(store, retry, is_known=True)
+    found = ImageFolder(store, images, columns=columns, retry=retry, ledger=ledger)
     paths = (os.path.join(source.root, info.key) for info in images)  # noqa: PTH118 - as there
     pairs = list(zip(paths, found.labels, strict=True))
     if pairs != source.samples:
         return None
-    return found if limit is None else ImageFolder(store, images[:limit], columns=columns, retry=retry)
+    if limit is None:
+        return found
+    return ImageFolder(store, images[:limit], columns=columns, retry=retry, ledger=ledger)
 
 
 def _is_a(source: object, name: str) -> bool:

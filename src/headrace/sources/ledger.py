@@ -1,0 +1,107 @@
+"""The ledger of a reader or a conversion: the files it read, and everything that it left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from headrace.sources.formats import DESCRIPTIONS
+from headrace.sources.object_names import is_hidden, name_of
+
+if TYPE_CHECKING:
+    from headrace.storage import ObjectInfo
+
+__all__ = ['Ledger', 'LeftOut', 'ledger_of']
+
+_DATA: Final = re.compile(
+    r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip)(\.\w+)?$', re.IGNORECASE
+)
+"""Names that data may have."""
+_HIVE: Final = re.compile(r'([^=/]+)=[^/]*/')
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Files that were left out for one reason."""
+
+    reason: str
+    files: int
+    example: str
+    """The name of one of them."""
+    may_be_data: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What was read of a source, and what was not."""
+
+    files: int = 0
+    """Files that were read; 0 for a source without files."""
+    left_out: tuple[LeftOut, ...] = ()
+    keys: tuple[str, ...] = ()
+    """Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns."""
+    nulls: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Nulls in each column that has any; of a conversion."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether data may have been left out that the user wants."""
+        return bool(self.keys) or any(one.may_be_data for one in self.left_out)
+
+    def lines(self) -> list[str]:
+        """Sentences on everything that was left out."""
+        found = [f'Left out {_count(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out]
+        if self.keys:
+            found.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
+        if self.nulls:
+            found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
+        return found
+
+
+def ledger_of(
+    listed: Sequence[ObjectInfo],
+    of_format: Sequence[ObjectInfo],
+    chosen: Sequence[ObjectInfo],
+    *,
+    with_rows: Collection[str],
+    columns: Collection[str],
+) -> Ledger:
+    """The ledger of a listing.
+
+    Args:
+        listed: all files.
+        of_format: those of the format.
+        chosen: those of the split among them.
+        with_rows: names of those that have rows.
+        columns: names of the columns that are read.
+    """
+    others, taken = {info.key for info in of_format}, {info.key for info in chosen}
+    found: dict[str, list[ObjectInfo]] = {}
+    suspect: set[str] = set()
+    for info in listed:
+        name = name_of(info.key)
+        if info.key in with_rows or (info.key in taken and name in DESCRIPTIONS):
+            continue
+        may_be_data = False
+        if info.key in taken:
+            reason, may_be_data = 'without rows', not info.size
+        elif is_hidden(info.key):
+            reason = "whose name begins with '.' or '_'"
+        elif info.key in others:
+            reason = 'of another split'
+        elif _DATA.search(name) and name not in DESCRIPTIONS:
+            reason, may_be_data = 'of another format', True
+        else:
+            reason = 'of no known format'
+        found.setdefault(reason, []).append(info)
+        if may_be_data:
+            suspect.add(reason)
+    left_out = (LeftOut(reason, len(infos), infos[0].key, reason in suspect) for reason, infos in found.items())
+    keys = {key for name in with_rows for key in _HIVE.findall(name)}
+    return Ledger(len(with_rows), tuple(left_out), tuple(sorted(keys.difference(columns))))
+
+
+def _count(number: int, what: str) -> str:
+    return f'{number:,} {what}{"s" * (number != 1)}'
