@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -15,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_store import ObjectStore
 
+import failing_calls
 from example_counts import scaled
+from failing_calls import DISK, STOP, calls_of
 from headrace import LocalDataset
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
 from headrace.errors import ConfigError, StorageError
@@ -178,13 +182,16 @@ def test_a_driver_that_fails_deletes_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures('own_stores')
+@pytest.mark.parametrize('arrives', [False, True])
 def test_an_index_whose_upload_seemed_to_fail_lists_no_deleted_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
     class AnswersLate(ObjectStore):
         def put(self, key: str, source: Any, *, size: int) -> None:
-            super().put(key, source, size=size)
-            if key == 'index.json' and self.url.endswith('/data'):
+            is_index = key == 'index.json' and self.url.endswith('/data')
+            if arrives or not is_index:
+                super().put(key, source, size=size)
+            if is_index:
                 raise StorageError('the answer was lost')
 
     monkeypatch.setattr(ObjectStore, 'objects', {})
@@ -192,8 +199,46 @@ def test_an_index_whose_upload_seemed_to_fail_lists_no_deleted_parts(
     dataset = PartedDataset((str(tmp_path / 'local'), 'late://bucket/data'), COLUMNS, OPTIONS)
     with pytest.raises(StorageError, match='the answer was lost'):
         run(dataset, SCHEDULE)
-    dataset.abort()
-    assert ObjectStore.objects['bucket'] == {}
+    with pytest.warns(UserWarning, match='the parts that it lists stay') if arrives else contextlib.nullcontext():
+        dataset.abort()
+    if not arrives:
+        assert ObjectStore.objects['bucket'] == {}
+        return
+    for name, data in ObjectStore.objects['bucket'].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    root = tmp_path / 'data'
+    assert {name for name in files_below(root) if not name.endswith('index.json')} == listed(root)
+    assert samples(root) == [row for task, (count, _) in enumerate(SCHEDULE) for row in rows_of(task, count)]
+
+
+def with_abort(dataset: PartedDataset) -> None:
+    try:
+        run(dataset, [(12, ['wins']), (5, ['finishes', 'wins'])])
+    except BaseException:
+        dataset.abort()
+        raise
+
+
+@pytest.mark.filterwarnings('ignore:The index of', 'ignore:Parts that do not count', 'ignore:Files of a writer')
+@pytest.mark.parametrize('has_remote', [False, True])
+@pytest.mark.parametrize('error', [DISK, STOP])
+def test_any_call_fails(tmp_path: Path, has_remote: bool, error: BaseException) -> None:
+    numbers = itertools.count()
+
+    def made() -> tuple[PartedDataset, Path]:
+        root, local = tmp_path / f'd-{next(numbers)}', tmp_path / f'd-{next(numbers)}'
+        out: Any = (str(local), str(root)) if has_remote else str(root)
+        return PartedDataset(out, COLUMNS, {**OPTIONS, 'retry': 0, 'keep_local': has_remote}), root
+
+    dataset, root = made()
+    calls = calls_of(lambda: with_abort(dataset), tmp_path / 'd-', error)
+    expected = samples(root)
+    for at in [*range(1, calls - 20, 19), *range(calls - 20, calls + 1, 2)]:
+        dataset, root = made()
+        outcome, _ = failing_calls.in_a_child(lambda each=dataset: with_abort(each), tmp_path / 'd-', at, error)
+        if outcome == 'done' or (root / 'index.json').exists():
+            assert samples(root) == expected, (at, outcome)
 
 
 @pytest.mark.usefixtures('own_stores')

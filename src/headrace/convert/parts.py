@@ -11,7 +11,6 @@ dataset loses its own mark with its files, so it ends at its next shard.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.convert.apart import check_keeps
+from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
 from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.place import StorePlace
@@ -204,7 +204,10 @@ class PartedDataset:
         self._keeps_folder = self._store is None or bool(options.get('keep_local'))
         self._claim: FolderClaim | None = None
         self._store_claim: StoreClaim | None = None
-        self._has_sent_index = False
+        self._counted: set[str] = set()
+        """Names of the parts that the index lists."""
+        self._index: bytes | None = None
+        """The index, once it may be stored."""
 
     def check_keeps(self, places: Sequence[str]) -> None:
         """Refuse an `out` that holds files at these paths and URLs, which `exist_ok` would delete.
@@ -250,6 +253,8 @@ class PartedDataset:
             parts: one for each task.
             merge_index: whether `out` gets an index of all parts. If not, each part is a dataset with its own.
 
+        Once the index is stored, at the URL if there is one, no part that it lists is deleted.
+
         Raises:
             ConfigError: there are no samples.
             StorageError: the store answered with an error.
@@ -265,29 +270,33 @@ class PartedDataset:
             raise ConfigError(
                 f'A dataset has at least one sample, but the input is empty{without}. Check its filters and columns.'
             )
+        self._counted = {part.name for part in filled}
         if merge_index:
             self._write_index(dump_index((shard for part in filled for shard in _shards(part)), version_first=True))
-        run = self._release()
-        self._sweep(run, {part.name for part in filled})
+        self._sweep(self._release(), self._counted)
         if skipped:
             warn(f'Samples left out of {self.remote or self.folder}: {skipped}. The first in a part: {reason}')
 
     def abort(self) -> None:
-        """Delete all parts. Without `begin`, or after `finish`, it does nothing."""
+        """Delete all parts, unless the index is stored. Without `begin`, or after `finish`, it does nothing."""
         if self._claim is None:
             return
-        run = self._release()
+        kept: set[str] = set()
+        if self._may_be_stored():
+            kept = self._counted
+            warn(f'The index of {self.remote or self.folder} may be stored, so the parts that it lists stay.')
+        self._sweep(self._release(), kept)
+
+    def _may_be_stored(self) -> bool:
+        """Whether the index is stored; also if nobody can tell."""
+        if self._index is None:
+            return False
         try:
-            # An upload that failed may have arrived. No index may list parts that are deleted.
-            if self._has_sent_index and self.folder is not None:
-                LocalStore(self.folder).delete(INDEX)
-            if self._has_sent_index and self._store is not None:
-                store = self._store
-                self._retry.call(f'Removing {store.url}/{INDEX}', lambda: store.delete(INDEX))
-        except StorageError as error:
-            warn(f'The conversion is given up, but its parts stay at {self.remote or self.folder}: {error}')
-        else:
-            self._sweep(run, set())
+            return get_bytes(self._main(), INDEX, self._retry) == self._index
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def _release(self) -> str:
         """Remove the marks: from here on, no attempt begins. Returns the run's name."""
@@ -302,13 +311,17 @@ class PartedDataset:
     def _write_index(self, index: bytes) -> None:
         if self._store_claim is not None:
             self._store_claim.check()
-        self._has_sent_index = True
-        if self.folder is not None and self._keeps_folder:
-            LocalStore(self.folder).put(INDEX, io.BytesIO(index), size=len(index))
+        self._index = index
+        put_bytes(self._main(), INDEX, index, self._retry)
+        if self._store is not None and self.folder is not None and self._keeps_folder:
+            put_bytes(LocalStore(self.folder), INDEX, index, self._retry)
+
+    def _main(self) -> Store:
+        """The place whose index counts."""
         if self._store is not None:
-            store = self._store
-            what = f'Uploading {store.url}/{INDEX}'
-            self._retry.call(what, lambda: store.put(INDEX, io.BytesIO(index), size=len(index)))
+            return self._store
+        assert self.folder is not None
+        return LocalStore(self.folder)
 
     def _sweep(self, run: str, kept: set[str]) -> None:
         """Delete the parts of this run that do not count."""
@@ -345,7 +358,16 @@ def _shards(part: WrittenPart) -> Iterable[ShardInfo]:
 
 def _remove_folders(parent: Path, is_left: Callable[[str], bool]) -> None:
     """Remove the folders whose names say that they do not count."""
-    with contextlib.suppress(FileNotFoundError):
-        for path in parent.iterdir():
-            if is_left(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+    left: list[Path] = []
+    reason = ''
+    try:
+        left = [path for path in parent.iterdir() if is_left(path.name)]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        reason = str(error)
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    left = [path for path in left if path.exists()]
+    if left or reason:
+        warn(f'Parts that do not count could not be removed from {parent}. No index lists them. {reason or left[0]}')
