@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 from headrace import MDSWriter, StreamingDataset
 from headrace.convert import copy_dataset
 from headrace.convert.copy import COPY_MARK
@@ -191,6 +192,22 @@ def test_a_copy_continues_after_a_kill(make_dataset: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.s3
+@pytest.mark.filterwarnings('ignore:The copy is whole')
+@pytest.mark.parametrize('error', [DISK, FULL, STOP])
+def test_any_call_fails(make_dataset: Any, tmp_path: Path, error: BaseException) -> None:
+    data = make_dataset()
+    calls = calls_of(lambda: copy_dataset(data, tmp_path / 'out-'), tmp_path / 'out-', error)
+    for at in [*range(1, calls - 12, 11), *range(calls - 12, calls + 1)]:
+        out = tmp_path / f'out-{at}'
+        outcome, _ = in_a_child(lambda out=out: copy_dataset(data, out), tmp_path / 'out-', at, error)
+        if outcome == 'done' or (out / 'index.json').exists():
+            assert content(data).items() <= content(out).items()
+        if outcome != 'done':
+            assert outcome.partition(':')[0] != 'OSError', (at, outcome)
+            copy_dataset(data, out)
+            assert content(out) == content(data), (at, outcome)
+
+
 def test_to_s3_and_back(make_dataset: Any, tmp_path: Path, s3_server: S3Server) -> None:
     """And what is there is described and verified."""
     data, url = make_dataset(hashes=['sha1'], compression='zstd'), f's3://{s3_server.new_bucket()}/a/b'

@@ -26,9 +26,9 @@ from headrace.convert.stored_dataset import (
     read_object,
 )
 from headrace.dataset.writing.start import MARK
-from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
+from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError, StorageError
 from headrace.format import FileInfo, parse_index
-from headrace.redaction import redact, without_credentials
+from headrace.redaction import redact, warn, without_credentials
 from headrace.storage import Store, StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore
@@ -152,7 +152,7 @@ class _Copy:
                     self._delete(name)
         if is_done and not todo:
             if COPY_MARK in there:
-                self._delete(COPY_MARK)
+                self._delete_mark()
             return
         if not is_ours or COPY_MARK not in there:
             self._put(COPY_MARK, io.BytesIO(self._mark), len(self._mark))
@@ -167,7 +167,7 @@ class _Copy:
         self._put(INDEX, io.BytesIO(self._dataset.index), len(self._dataset.index))
         self.copied += 1
         self.copied_bytes += len(self._dataset.index)
-        self._delete(COPY_MARK)
+        self._delete_mark()
 
     def _refuse(self, there: Mapping[str, int]) -> None:
         """Refuse a destination that is not this copy's, unless it is empty or may be replaced."""
@@ -240,6 +240,12 @@ class _Copy:
 
     def _delete(self, key: str) -> None:
         PATIENT.call(f'Deleting {object_url(self._target, key)}', lambda: self._target.delete(key))
+
+    def _delete_mark(self) -> None:
+        try:
+            self._delete(COPY_MARK)
+        except StorageError as error:
+            warn(f'The copy is whole, but its marker stays. The same copy removes it. The reason: {error}')
 
     def _count(self, size: int) -> None:
         self._there += size
