@@ -57,7 +57,7 @@ from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of, warn
 from headrace.sources.ledger import Ledger, LeftOut
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
-from headrace.storage.output import check_output
+from headrace.storage.output import check_output, list_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 __all__ = ['convert']
@@ -256,7 +256,7 @@ class _Conversion:
         """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
         job, store = self.job, self.store
         plan = json.loads(json.dumps(self._plan()))
-        listed = job.retry.call(f'Listing {store.url}', lambda: list(store.list('')))
+        listed = job.retry.call(f'Listing {store.url}', lambda: list_output(store))
         there = [info for info in listed if info.key not in LOCKS]
         keys = {info.key for info in there}
         if found := keys & {PLAN, DONE}:

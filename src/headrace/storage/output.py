@@ -9,10 +9,11 @@ from typing import Any, TypeAlias, cast
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, ConfigError, StorageError
+from headrace.storage.protocol import ObjectInfo, Store
 from headrace.storage.resolve import local_path
-from headrace.storage.stores.local import mapped_output_errors
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-__all__ = ['Out', 'check_output', 'make_folder', 'mapped_lock_errors', 'split_out']
+__all__ = ['Out', 'check_output', 'list_output', 'make_folder', 'mapped_lock_errors', 'split_out']
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
 """A folder, a URL, or both. A ``file://`` URL is a folder."""
@@ -69,6 +70,16 @@ def make_folder(path: Path) -> None:
     check_output(path)
     with mapped_output_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def list_output(store: Store) -> list[ObjectInfo]:
+    """The objects of an output, which may be emptied. Files of other folders, to which links in it lead, are none."""
+    found = list(store.list(''))
+    if not isinstance(store, LocalStore):
+        return found
+    folders = {parent for info in found for parent in Path(info.key).parents}
+    links = {folder for folder in folders if folder.parts and (store.root / folder).is_symlink()}
+    return [info for info in found if links.isdisjoint(Path(info.key).parents)]
 
 
 @mapping_errors

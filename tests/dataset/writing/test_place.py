@@ -50,3 +50,14 @@ def test_a_store_that_holds_something_is_refused_or_emptied(tmp_path):
         write((str(tmp_path / 'other'), str(tmp_path / 'remote')))
     write((str(tmp_path / 'third'), str(tmp_path / 'remote')), n=2, exist_ok=True)
     assert read(tmp_path / 'remote') == [0, 1]
+
+
+@pytest.mark.parametrize('has_store', [False, True])
+def test_emptying_an_output_leaves_what_links_lead_to(tmp_path, has_store):
+    out = (str(tmp_path / 'local'), str(tmp_path / 'd')) if has_store else str(tmp_path / 'd')
+    write(tmp_path / 'precious')
+    write(out)
+    (tmp_path / 'd' / 'link').symlink_to(tmp_path / 'precious')
+    write(out, 20, exist_ok=True)
+    assert read(tmp_path / 'd') == list(range(20))
+    assert read(tmp_path / 'precious') == list(range(50))

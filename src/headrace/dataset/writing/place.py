@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from headrace.redaction import warn
+from headrace.storage.output import list_output
 from headrace.storage.stores.local import mapped_output_errors
 from headrace.storage.whole_file import whole_file
 
@@ -136,7 +137,7 @@ class StorePlace:
 
     def sizes(self) -> dict[str, int]:
         """See `Place.sizes`."""
-        return self._call('Listing', '', lambda: {info.key: info.size for info in self.store.list('')})
+        return self._call('Listing', '', lambda: {info.key: info.size for info in list_output(self.store)})
 
     def read(self, name: str) -> bytes:
         """See `Place.read`."""
