@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ['BrokenRule']
+__all__ = ['BrokenRule', 'path_errors']
 
 
 class BrokenRule(NamedTuple):
@@ -21,3 +22,10 @@ class BrokenRule(NamedTuple):
     def message(self, got: object) -> str:
         """A sentence with the value that was received."""
         return f'{self.rule[:1].upper()}{self.rule[1:]}; got {got}.'
+
+
+def path_errors(settings: object) -> Iterator[BrokenRule]:
+    """The broken rule of `remote`, `local` and `split`: the system takes no NUL in a path."""
+    for name in ('remote', 'local', 'split'):
+        if '\0' in str(getattr(settings, name)):
+            yield BrokenRule((name,), f'`{name}` must be without NUL characters; take them out')

@@ -44,7 +44,13 @@ class TestData:
         place = Place('a', remote, tmp_path / 'cache')
         assert levels(check_data([place])) == ['ok', 'problem', 'ok']
         shutil.copytree(remote.removeprefix('far://'), tmp_path / 'cache')
-        assert levels(check_data([place])) == ['ok', 'ok', 'ok']
+        found = list(check_data([place]))
+        assert levels(found) == ['ok', 'ok', 'ok']
+        assert found[1].text.endswith(', and needs no more room')
+        for shard in [*(tmp_path / 'cache').glob('shard*')][1:]:
+            shard.unlink()
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: type('Usage', (), {'free': 1 << 20}))
+        assert ' more of 1 MiB that are free' in list(check_data([place]))[1].text
 
     @pytest.mark.parametrize(('limit', 'level'), [(None, 'problem'), (1000, 'ok')])
     def test_caches_share_a_disk(self, remote, tmp_path, monkeypatch, limit, level):

@@ -37,6 +37,15 @@ class TestMachine:
         assert levels(check_machine(workers=1000, ranks=8), 'processors') == ['note']
         assert levels(check_machine(), 'processors') == ['ok']
 
+    def test_a_processor_for_each_worker_is_enough(self, monkeypatch):
+        monkeypatch.setattr('os.sched_getaffinity', lambda _: set(range(8)))
+        for workers, ranks, level in ((8, 1, 'ok'), (4, 2, 'ok'), (0, 8, 'ok'), (9, 1, 'note'), (3, 4, 'note')):
+            (finding,) = [one for one in check_machine(workers=workers, ranks=ranks) if one.what == 'processors']
+            assert finding.level == level
+            if level == 'note':
+                assert f'`num_workers: {8 // ranks}` at most' in finding.fix
+                assert 'headrace bench' in finding.fix
+
     def test_the_fix_for_few_processors_names_workers_only_if_there_are_some(self):
         fixes = [
             [finding.fix for finding in check_machine(workers=workers, ranks=10_000) if finding.what == 'processors']

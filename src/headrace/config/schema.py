@@ -18,7 +18,7 @@ from headrace.config.streams import SOURCE_NAMES, SchedulePointConfig, Selection
 from headrace.order.mixture.rules import exhaustion_errors, mixture_errors, names_errors, schedule_errors
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.redaction import redacted_repr
-from headrace.rules import BrokenRule
+from headrace.rules import BrokenRule, path_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,6 +125,7 @@ class DatasetConfig(SelectionConfig):
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from self._broken_source_rules()
+        yield from path_errors(self)
         yield from mixture_errors(self.streams, epoch_size=self.epoch_size, is_scheduled=bool(self.schedule))
         if self.schedule:
             names = [stream.name for stream in self.streams]

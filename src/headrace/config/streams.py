@@ -13,7 +13,7 @@ from headrace.images import Decode
 from headrace.order.mixture.rules import point_errors, stream_errors
 from headrace.order.mixture.schedule import Change
 from headrace.redaction import redacted_repr
-from headrace.rules import BrokenRule
+from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import FORMATS
 
@@ -132,6 +132,7 @@ class StreamConfig(SelectionConfig):
         if self.remote is None and self.local is None:
             yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
         yield from stream_errors(self)
+        yield from path_errors(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

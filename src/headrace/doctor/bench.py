@@ -137,7 +137,8 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
     fewest, most = min(rate.workers for rate in rates), max(rate.workers for rate in rates)
     least = next(rate for rate in rates if rate.workers == fewest)
     if best.workers > fewest:
-        advice = f'{best.workers} workers give {best.samples_per_second / least.samples_per_second:.1f} times as much'
+        times = best.samples_per_second / least.samples_per_second
+        advice = f'{best.workers} workers give {times:.1f} times as much, where a rank has {best.workers} processors'
     elif most > fewest:
         advice = f'{most} workers give no more'
     else:

@@ -197,7 +197,8 @@ def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int |
         return
     disk = folder.stat().st_dev
     most = total if place.limit is None else min(total, place.limit - claims.get((disk, place.limit), 0))
-    need = max(0, most - _held(wanted))
+    held = _held(wanted)
+    need = max(0, most - held)
     free = max(0, shutil.disk_usage(folder).free - sum(size for (other, _), size in claims.items() if other == disk))
     if need > free:
         fix = 'another disk for `local`, or `cache_limit` below what is free'
@@ -205,9 +206,9 @@ def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int |
         yield Finding('problem', place.name, text, fix)
     else:
         claims[disk, place.limit] = claims.get((disk, place.limit), 0) + need
-        yield Finding(
-            'ok', place.name, f'the cache {wanted} takes {human_size(need)} of {human_size(free)} that are free'
-        )
+        takes = f'takes {human_size(need)}{" more" if held else ""} of {human_size(free)} that are free'
+        text = takes if need else f'holds {human_size(held)}, and needs no more room'
+        yield Finding('ok', place.name, f'the cache {wanted} {text}')
     system = file_system(folder)
     if system in _NETWORK:
         fix = 'a local disk for `local`: the cache is read by random access'

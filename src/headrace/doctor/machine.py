@@ -56,12 +56,12 @@ def check_machine(*, workers: int = 0, ranks: int = 1) -> Iterable[Finding]:
     """
     yield from _descriptors()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    busy = ranks * (workers + 1)
-    if busy > cpus:
+    if ranks * max(workers, 1) > cpus:  # a trainer with workers waits for its device
         if workers == 0:
             fix = 'start fewer ranks here, or give the job more processors'
         else:
-            fix = 'fewer `num_workers`: without workers headrace reads faster than most loaders do with them'
+            most = cpus // ranks
+            fix = f'`num_workers: {most}` at most, unless `headrace bench` finds that more are faster'
         yield Finding(
             'note',
             'processors',

@@ -88,8 +88,13 @@ def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     """Split into (scheme, rest): ``s3://b/k`` -> ``('s3', 'b/k')``, a plain path -> ``('', path)``.
 
     Databricks writes its URLs with one slash: ``dbfs:/Volumes/c`` is ``('dbfs', '/Volumes/c')``, as ``dbfs:///Volumes/c``.
+
+    Raises:
+        ConfigError: there is a NUL in it, which no path can hold.
     """
     text = os.fspath(url)
+    if '\0' in text:
+        raise ConfigError(f'A path or a URL has no NUL character, but {text!r} has. Take it out.')
     if text[:6].lower() == 'dbfs:/' and text[6:7] != '/':
         return 'dbfs', text[5:]
     scheme, separator, rest = text.partition('://')

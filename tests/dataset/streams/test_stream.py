@@ -11,7 +11,9 @@ import pytest
 from headrace import (
     Stream,
 )
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StreamError
+from headrace.mixing import load_config
+from headrace.storage import open_store
 
 
 def test_a_stream_without_local_gets_a_folder_named_after_its_remote():
@@ -23,3 +25,14 @@ def test_a_stream_without_local_gets_a_folder_named_after_its_remote():
 def test_another_value_is_refused():
     with pytest.raises(ConfigError, match=r"'refresh' or 'refuse', but is 'ask'"):
         Stream(remote='/none', on_changed_data='ask')
+
+
+@pytest.mark.parametrize('given', [{'remote': 'a\0b'}, {'local': 'a\0'}, {'local': 'a', 'split': '\0'}], ids=str)
+def test_a_path_with_a_nul_is_refused(given):
+    name = list(given)[-1]
+    with pytest.raises(StreamError, match=rf"`{name}` must be without NUL characters; .*got '.*\\x00"):
+        Stream(**given)
+    with pytest.raises(ConfigError, match=rf'train.{name}: .*must be without NUL characters'):
+        load_config({'global_batch_size': 1, 'train': given})
+    with pytest.raises(ConfigError, match='has no NUL character'):
+        open_store('a\0b')

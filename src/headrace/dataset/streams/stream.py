@@ -23,6 +23,7 @@ from headrace.format import ShardTable, unpack_file, verify_file
 from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
 from headrace.order.mixture.rules import given_weights, stream_errors
+from headrace.rules import path_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
 from headrace.storage import (
@@ -134,6 +135,8 @@ class Stream(FactsRepr):
         self.name = name
         for broken in stream_errors(self):
             raise StreamError(broken.message(given_weights(self)))
+        for broken in path_errors(self):
+            raise StreamError(broken.message(repr(getattr(self, broken.keys[0]))))
         self.endpoint_url = endpoint_url
         self.region = region
         self.anonymous = anonymous
