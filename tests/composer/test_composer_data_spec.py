@@ -310,3 +310,16 @@ def test_its_repr_names_the_data_and_the_position(make_dataset: Any) -> None:
     spec = streaming_data_spec(StreamingDataset(local=str(make_dataset()), batch_size=4))
     assert repr(spec).startswith('StreamingDataSpec\n')
     assert 'position  epoch 0, sample 0' in repr(spec)
+
+
+def test_overrides_of_what_is_no_file_are_refused(data: str) -> None:
+    config = load_config({'global_batch_size': 8, 'train': {'local': data}, 'eval': {'local': data}})
+    dataset = StreamingDataset(local=data, batch_size=8)
+    assert config.train is not None
+    for source in (config, config.train, dataset, StreamingDataLoader(dataset)):
+        with pytest.raises(ConfigError, match='`overrides` go over a file'):
+            streaming_data_spec(source, overrides=['train.shuffle=true'])
+    with pytest.raises(ConfigError, match='`overrides` go over a file'):
+        streaming_data_spec(local=data, batch_size=8, overrides=['train.shuffle=true'])
+    with pytest.raises(ConfigError, match='`overrides` go over a file'):
+        streaming_evaluators(config, overrides=['eval.shuffle=true'])

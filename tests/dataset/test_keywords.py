@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.dataset.keywords import given_names, knows_given_names
 from headrace.errors import ArgumentError, ConfigError
 
 
@@ -111,3 +112,23 @@ def test_a_place_is_a_text_or_a_path(make_dataset, argument):
 def test_something_else_than_streams_beside_a_folder(make_dataset):
     with pytest.raises(ConfigError, match='`streams` must be a list of Stream objects, but is a int. Write'):
         StreamingDataset(streams=5, local=str(make_dataset()))
+
+
+def test_a_function_may_ask_for_the_names_of_its_arguments():
+    @knows_given_names
+    def function(first: int, second: int = 2, *, third: int = 3, **rest: int) -> frozenset[str]:
+        return given_names()
+
+    assert function(1) == {'first'}
+    assert function(1, 2, fourth=4) == {'first', 'second', 'fourth'}
+    assert function(first=1, third=3) == {'first', 'third'}
+    assert function(1, second=2, third=4) == {'first', 'third'}, 'all, as a command line gives them'
+    assert str(inspect.signature(function)).startswith('(first:')
+
+
+def test_a_class_of_streams_beside_streams_is_refused(make_dataset):
+    streams = [Stream(local=str(make_dataset('d', 10)))]
+    with pytest.raises(ConfigError, match='`stream_name` and `stream_config` make the one stream'):
+        StreamingDataset(streams=streams, stream_name='other')
+    with pytest.raises(ConfigError, match='`stream_name` and `stream_config` make the one stream'):
+        StreamingDataset(streams=streams, stream_config={'label': 'a'})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import pickle
 import typing
@@ -18,7 +19,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning_oracle import judge, records
 from lightning_run import Crash, Model, Run, callbacks, dataset, train
 
-from headrace import StreamingDataLoader, Topology
+from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, TopologyError
 from headrace.lightning import PositionCallback, StreamingDataModule
 
@@ -26,6 +27,22 @@ logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
+
+
+WITH_A_FILE = ('config', 'overrides', 'prepare', 'collate_fn', 'worker_init_fn', 'dataset_class', 'topology')
+WITH_A_FILE += ('save_rng', 'position_files')
+
+
+def test_every_argument_that_a_file_leaves_without_effect_is_refused_whatever_its_value(yaml: str) -> None:
+    for name, parameter in inspect.signature(StreamingDataModule).parameters.items():
+        if name == 'config':
+            continue
+        arguments = {name: parameter.default}
+        if name in WITH_A_FILE:
+            assert StreamingDataModule(yaml, **arguments)
+        else:
+            with pytest.raises(ConfigError, match=f'these arguments are given too: {name}'):
+                StreamingDataModule(yaml, **arguments)
 
 
 def test_constructing_touches_neither_data_nor_processes(yaml):
@@ -83,6 +100,10 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
         'two ways to collate': (lambda: Collating(train=dataset(run), collate_fn=list), 'overrides `collate`'),
         'workers twice': (lambda: StreamingDataModule(yaml, num_workers=2), 'num_workers'),
         'data twice': (lambda: StreamingDataModule(yaml, train=dataset(run)), 'train'),
+        'a class for nothing': (
+            lambda: StreamingDataModule(train=dataset(run), dataset_class=StreamingDataset),
+            '`dataset_class` makes',
+        ),
         'overrides of nothing': (lambda: StreamingDataModule(train=dataset(run), overrides=['a=1']), 'overrides'),
         'no samples': (lambda: StreamingDataModule(train=dataset(run), batch_size=0), 'at least 1'),
         'a wrong file': (lambda: StreamingDataModule({'train': {'local': '/a', 'suffle': True}}), 'shuffle'),
@@ -102,6 +123,7 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
         'two ways to collate',
         'workers twice',
         'data twice',
+        'a class for nothing',
         'overrides of nothing',
         'no samples',
         'a wrong file',

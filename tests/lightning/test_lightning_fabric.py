@@ -220,6 +220,11 @@ def test_wrong_use_is_refused(mixes):
         setup(alone(), content(mixes['even']), batch_size=8)
     with pytest.raises(ConfigError, match='num_workers, evaluation cannot be given'):
         setup(alone(), StreamingDataLoader(data, batch_size=8), num_workers=1, evaluation=True)
+    for option in ({'num_workers': 0}, {'drop_last': False}, {'evaluation': False}):
+        with pytest.raises(ConfigError, match=f'{next(iter(option))} cannot be given together with a dict'):
+            setup(alone(), content(mixes['even']), **option)
+    with pytest.raises(ConfigError, match='num_workers cannot be given together with a LoaderConfig'):
+        setup(alone(), load_config(content(mixes['even'])).train, num_workers=0)
     with pytest.raises(ConfigError, match='overrides cannot be given'):
         setup(alone(), data, batch_size=8, overrides=['a=1'])
     with pytest.raises(TopologyError, match='replication'):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from composer.core import DataSpec, Evaluator
 from composer.utils import dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from headrace.composer.batches import count_composer_tokens, count_rows, first_rows, split_rows
 from headrace.composer.position import check_batches, is_followed, knows_skips
@@ -33,6 +33,7 @@ Source: TypeAlias = (
     str | os.PathLike[str] | Mapping[str, Any] | Config | LoaderConfig | StreamingDataset | StreamingDataLoader
 )
 _SECTIONS = ('train', 'eval', 'test', 'predict')
+_NO_OVERRIDES = '`overrides` go over a file or its content; give them to `load_config` together with it.'
 
 
 def streaming_data_spec(
@@ -133,6 +134,8 @@ def streaming_evaluators(
         ConfigError: As in `streaming_data_spec`.
         TopologyError: As in `streaming_data_spec`.
     """
+    if overrides and isinstance(source, Config):
+        raise ConfigError(_NO_OVERRIDES)
     config = source if isinstance(source, Config) else load_config(source, overrides=overrides)
     if not config.eval:
         raise ConfigError('The configuration has no `eval` section to make evaluators of.')
@@ -317,6 +320,8 @@ def _loader(
     if section.partition('.')[0] not in _SECTIONS:
         raise ConfigError(f'`section` must be one of {", ".join(_SECTIONS)}, with a name after a dot, got {section!r}.')
     given = {name: value for name, value in arguments.items() if value is not None}
+    if overrides and (source is None or isinstance(source, Config | LoaderConfig | StreamingDataset | DataLoader)):
+        raise ConfigError(_NO_OVERRIDES)
     if isinstance(source, StreamingDataLoader):
         _refuse({**options, **given}, 'a StreamingDataLoader is complete')
         return source

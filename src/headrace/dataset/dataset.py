@@ -182,6 +182,12 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         decode: DecodeLike | None = None,
     ) -> None:
         own = streams_given(streams, remote, local)
+        if own is not None and (stream_config or stream_name != 'stream'):
+            raise ConfigError(
+                f'`stream_name` and `stream_config` make the one stream of `remote` and `local`, but are '
+                f'{stream_name!r} and {stream_config!r} beside `streams`. Make the streams of this '
+                f'class, and leave both out.'
+            )
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
         if replication is not None and replication < 1:

@@ -7,16 +7,20 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Concatenate, Final, ParamSpec, SupportsFloat, SupportsIndex, TypeVar
 
 import numpy as np
 
 from headrace.errors import ArgumentError
 
-__all__ = ['by_name', 'check_kind']
+__all__ = ['by_name', 'check_kind', 'given_names', 'knows_given_names']
 
 S = TypeVar('S')
 P = ParamSpec('P')
+R = TypeVar('R')
+
+_given_names: ContextVar[frozenset[str]] = ContextVar('given_names')
 
 _KINDS: Final = {
     'bool': 'True or False',
@@ -54,6 +58,28 @@ def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, 
         init(self, **kwargs)  # pyright: ignore[reportCallIssue] - none is given by position
 
     return checked
+
+
+def knows_given_names(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that can first ask `given_names` which arguments the caller wrote, whatever their values."""
+    parameters = inspect.signature(function).parameters
+    names = [name for name, one in parameters.items() if name != 'self' and one.kind != one.VAR_KEYWORD]
+
+    @functools.wraps(function)
+    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        if all(name in given for name in names):
+            # A command line gives all arguments, those with defaults too.
+            given = {name: value for name, value in given.items() if value != parameters[name].default}
+        _given_names.set(frozenset(given))
+        return function(*args, **kwargs)
+
+    return asked
+
+
+def given_names() -> frozenset[str]:
+    """Names of the arguments that the caller of this function, made by `knows_given_names`, wrote."""
+    return _given_names.get()
 
 
 def check_kind(name: str, value: object, kind: str) -> None:

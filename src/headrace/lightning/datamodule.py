@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.keywords import given_names, knows_given_names
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.loader_position import GlobalBatches
 from headrace.dataset.tracker import TrainMode
@@ -56,7 +57,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
 
     Args:
         config: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`. It
-            describes the loaders completely. The arguments that go with it are `overrides`, the callables,
+            describes the loaders completely. The only arguments that go with it are `overrides`, the callables,
             `topology`, `save_rng`, `position_files` and, if it has none, `batch_size`.
         overrides: changes to the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
@@ -95,6 +96,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
     batch_size: int | None
     """Samples per device and training step. `BatchSizeFinder` and users may set it. None: not known before `setup`."""
 
+    @knows_given_names
     def __init__(
         self,
         config: Configuration | None = None,
@@ -122,6 +124,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         save_rng: bool = False,
         position_files: bool = True,
     ) -> None:
+        given = given_names()
         self._trainer: Trainer | None = None
         super().__init__()
         if batch_size is not None and batch_size < 1:
@@ -147,7 +150,10 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         }
         sections = {'train': train, 'val': val, 'test': test, 'predict': predict}
         if config is not None:
-            _refuse_beside_config({**sections, **workers})
+            _refuse_beside_config(
+                [name for name in (*sections, 'train_mode', *workers) if name in given]
+                + ['batch_size'] * ('batch_size' in given and batch_size is None)
+            )
             self._sources = sources_of_config(
                 config, overrides=overrides, callables=callables, dataset_class=dataset_class
             )
@@ -159,6 +165,12 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
                 section: sources_of_section(section, given, options=options, dataset_class=dataset_class)
                 for section, given in sections.items()
             }
+            made = [source for sources in self._sources.values() for source in sources if source.is_recipe]
+            if dataset_class is not None and not made:
+                raise ConfigError(
+                    '`dataset_class` makes datasets of keyword arguments or configurations, but all datasets are given '
+                    'ready-made or by functions. Leave it out.'
+                )
         refuse_shared(self._sources)
         if not any(self._sources.values()):
             raise ConfigError('A StreamingDataModule needs data: give `config`, or one of train, val, test, predict.')
@@ -387,8 +399,7 @@ def _opened(source: LoaderSource) -> StreamingDataset:
     return source.dataset
 
 
-def _refuse_beside_config(arguments: Mapping[str, Any]) -> None:
-    given = [name for name, value in arguments.items() if value]
+def _refuse_beside_config(given: Sequence[str]) -> None:
     if given:
         raise ConfigError(
             f'With a configuration, the loaders are described there, but these arguments are given too: '

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.keywords import given_names, knows_given_names
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.tracker import PositionTracker
 from headrace.errors import ConfigError
@@ -139,6 +140,7 @@ def setup(
 ) -> FabricLoaders: ...
 
 
+@knows_given_names
 def setup(
     fabric: Fabric,
     data: Single | Configuration,
@@ -182,27 +184,30 @@ def setup(
             leaves a training loader no batch.
         TopologyError: the ranks do not divide the global batch size, or the strategy knows another replication.
     """
+    given = given_names()
     if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
         raise ConfigError('Call `fabric.launch()` before `setup`: until then, no process knows which rank it is.')
     _restore_from_sharded_checkpoints(fabric)
     ranks = with_replication(topology_of_fabric(fabric, topology), replication, 'setup')
     callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
     beside = {**{name: value for name, value in callables.items() if value is not None}, **options}
+    unused = [name for name, value in {'overrides': overrides, 'dataset_class': dataset_class}.items() if value]
+    evaluates = ['evaluation'] if 'evaluation' in given else []
 
     if isinstance(data, StreamingDataLoader):
-        _refuse(data, {**beside, 'overrides': overrides, 'evaluation': evaluation, 'dataset_class': dataset_class})
+        _refuse(data, [*beside, *evaluates, *unused])
         data.dataset.bind(with_replication(ranks, data.dataset.replication, 'setup'))
         return FabricLoader(data, fabric, move_to_device=move_to_device)
     if isinstance(data, StreamingDataset):
-        _refuse(data, {'overrides': overrides, 'dataset_class': dataset_class})
+        _refuse(data, unused)
         source = LoaderSource('setup', '', data, loader_options({'num_workers': 0, **beside}))
         return FabricLoader(_loader(source, ranks, evaluation=evaluation), fabric, move_to_device=move_to_device)
-    _refuse(data, options)
+    _refuse(data, [*options])
     if isinstance(data, LoaderConfig):
-        _refuse(data, {'overrides': overrides})
+        _refuse(data, ['overrides'] if overrides else [])
         source = source_of_loader('setup', '', data, callables, dataset_class)
         return FabricLoader(_loader(source, ranks, evaluation=evaluation), fabric, move_to_device=move_to_device)
-    _refuse(data, {'evaluation': evaluation})
+    _refuse(data, evaluates)
     sections = sources_of_config(data, overrides=overrides, callables=callables, dataset_class=dataset_class)
     made = {
         section: {
@@ -253,8 +258,7 @@ def _loader(source: LoaderSource, topology: Topology, *, evaluation: bool) -> St
     return loader
 
 
-def _refuse(data: object, arguments: Mapping[str, Any]) -> None:
-    given = [name for name, value in arguments.items() if value]
+def _refuse(data: object, given: Sequence[str]) -> None:
     if given:
         raise ConfigError(
             f'setup: {", ".join(given)} cannot be given together with a {type(data).__name__}, which says it itself '

@@ -72,6 +72,11 @@ class LoaderSource:
         """Name in messages."""
         return f'{self.section} {self.name}'.rstrip()
 
+    @property
+    def is_recipe(self) -> bool:
+        """Whether `dataset_class` makes the dataset."""
+        return isinstance(self.source, LoaderConfig | Mapping)
+
     def open(self, topology: Topology) -> StreamingDataset:
         """The dataset, bound to the topology. A configuration makes it anew for other ranks."""
         dataset = self.dataset
