@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import time
+from dataclasses import replace
+
 import pytest
 from shards import FAST, SIZE, cache_of, names
 
@@ -90,3 +95,31 @@ class TestBadDownloads:
         assert cache.fetch(remote.entries[0])
         with cache_of(remote, tmp_path / 'cache').acquire(remote.entries[0]) as lease:
             remote.check(lease)
+
+    @pytest.mark.parametrize('later', [-3600, 0, 3600])
+    def test_verify_present_rests_on_no_clock(self, remote, tmp_path, later):
+        cache_of(remote, tmp_path / 'cache', verify_present=True).fetch(remote.entries[0])
+        path = tmp_path / 'cache' / remote.entries[0].parts[-1].name
+        for replaces in (False, True):  # as damage of the disk, and as `rsync -t`
+            damaged = tmp_path / 'damaged' if replaces else path
+            damaged.write_bytes(bytes(SIZE))
+            os.utime(damaged, (time.time() + later,) * 2)
+            damaged.replace(path)
+            with cache_of(remote, tmp_path / 'cache', verify_present=True).acquire(remote.entries[0]) as lease:
+                remote.check(lease)
+
+    def test_what_this_run_has_verified_is_verified_again_only_if_it_changed(self, plain, tmp_path):
+        verified = []
+        part = replace(plain.entries[0].parts[0], verify=lambda path: verified.append(path.name))
+        entry = CacheEntry((part,))
+        cache = cache_of(plain, tmp_path / 'cache', verify_present=True, entry_of=None)
+        assert cache.fetch(entry)
+        worker = pickle.loads(pickle.dumps(cache))
+        for each in (cache, worker):
+            assert each.fetch(entry)
+        assert len(verified) == 1
+        assert cache_of(plain, tmp_path / 'cache', verify_present=True).fetch(entry)
+        assert len(verified) == 2
+        os.utime(tmp_path / 'cache' / part.name, (1, 1))
+        assert pickle.loads(pickle.dumps(worker)).fetch(entry)
+        assert len(verified) == 3

@@ -113,6 +113,8 @@ class Fetcher:
         nobody evicts it before it is mapped.
         """
         entry, room, handle = request.entry, self._room, None
+        for temporary, _ in made:
+            self._files.mark(temporary)
         if room is None:
             with self._index.unchanged():
                 lock.publish(made)

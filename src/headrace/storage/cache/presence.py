@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import os
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.cache.entry import CacheEntry, EntrySet
@@ -14,43 +16,62 @@ if TYPE_CHECKING:
 
 __all__ = ['PresentFiles', 'missing']
 
+_ATTRIBUTE: Final = 'user.headrace.verified'
+
 
 class PresentFiles:
     """The files of one folder, as one process knows them."""
 
-    def __init__(self, folder: Path, *, has_store: bool, verify_before: float | None, stats: CacheStats) -> None:
+    def __init__(self, folder: Path, *, has_store: bool, run: str | None, stats: CacheStats) -> None:
         """Touches no disk.
 
         Args:
             folder: Where they are.
             has_store: Whether a bad file can be fetched again; else it is an error.
-            verify_before: Verify files that were last changed before this time, in seconds, at their first use,
-                without a store all of them; None: none.
+            run: Names the processes that trust each other's fetches. Other files are verified at their first use in
+                each process, without a store all of them; None: none.
             stats: Counts repeated fetches.
         """
         self._folder, self._root = folder, str(folder)
-        self._has_store, self._verify_before, self._stats = has_store, verify_before, stats
+        self._has_store, self._run, self._stats = has_store, run, stats
         self._verified = EntrySet()
 
     def forget(self) -> None:
         """Forget what is known of entries by their numbers: they have others now."""
         self._verified = EntrySet()
 
+    def mark(self, path: Path) -> None:
+        """Note in a file that this run has fetched and verified it, if the file system can do that."""
+        if self._run is not None:
+            with contextlib.suppress(AttributeError, OSError):  # the first where Python has no such function
+                os.setxattr(path, _ATTRIBUTE, self._mark_of(path), follow_symlinks=False)
+
+    def _is_marked(self, path: Path) -> bool:
+        try:
+            return os.getxattr(path, _ATTRIBUTE) == self._mark_of(path)
+        except (AttributeError, OSError):
+            return False
+
+    def _mark_of(self, path: Path) -> bytes:
+        # No time is compared with a clock: clocks are set back, and a copy may have the time of its original.
+        info = path.stat()
+        return f'{self._run} {info.st_ino} {info.st_size} {info.st_mtime_ns}'.encode()
+
     def verified(self, entry: CacheEntry) -> None:
         """Say that a shard has been verified."""
-        if self._verify_before is not None:
+        if self._run is not None:
             self._verified.add(entry)
 
     def verify(self, entry: CacheEntry) -> bool:
         """Verify a shard at its first use, if that is wanted; False if it was bad and is now absent."""
-        if self._verify_before is None or entry in self._verified:
+        if self._run is None or entry in self._verified:
             return True
         for part in entry.parts:
             path = self._folder / part.name
             if part.verify is None:
                 continue
             try:
-                if not self._has_store or path.stat().st_mtime < self._verify_before:
+                if not self._has_store or not self._is_marked(path):
                     part.verify(path)
             except FileNotFoundError:
                 return False

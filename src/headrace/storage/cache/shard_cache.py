@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +70,15 @@ class ShardCache:
             retry: How often a transfer is tried.
             entry_of: Under a limit, the entry of a file in the folder (raw or compressed), by its name. Only such files
                 count and may be evicted. None: the entries that this object was asked for.
-            verify_present: Verify files that were there before this object was made, at their first use in a process.
-                Later files were verified by their fetcher, if it verifies.
+            verify_present: Verify files at their first use in a process, except those that this object, or a copy of it
+                in another process, has fetched and verified.
             stats: The counters; by default its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.keep_packed = keep_packed
         self.retry = retry or Retry()
         self.verify_present = verify_present
-        self._since = time.time()
+        self._run = os.urandom(8).hex()  # the same in its copies in other processes
         self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
@@ -91,8 +90,8 @@ class ShardCache:
         """Set the state of one process."""
         self._root = str(self.folder)
         self._known: dict[str, CacheEntry] = {}
-        since = self._since if self.verify_present else None
-        self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
+        run = self._run if self.verify_present else None
+        self._files = PresentFiles(self.folder, has_store=self.store is not None, run=run, stats=self.stats)
         self._limited: LimitedFolder | None = None
         self._room: FolderRoom | None = None
         if self._limit is not None and self.store is not None:
