@@ -110,7 +110,7 @@ CASES = [
         'a shard has always a wrong bit',
         lambda: [Fault(match='GET .*shard.00007', flip_at=3000)],
         ChecksumError,
-        'fetched twice, .*The index says that the xxh64 of shard.00007.mds is',
+        'fetched more than once, .*The index says that the xxh64 of shard.00007.mds is',
     ),
     Case(
         '403 for a shard',

@@ -62,7 +62,9 @@ def test_a_truncated_shard_at_the_remote_names_stream_shard_and_url(make_dataset
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-40])
     local = tmp_path / 'local'
-    with pytest.raises(ChecksumError, match=r'remote/shard\.00002\.mds is not what its index says \(fetched twice'):
+    with pytest.raises(
+        ChecksumError, match=r'remote/shard\.00002\.mds is not what its index says \(fetched more than once'
+    ):
         read(remote=str(remote), local=str(local))
     shard.write_bytes(whole)
     assert read(remote=str(remote), local=str(local)) == list(range(60))

@@ -24,6 +24,9 @@ from headrace.storage.stores.local import LocalStore
 SIZE = 40_000
 
 
+FAST = Retry(attempts=3, first_delay=0.001)
+
+
 class StuckStore(LocalStore):
     """Of every object, only the beginning comes."""
 
@@ -111,6 +114,7 @@ def names(folder):
 def cache_of(remote, folder, **how):
     how.setdefault('store', remote.store)
     how.setdefault('entry_of', remote.entry_of)
+    how.setdefault('retry', FAST)
     return ShardCache(folder, **how)
 
 
@@ -128,7 +132,7 @@ class TextReader:
         return ()
 
 
-def fetch_index(folder, store, name='index.json', *, checks=False, retry=Retry()):  # noqa: B008 - it is frozen
+def fetch_index(folder, store, name='index.json', *, checks=False, retry=FAST):
     """The index of a cache folder, fetched and read; a remote that was asked before is not asked again."""
     index = CachedIndex(folder, name)
     check, reader = IndexCheck(since=0.0), TextReader(checks=checks)
@@ -146,6 +150,3 @@ def disk_use(folder):
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(parent) / name).lstat().st_size
     return total
-
-
-FAST = Retry(attempts=3, first_delay=0.001)

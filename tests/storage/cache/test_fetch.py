@@ -16,7 +16,7 @@ from headrace.errors import (
     ObjectNotFoundError,
     TransferError,
 )
-from headrace.storage import CacheEntry, CachePart
+from headrace.storage import CacheEntry, CachePart, Retry
 from headrace.testing.stores import FaultyStore
 
 
@@ -33,7 +33,8 @@ class TestBadDownloads:
 
     @pytest.mark.parametrize('fault', ['short', 'flipped', 'long', 'empty'])
     def test_two_bad_downloads_are_an_error_that_names_everything(self, remote, tmp_path, fault):
-        store = FaultyStore(remote.store, [fault] * 2)
+        times = 2 if fault == 'flipped' else 1 + len(FAST.pauses)  # one of another size may be about to be replaced
+        store = FaultyStore(remote.store, [fault] * times)
         cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
         part = remote.entries[0].parts[0]
         with pytest.raises(ChecksumError) as caught:
@@ -41,10 +42,10 @@ class TestBadDownloads:
         for word in (
             f'{remote.folder}/{part.packed_name or part.name}',
             f'{tmp_path}/cache/{part.name}',
-            'fetched twice',
+            'fetched more than once',
         ):
             assert word in str(caught.value)
-        assert store.calls['get', part.packed_name or part.name] == 2
+        assert store.calls['get', part.packed_name or part.name] == times
         assert names(tmp_path / 'cache') == []
         with cache.acquire(remote.entries[0]) as lease:  # the store has recovered: nothing of the failure stayed
             remote.check(lease)
@@ -62,14 +63,50 @@ class TestBadDownloads:
             cache_of(remote, tmp_path / 'cache', store=store, retry=FAST).acquire(remote.entries[0])
         assert names(tmp_path / 'cache') == []
 
-    @pytest.mark.parametrize(('fault', 'error'), [('denied', AccessDeniedError), (None, ObjectNotFoundError)])
-    def test_what_waiting_does_not_cure_is_raised_at_once(self, plain, tmp_path, fault, error):
-        if fault is None:
-            (plain.folder / 'shard.00000.mds').unlink()
-        store = FaultyStore(plain.store, [fault])
-        with pytest.raises(error):
+    def test_what_waiting_does_not_cure_is_raised_at_once(self, plain, tmp_path):
+        store = FaultyStore(plain.store, ['denied'])
+        with pytest.raises(AccessDeniedError):
             cache_of(plain, tmp_path / 'cache', store=store).acquire(plain.entries[0])
         assert store.calls['get', 'shard.00000.mds'] == 1
+
+    @pytest.mark.parametrize('state', ['absent', 'empty', 'a beginning'])
+    def test_an_object_that_its_owner_replaces_in_two_steps_is_waited_for(self, plain, tmp_path, state):
+        path, (entry, *_) = plain.folder / 'shard.00000.mds', plain.entries
+        data, slept = path.read_bytes(), []
+
+        def first_step():
+            path.unlink()
+            if state != 'absent':
+                path.write_bytes(data[: 100 * (state == 'a beginning')])
+
+        def sleep(seconds):
+            slept.append(seconds)
+            if len(slept) == 3:
+                path.write_bytes(data)
+
+        first_step()
+        with cache_of(plain, tmp_path / 'cache', retry=Retry(sleep=sleep)).acquire(entry) as lease:
+            plain.check(lease)
+        assert slept == [0.5, 1, 2]
+        first_step()
+        with pytest.raises(ObjectNotFoundError if state == 'absent' else ChecksumError) as caught:
+            cache_of(plain, tmp_path / 'other', retry=Retry(sleep=slept.append)).acquire(entry)
+        assert slept[3:] == [0.5, 1, 2]
+        if state != 'absent':
+            assert plain.store.head(entry.key).etag in str(caught.value)
+
+    def test_both_states_of_an_object_that_changes_are_named(self, plain, tmp_path):
+        path, first = plain.folder / 'shard.00000.mds', []
+
+        def sleep(seconds):
+            path.write_bytes(bytes(77))
+
+        path.write_bytes(bytes(33))
+        first = plain.store.head('shard.00000.mds').etag
+        with pytest.raises(ChecksumError) as caught:
+            cache_of(plain, tmp_path / 'cache', retry=Retry(sleep=sleep)).acquire(plain.entries[0])
+        for word in ('has 33 bytes', 'has 77 bytes', first, plain.store.head('shard.00000.mds').etag):
+            assert word in str(caught.value)
 
     def test_a_bomb_is_not_unpacked(self, packed, tmp_path):
         part = packed.entries[0].parts[0]

@@ -13,6 +13,7 @@ from headrace.errors import ChecksumError, FormatError
 from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
+from headrace.storage.cache.index_fetch import index_change
 from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
 from headrace.storage.cache.presence import missing
@@ -94,7 +95,14 @@ class Fetcher:
                         return refusal
                 self._index.require_same()
                 maker = _FileMaker(
-                    self._folder, self._store, self._keep_packed, self._retry, self._stats, request.how, lock
+                    self._folder,
+                    self._store,
+                    self._keep_packed,
+                    self._retry,
+                    self._stats,
+                    request.how,
+                    lock,
+                    self._index,
                 )
                 return self._publish(request, maker.make(absent), lock)
         finally:
@@ -164,6 +172,7 @@ class _FileMaker:
     stats: CacheStats
     how: Transfer
     lock: FetchLock
+    index: CachedIndex
 
     def make(self, parts: list[CachePart]) -> list[tuple[Path, Path]]:
         """Make the files of these parts; returns (temporary, final) of each."""
@@ -171,7 +180,7 @@ class _FileMaker:
         for number, part in enumerate(parts):
             raw = self.lock.temporary(number, 'raw')
             if part.packed_name is None:
-                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw))
+                self._twice(part, part.name, part.size, raw, lambda part=part, raw=raw: _verify(part, raw))
             else:
                 packed = self.lock.temporary(number, 'packed')
                 self._make_packed(part, raw, packed)
@@ -190,11 +199,6 @@ class _FileMaker:
         with self.lock.create(target) as out:
             download(self.store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
-    def _download_raw(self, part: CachePart, raw: Path) -> None:
-        self._download(part.name, raw, part.size)
-        if part.verify:
-            part.verify(raw)
-
     def _make_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
         assert part.packed_name is not None
         local = self.folder / part.packed_name
@@ -212,12 +216,7 @@ class _FileMaker:
                 if self.store is not None and not self.keep_packed:
                     delete_file(self.folder, part.packed_name)
                 return
-        self._twice(part, lambda: self._download_packed(part, raw, packed))
-
-    def _download_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
-        assert part.packed_name is not None
-        self._download(part.packed_name, packed, part.packed_size)
-        self._unpack(part, packed, raw)
+        self._twice(part, part.packed_name, part.packed_size, packed, lambda: self._unpack(part, packed, raw))
 
     def _unpack(self, part: CachePart, packed: Path, raw: Path) -> None:
         assert part.unpack is not None
@@ -233,20 +232,21 @@ class _FileMaker:
         size = raw.stat().st_size
         if part.size_at is None and size != part.size:
             raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
-        if part.verify:
-            part.verify(raw)
+        _verify(part, raw)
         self.stats.add(bytes_unpacked=size, nanoseconds_unpacking=taken)
 
-    def _twice(self, part: CachePart, attempt: Callable[[], None]) -> None:
-        """A bad file is fetched again once: the fault may lie in the transfer."""
+    def _twice(self, part: CachePart, key: str, size: int | None, target: Path, check: Callable[[], None]) -> None:
+        """Download a file and check it. A bad one is fetched again once: the fault may lie in the transfer."""
         try:
-            attempt()
-        except FormatError:
-            self.stats.add(retries=1)
+            self._download(key, target, size)
             try:
-                attempt()
-            except FormatError as error:
-                raise self._explained(part, error, times=2) from error
+                check()
+            except FormatError:
+                self.stats.add(retries=1)
+                self._download(key, target, size)
+                check()
+        except FormatError as error:
+            raise self._explained(part, error, times=2) from error
 
     def _explained(self, part: CachePart, error: FormatError, *, times: int) -> FormatError:
         key = part.packed_name or part.name
@@ -254,12 +254,19 @@ class _FileMaker:
             origin, fix = f'the local file {self.folder / key}', 'Restore it, or write the dataset again.'
         else:
             origin = f'{self.store.url.rstrip("/")}/{key}'
-            fix = 'The object in the store is bad, or the index is of another version: write the dataset again.'
+            fix = index_change(self.index, self.store) or (
+                'The object in the store is bad, or the index is of another version: write the dataset again.'
+            )
         kind = type(error) if isinstance(error, ChecksumError) else ChecksumError
         return kind(
-            f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
+            f'{origin} is not what its index says ({"read once" if times == 1 else "fetched more than once"}, for '
             f'{self.folder / part.name}): {error} {fix}'
         )
+
+
+def _verify(part: CachePart, raw: Path) -> None:
+    if part.verify:
+        part.verify(raw)
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

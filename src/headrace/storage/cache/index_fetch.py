@@ -228,13 +228,17 @@ class IndexFetch:
             with lock.create(target) as out:
                 download(self.store, name, out, self.retry, how=how, stats=self.stats, on_version=versions.append)
 
-        attempt()
-        try:
-            self.reader.read(target)
-        except FormatError:
-            self.stats.add(retries=1)
+        for pause in (*self.retry.pauses, None):  # its owner may be writing it
             attempt()
-            self.reader.read(target)
+            try:
+                self.reader.read(target)
+            except FormatError:
+                if pause is None:
+                    raise
+                self.stats.add(retries=1)
+                self.retry.sleep(pause)
+            else:
+                break
         return versions[-1]
 
     def _take(self, fetched: _Fetched, lock: FetchLock) -> None:
@@ -313,6 +317,21 @@ class IndexFetch:
                 stack.enter_context(held(handle))
                 lock_file(handle, self.index.folder / REMOTE_MARKER)
             yield
+
+
+def index_change(index: CachedIndex, store: Store) -> str:
+    """Says that a store has another index now than the folder; empty if it has not, or nobody knows."""
+    note = _read_note(index.path)
+    try:
+        found = _version(store.head(index.path.name))
+    except Exception:  # it only explains another error
+        return ''
+    if note is None or not note.version or note.version == found:
+        return ''
+    return (
+        f'The data have been replaced since this run began: its index is of version {note.version!r} (size and name), '
+        f'that in the store of {found!r}. Start the run again.'
+    )
 
 
 def _version(info: ObjectInfo) -> str:

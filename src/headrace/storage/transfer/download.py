@@ -11,10 +11,11 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from headrace.errors import ChecksumError, ConfigError, TransferError
+from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage.protocol import is_blocking
 from headrace.storage.stats import CacheStats
 from headrace.storage.transfer.almost_done import AlmostDone
+from headrace.storage.transfer.http_body import BadRangeError
 from headrace.storage.transfer.outage import outages
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError, Retry
@@ -193,6 +194,9 @@ def download(
 
     Objects of two `RANGE` and more are fetched in ranges; the ranges of several versions are never mixed.
 
+    One of known size that is absent, or has another size, is asked for again after each of `Retry.pauses`: its owner
+    may be replacing it, in two steps.
+
     Args:
         store: Where from.
         key: The object.
@@ -208,9 +212,36 @@ def download(
         ChecksumError: The object has another size, more bytes than it may have, or was replaced in between.
         StorageError: The store failed, `TransferError` after all attempts.
     """
+    stats = stats or CacheStats()
+    first = ''
+    for pause in (*retry.pauses, None):
+        try:
+            return _download(store, key, out, retry, size, how, stats, most, on_version)
+        except (ChecksumError, ObjectNotFoundError) as error:
+            first = first or str(error)
+            if size is None or (pause is None and first == str(error)):
+                raise
+            if pause is None:
+                raise type(error)(f'{error} It changes: the first answer was another. {first}') from error
+        stats.add(retries=1)
+        retry.sleep(pause)
+    raise AssertionError('the last pause is None')
+
+
+def _download(
+    store: Store,
+    key: str,
+    out: BinaryIO,
+    retry: Retry,
+    size: int | None,
+    how: Transfer,
+    stats: CacheStats,
+    most: int,
+    on_version: Callable[[str], None] | None,
+) -> int:
+    """See `download`; without waiting for an object that its owner replaces."""
     url = f'{store.url.rstrip("/")}/{key}'
     what = f'Downloading {url}'
-    stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
     near = None if size is None or how.almost_done is None else AlmostDone(size, how.almost_done)
     heard = outages.listener(url, retry.clock)
@@ -262,25 +293,33 @@ def download(
         transfer_pool.get().run(
             [lambda span=span: fetch(span) for span in spans], urgent=how.urgent, meanwhile=name_silent_server
         )
-    except ConfigError:
-        # A range was refused: the object is shorter than it should be, unless it is the caller who errs.
-        found = store.head(key).size
-        if size is None or found == size:
+    except ConfigError as error:
+        # A range was refused: the object is, or was, shorter than it should be, unless it is the caller who errs.
+        if size is None:
             raise
-        raise ChecksumError(f'It has {found} bytes, the index gives {size}.') from None
+        found = store.head(key)
+        if found.size == size and not isinstance(error, BadRangeError):
+            raise
+        raise _other_size(found.size, size, found.etag) from None
     finally:
         for span in spans:
             span.close()
     total = sum(span.written for span in spans)
     if len(versions) > 1:
-        raise ChecksumError(f'{url} was replaced by another version while it was being read.')
+        raise ChecksumError(f'{url} was replaced while it was being read: its versions are {list(versions)}.')
     if size is not None and total != size:
-        raise ChecksumError(f'It has {total} bytes, the index gives {size}.')
+        raise _other_size(total, size, next(iter(versions), ''))
     if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
         os.ftruncate(out.fileno(), total)
     if on_version is not None:
         on_version(next(iter(versions), ''))
     return total
+
+
+def _other_size(found: int, expected: int, version: str) -> ChecksumError:
+    """The error for an object of another size; of the right one if that changed in the middle."""
+    told = f', in its version {version!r}' if version else ''
+    return ChecksumError(f'It has {found} bytes{told}, the index gives {expected}.')
 
 
 class _AbandonedError(Exception):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable
 
-__all__ = ['CHUNK', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'version']
+__all__ = ['CHUNK', 'BadRangeError', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'version']
 
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
@@ -221,9 +221,13 @@ def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
     return ObjectInfo(key, int(str(size)), version(etag))
 
 
-def bad_range(wanted: ReadRequest, found: int) -> ConfigError:
+class BadRangeError(ConfigError):
+    """An object does not have the range that was asked for."""
+
+
+def bad_range(wanted: ReadRequest, found: int) -> BadRangeError:
     """The error for a range that its object does not have; ``found`` bytes are there from its offset."""
-    return ConfigError(
+    return BadRangeError(
         f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
         f'{found} bytes from there. It is shorter than its index says: restore it, or make the index again.'
     )

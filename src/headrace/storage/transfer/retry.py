@@ -75,6 +75,11 @@ class Retry:
         """Seconds for which a transfer that is under way may bring nothing."""
         return max(self.attempts * self.attempt_timeout, self.patience + self.attempt_timeout)
 
+    @property
+    def pauses(self) -> tuple[float, ...]:
+        """Seconds to wait, one after the other, for an object that its owner is replacing."""
+        return tuple(min(self.max_delay, self.first_delay * 2**number) for number in range(min(self.attempts, 5)))
+
     def call(
         self,
         what: str,
