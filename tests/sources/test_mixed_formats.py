@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from source_cases import index, rows
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
 from headrace.convert.report import report_lines
 from headrace.errors import FormatError, HeadraceError, StreamError
+from headrace.sources.formats import format_of
 from headrace.testing.oracle import World, check_resume
 
 ROWS = 60
@@ -256,3 +258,102 @@ def test_pickles_of_litdata_need_leave(tmp_path):
         StreamingDataset(remote=str(folder), local=str(tmp_path / 'a'))
     dataset = StreamingDataset(remote=str(folder), local=str(tmp_path / 'b'), allow_unsafe_types=True, batch_size=1)
     assert [dataset[number] for number in range(5)] == [{'set': {number}} for number in range(5)]
+
+
+# -- files that are not whole, or more than whole ------------------------------------------------------------------
+
+
+def one_file(name: str, folder: Path, values: list[object]) -> dict[str, bytes]:
+    """A dataset of one file, and of its index if it has one, whose column `id` has these values."""
+    if name == 'parquet':
+        pq = pytest.importorskip('pyarrow.parquet')
+        pq.write_table(pytest.importorskip('pyarrow').table({'id': values}), folder / 'a.parquet')
+    elif name in ('arrow', 'feather'):
+        pa = pytest.importorskip('pyarrow')
+        table = pa.table({'id': values})
+        new = pa.ipc.new_stream if name == 'arrow' else pa.ipc.new_file
+        with pa.OSFile(str(folder / f'a.{name}'), 'wb') as file, new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    elif name == 'litdata':
+        pytest.importorskip('litdata')
+        from litdata.streaming.writer import BinaryWriter
+
+        writer = BinaryWriter(str(folder), chunk_size=100)
+        for number, value in enumerate(values):
+            writer.add_item(number, {'id': value})
+        writer.done()
+        writer.merge()
+    elif name.startswith('tar'):
+        with tarfile.open(folder / f'a.{name}', 'w:gz' if name == 'tar.gz' else 'w') as tar:
+            for number, value in enumerate(values):
+                if value is not None:
+                    info = tarfile.TarInfo(f'{number}.id')
+                    info.size = len(str(value))
+                    tar.addfile(info, io.BytesIO(str(value).encode()))
+                info = tarfile.TarInfo(f'{number}.more')
+                tar.addfile(info)
+    else:
+        kind, _, packed = name.partition('.')
+        lines = [json.dumps({'id': value}) for value in values]
+        if kind == 'csv':
+            lines = ['id,y', *(f'{"" if value is None else value},"y"' for value in values)]
+        text = '\n'.join(lines).encode() + b'\n'
+        (folder / f'a.{name}').write_bytes(gzip.compress(text) if packed else text)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+FORMATS = {
+    'parquet': ('parquet', 8),
+    'arrow': ('arrow', 8),  # and the message before it
+    'feather': ('arrow', 10),
+    'tar': ('webdataset', 10240 - 3 * 1536),  # the last sample and the end
+    'tar.gz': ('webdataset', 8),
+    'jsonl': ('jsonl', 2),
+    'jsonl.gz': ('jsonl', 8),
+    'csv': ('csv', 2),
+    'csv.gz': ('csv', 8),
+    'litdata': ('litdata', 12),
+}
+"""By the ending of a file: the format, and bytes at the end without which a reader knows that it is not whole."""
+
+
+def read(name: str, objects: dict[str, bytes]) -> list[object] | str:
+    """The values of the column, or the message of headrace's error."""
+    try:
+        return [row['id'] for row in rows(index(format_of(name), objects, columns=['id']), objects)]
+    except HeadraceError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize('case', ['whole', 'truncated', 'joined', 'followed by other data', 'empty beside another'])
+@pytest.mark.parametrize('ending', FORMATS)
+def test_a_file_is_read_whole_or_refused_by_name(tmp_path, ending, case):
+    name, end = FORMATS[ending]
+    objects = one_file(ending, tmp_path, [0, 1, 2, 3])
+    key = next(key for key in objects if key != 'index.json')
+    data = objects[key]
+    if ending == 'arrow':
+        end = len(data) - data.rindex(b'\xff' * 4, 0, -end)
+    if case == 'empty beside another':
+        objects['empty' + key] = b''
+    else:
+        objects[key] = {'truncated': data[:-end], 'joined': data * 2}.get(case, data)
+        objects[key] += b'm' * (case == 'followed by other data')
+    found = read(name, objects)
+    if isinstance(found, str):
+        assert case != 'whole'
+        assert key in found
+    else:
+        assert found == [0, 1, 2, 3] * (1 + (case == 'joined'))
+
+
+@pytest.mark.parametrize('ending', FORMATS)
+def test_nulls_are_none_or_refused_by_name(tmp_path, ending):
+    """Other than CSV, which knows no nulls: an empty field makes a column of text."""
+    objects = one_file(ending, tmp_path, [0, None, 2, 3])
+    expected: list[object] = ['0', '', '2', '3'] if ending.startswith('csv') else [0, None, 2, 3]
+    found = read(FORMATS[ending][0], objects)
+    if ending.startswith('tar'):
+        assert f"sample '1' in a.{ending} has no 'id'" in found
+    else:
+        assert found == expected

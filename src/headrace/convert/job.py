@@ -205,7 +205,7 @@ class Worker:
         text = f'{type(error).__name__}: {error}'
         if self._job.on_error == 'stop':
             raise ConversionError(
-                f'{name} cannot be converted: {text}. Correct or remove it, or pass '
+                f'{name} cannot be converted: {text.rstrip(".")}. Correct or remove it, or pass '
                 f"`on_error='skip'` or 'collect'. Then run the conversion again: it continues where it stopped."
             ) from error
         errors.append(InputError(name, text[:_LONGEST]))

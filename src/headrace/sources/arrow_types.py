@@ -169,9 +169,10 @@ def to_columns(
                 f'Write the file again with statistics, or leave the column out with `columns=`.'
             ) from None
         except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, IndexError) as error:
+            last = first_row + batch.num_rows - 1
             raise ShardError(
-                f'Column {name!r} of {source}, rows {first_row} to {first_row + batch.num_rows - 1}, cannot be '
-                f'read as `{column.encoding}`: {error}.'
+                f'Column {name!r} of {source.rstrip(",")}, rows {first_row} to {last}, cannot be read as '
+                f'`{column.encoding}`: {error}.'
             ) from error
     return values
 

@@ -135,7 +135,7 @@ class LineSource:
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]
-        where = f'{found.key} (rows of part {part})'
+        where = f'{found.key} (part {part})'
         try:
             rows = 0
             for batch in self._batches(found, data, where):

@@ -117,7 +117,7 @@ class TarSource:
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]
-        where = f'{found.key} (samples of part {part})'
+        where = f'{found.key} (part {part})'
         algorithm = algorithm_of(found.key)
         window: Window = MemoryWindow(data, where)
         if algorithm is not None:

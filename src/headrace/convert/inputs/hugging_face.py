@@ -104,6 +104,7 @@ class HuggingFaceInputs:
         )
         for batch in table.combine_chunks().to_batches():
             yield to_columns(batch, columns, source='the dataset', first_row=begin)
+            begin += batch.num_rows
 
 
 def _has_nulls(column: Any) -> bool:
