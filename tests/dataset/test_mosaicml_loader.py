@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ResumeError
 from headrace.testing.golden.resume import write_streams
 
 SMALL = Path(__file__).parents[1] / 'testing' / 'golden_small' / 'order'
@@ -162,3 +163,86 @@ def test_a_run_that_is_taken_over_leaves_out_a_loss_spike_on_any_topology(make_d
         assert len(found) == len(expected)
         state = found[2][1]
         assert [ids for ids, _ in steps(ranks(count, nodes, bounds), state)] == [ids for ids, _ in found[3:]]
+
+
+@pytest.mark.parametrize('algo', ['py1s', 'py2s', 'py1e'])
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_every_state_of_an_epoch_that_repeats_more_than_a_batch_loads(algo, ranks, make_dataset):
+    data = make_dataset('data', 37)
+
+    def loader(state=None):
+        options = {'shuffle': True, 'shuffle_algo': algo, 'num_canonical_nodes': 36, 'batch_size': 8 // ranks}
+        made = StreamingDataLoader(
+            StreamingDataset(local=str(data), topology=Topology(rank=0, world_size=ranks), **options)
+        )
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    whole = loader()
+    steps = [(batch['id'].tolist(), whole.state_dict()) for batch in whole]
+    assert len(steps) == 9  # of 36 nodes with two samples each
+    for number, (_, state) in enumerate(steps[:-1], 1):
+        assert [batch['id'].tolist() for batch in loader(state)] == [ids for ids, _ in steps[number:]]
+    assert len(list(loader(steps[-1][1]))) == 9
+
+
+@pytest.fixture
+def two_streams(make_dataset):
+    folders = [make_dataset('a', 40), make_dataset('b', 60)]
+
+    def make(nodes, ranks, batch_size, method, state=None):
+        streams = [Stream(local=str(folder)) for folder in folders]
+        topology = Topology(rank=0, world_size=ranks, num_nodes=nodes)
+        dataset = StreamingDataset(
+            streams=streams, topology=topology, batch_size=batch_size, batching_method=method, shuffle=True,
+            shuffle_algo='py1e', num_canonical_nodes=4, partition_algo='orig',
+        )  # fmt: skip
+        loader = StreamingDataLoader(dataset)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    return make
+
+
+def state_after(loader, batches):
+    taken = iter(loader)
+    for _ in range(batches):
+        next(taken)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ('method', 'then', 'now', 'told'),
+    [
+        ('device_per_stream', (1, 2, 4), (1, 4, 2), '2 ranks on 1 node in the checkpoint, 4 ranks on 1 node now'),
+        ('device_per_stream', (1, 4, 2), (2, 4, 2), '4 ranks on 1 node in the checkpoint, 4 ranks on 2 nodes now'),
+        ('device_per_stream', (1, 2, 4), (1, 2, 2), 'global batches of 8 in the checkpoint, of 4 now'),
+        ('per_stream', (1, 2, 4), (1, 2, 2), 'global batches of 8 in the checkpoint, of 4 now'),
+        ('stratified', (1, 1, 8), (1, 1, 10), 'global batches of 8 in the checkpoint, of 10 now'),
+    ],
+)
+def test_other_batches_in_the_middle_of_an_epoch_are_refused(two_streams, method, then, now, told):
+    state = state_after(two_streams(*then, method), 3)
+    with pytest.raises(ResumeError, match=f'{method} batches.*{told}'):
+        two_streams(*now, method, state)
+    two_streams(*then, method, state)
+    two_streams(*now, method, state_after(two_streams(*then, method), 0))
+
+
+@pytest.mark.parametrize('method', ['stratified', 'per_stream', 'random'])
+def test_batches_that_do_not_depend_on_ranks_continue_on_others(two_streams, method):
+    whole = two_streams(1, 2, 4, method)
+    state = state_after(whole, 3)
+    plan, rest = whole.plan(0), two_streams(1, 4, 2, method, state).plan(0, 24)
+    for number in range(3, 9):
+        ids = plan.order.at(plan.global_positions(number))
+        assert sorted(ids) == sorted(plan.order.at(rest.global_positions(number - 3)))
+
+
+def test_a_state_of_an_earlier_version_does_not_say_its_batches(two_streams):
+    state = state_after(two_streams(1, 2, 4, 'device_per_stream'), 3)
+    config = json.loads(state['config'])
+    del config['dealt']
+    two_streams(1, 2, 4, 'device_per_stream', {**state, 'config': json.dumps(config)})

@@ -70,6 +70,7 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
     }
     optional: dict[str, tuple[bool, str]] = {
         'count': (is_count(pinned.get('count')), 'a number of samples'),
+        'dealt': (_are_dealt(pinned.get('dealt')), 'nodes, replicas and samples of a global batch'),
         'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),
         'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
         'skip': (are_ranges(pinned.get('skip')), 'a list of ranges [begin, end]'),
@@ -104,6 +105,10 @@ def _is_list(value: Any, of: int | None = None) -> bool:
 
 def _are_counts(value: Any, of: int | None = None) -> bool:
     return _is_list(value, of) and all(is_count(number) for number in value)
+
+
+def _are_dealt(value: Any) -> bool:
+    return _are_counts(value, 3) and all(value) and value[1] % value[0] == 0 and value[2] % value[1] == 0
 
 
 def _are_streams(value: Any, epoch_size: int) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from headrace.errors import ConfigError, TopologyError, UnknownNameError
+from headrace.display import count_text
+from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
 from headrace.order.batch_spec import check_batch_size
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mosaicml.batching import Devices, continues
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
@@ -78,7 +80,8 @@ class Run:
         """The streams and what an epoch draws from each."""
         self._frozen: OrderConfig | None = None
         self._initial_nodes: int | None = None
-        self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run at another position
+        self._start: tuple[object, ResumeState] | None = None  # a state of this run at another position
+        self._dealt: tuple[int, tuple[int, ...]] | None = None  # epoch of the loaded state, and its batches
         self.last_batches: BatchSpec | None = None  # of the last plan
         self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
         self._counted: tuple[BatchSpec, int] | None = None  # batches of an epoch
@@ -177,6 +180,8 @@ class Run:
                 f'with {self._asked.batching} batching the global batch keeps its size during a run, which began with '
                 f"{frozen}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
+        if start and self._dealt is not None and self._dealt[0] == epoch:
+            self._check_dealt(self._dealt[1], batches)
         plan = make_plan(
             self.order(epoch, batches.topology.nodes, size, batches.topology.replicas),
             batches.topology,
@@ -211,20 +216,43 @@ class Run:
             replicas: as `config`'s.
             batches: how the sequence is cut into batches; None: as in the last plan.
         """
-        ranges = self._skipped_ranges(self.mixture, batches or self.last_batches) or ()
-        if self._start is not None and self._start[0] == ranges:
+        batches = batches or self.last_batches
+        ranges = self._skipped_ranges(self.mixture, batches) or ()
+        config, dealt = self.config(nodes, global_batch_size, replicas), ()
+        if batches is not None and config.is_mosaicml and config.batching != 'random':
+            dealt = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
+        if self._start is not None and self._start[0] == (ranges, dealt):
             return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.of(
-            self.config(nodes, global_batch_size, replicas),
+            config,
             self.mixture,
             epoch=epoch,
             sample_in_epoch=sample,
             initial_physical_nodes=self.initial_nodes(nodes),
             skip=ranges,
+            dealt=dealt,
         )
         if self._frozen is not None:
-            self._start = ranges, state
+            self._start = (ranges, dealt), state
         return state
+
+    def _check_dealt(self, then: tuple[int, ...], batches: BatchSpec) -> None:
+        """Check that batches of MosaicML's orders continue as a state's run had them."""
+        now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
+        config = self.config(batches.topology.nodes, None)
+        devices = [
+            Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=self._initial_nodes)
+            for n, r, size in (then, now)
+        ]
+        if continues(self.mixture, config, *devices):
+            return
+        ranks = [f'{count_text(r, "rank")} on {count_text(n, "node")}' for n, r, _ in (then, now)]
+        raise ResumeError(
+            f"{config.batching} batches of MosaicML Streaming's orders depend on ranks and batch size, so that others "
+            f'would lose and repeat samples in the middle of an epoch: {ranks[0]} in the checkpoint, {ranks[1]} now; '
+            f'global batches of {then[2]} in the checkpoint, of {now[2]} now. Resume with those of the checkpoint, or '
+            f'from a checkpoint at the begin of an epoch. The native order continues on any ranks.'
+        )
 
     def _skipped_ranges(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
         """The skipped positions of the run; None: that depends on batches, which are not known."""
@@ -283,6 +311,7 @@ class Run:
         self.mixture, self._frozen = mixture, config.resolve_defaults(mixture, nodes)
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
+        self._dealt = (state.epoch, state.dealt) if state.dealt else None
         return state.epoch, state.sample_in_epoch
 
     def _config_from(self, state: ResumeState, global_batch_size: int | None, replicas: int | None) -> OrderConfig:

@@ -32,7 +32,15 @@ _INTEGERS = {
     'num_canonical_nodes': (0, MAX_CANONICAL_NODES),
     'shuffle_seed': (0, MAX_SEED),
 }
-_NOT_COMPARED = ('streams', 'origin', 'skip', 'count', 'cuts', 'subset')  # of `config`: by themselves, or not at all
+_NOT_COMPARED = (
+    'streams',
+    'origin',
+    'skip',
+    'count',
+    'cuts',
+    'subset',
+    'dealt',
+)  # of `config`: by themselves, or not at all
 _MAX_NODES = 1 << 20  # physical ones
 _MAX_RUN = 1 << 61  # samples: 64 bits hold sums of two positions of a run
 
@@ -70,8 +78,19 @@ class ResumeState:
         sample_in_epoch: int,
         initial_physical_nodes: int = 1,
         skip: Ranges = (),
+        dealt: tuple[int, ...] = (),
     ) -> ResumeState:
-        """The state of a run at a position; ``skip``: the positions of the run that it skips."""
+        """The state of a run at a position.
+
+        Args:
+            config: how samples are ordered.
+            mixture: the streams.
+            epoch: the epoch in progress.
+            sample_in_epoch: the position in it.
+            initial_physical_nodes: nodes that the run began on.
+            skip: the positions of the run that it skips.
+            dealt: as the property.
+        """
         config = config.resolve_defaults(mixture)
         return cls(
             epoch=epoch,
@@ -80,7 +99,7 @@ class ResumeState:
             shuffle_seed=config.seed,
             initial_physical_nodes=initial_physical_nodes,
             epoch_size=mixture.epoch_size,
-            config=pinned_config(config, mixture, skip),
+            config=pinned_config(config, mixture, skip, dealt),
         )
 
     @property
@@ -112,6 +131,11 @@ class ResumeState:
     def takeover(self) -> Takeover:
         """Where the mixture took over from another one."""
         return Takeover.of(self.pinned.get('origin'))
+
+    @property
+    def dealt(self) -> tuple[int, ...]:
+        """Nodes, replicas and samples of a global batch, where batches depend on them and they are known."""
+        return tuple(self.pinned.get('dealt', ()))
 
     @property
     def has_mosaicmls_order(self) -> bool:
@@ -294,10 +318,10 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return document
 
 
-def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:
+def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), dealt: tuple[int, ...] = ()) -> str:
     """The inputs of a sequence beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
 
-    And what it skips, which no position depends on.
+    And what it skips, which no position depends on; and how it is dealt to ranks.
     """
     config = config.resolve_defaults(mixture)
     pinned: dict[str, Any] = {
@@ -327,6 +351,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
         pinned['origin'] = mixture.takeover.to_json()
     if skip:
         pinned['skip'] = skip
+    if dealt:
+        pinned['dealt'] = dealt
     return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
 
 

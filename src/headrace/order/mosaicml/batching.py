@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['BATCHINGS', 'Batching', 'Devices', 'epoch_seed']
+__all__ = ['BATCHINGS', 'Batching', 'Devices', 'continues', 'epoch_seed']
 
 _ALL = slice(None)
 
@@ -81,6 +81,23 @@ def _stream_partition(config: OrderConfig, devices: Devices, choose: int, *, nod
         algorithm=config.partition,
         initial_nodes=devices.initial_nodes,
     )
+
+
+def continues(mixture: Mixture, config: OrderConfig, then: Devices, now: Devices) -> bool:
+    """Whether batches that were dealt to some devices continue on others in the middle of an epoch."""
+    if config.batching == 'device_per_stream':
+        return then == now
+    if config.batching == 'random':
+        return True
+
+    def rows(devices: Devices) -> list[int]:
+        """Batches of each stream."""
+        nodes, size = devices.nodes, devices.batch_size
+        dealt = [_stream_partition(config, devices, c, nodes=nodes, batch_size=size) for c in mixture.choose]
+        return [partition.num_full_rows for partition in dealt]
+
+    is_same = config.batching == 'stratified' or rows(then) == rows(now)
+    return is_same and then.row_length == now.row_length
 
 
 class RandomBatching:

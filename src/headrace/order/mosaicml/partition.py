@@ -68,7 +68,7 @@ class Partition:
         Raises:
             UnknownNameError: there is no such algorithm.
             TopologyError: the numbers do not divide as they have to.
-            ResumeError: drop is beyond the last sample and a row of one sample per rank.
+            ResumeError: drop is beyond the last entry, and beyond the last sample and a row of one sample per rank.
             ConfigError: there are no samples.
         """
         if algorithm not in PARTITIONS:
@@ -78,8 +78,6 @@ class Partition:
         if batch_size < 1:
             raise ConfigError(f'batch_size must be at least 1 sample per device, got {batch_size}.')
         devices = nodes * ranks
-        if num_samples + devices - num_samples % devices < drop:
-            raise ResumeError(f'a run resumes inside an epoch of {num_samples} samples, got position {drop}.')
         parts = num_canonical_nodes
         if max(parts, nodes) % min(parts, nodes):
             if algorithm == 'orig' or initial_nodes is None:
@@ -106,6 +104,9 @@ class Partition:
         self._spread = nodes // parts if parts < nodes else 1
         self._padding = -width % self._spread
         self._cyclic = num_samples < parts or num_samples == parts < nodes
+        # MosaicML Streaming refuses some positions that it gives out, where repeats make the epoch much longer.
+        if drop > max(num_samples + devices - num_samples % devices, parts * (width + self._padding)):
+            raise ResumeError(f'a run resumes inside an epoch of {num_samples} samples, got position {drop}.')
         self._node_entries = max(parts * (width + self._padding) - self._drop, 0) // nodes
         self._rank_entries = -(-self._node_entries // ranks)
         self.row_length = nodes * ranks * batch_size
