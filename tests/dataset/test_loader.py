@@ -313,3 +313,70 @@ def test_marks_are_in_memory_like_their_batch_whatever_the_default_device(make_d
     assert {name: value.device.type for name, value in batch.items()} == dict.fromkeys(
         ['id', 'row', 'is_padding', 'stream_number', 'is_bad_sample'], 'cpu'
     )
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('world', [1, 2])
+@pytest.mark.parametrize('options', [{}, {'persistent_workers': True}, {'fixed_epoch': 1}], ids=str)
+def test_a_peek_moves_nothing(make_dataset, workers, world, options):
+    if not workers and 'persistent_workers' in options:
+        options = {}
+    data, read = str(make_dataset('data', 22)), []
+
+    class Counted(StreamingDataset):
+        def get_item(self, sample_id, retry=7):
+            if not workers:
+                read.append(sample_id)
+            return super().get_item(sample_id, retry)
+
+    def loader():
+        topology = Topology(rank=world - 1, world_size=world)
+        dataset = Counted(local=data, shuffle=True, batch_size=4 // world, topology=topology)
+        return StreamingDataLoader(dataset, num_workers=workers, **options)
+
+    def walked(peeks):
+        read.clear()
+        made, seen = loader(), []
+        for _ in range(3):
+            for _ in range(peeks):
+                before = made.state_dict(), made.next_pass(), len(made), made.own_samples
+                batch = made.peek()
+                assert (made.state_dict(), made.next_pass(), len(made), made.own_samples) == before
+            for number, found in enumerate(made):
+                assert number or not peeks or found is batch
+                seen.append((found['id'].tolist(), made.state_dict(), made.handed_out[1]))
+                if len(seen) == 8:  # in the second epoch
+                    break
+        resumed = loader()
+        if peeks:
+            resumed.peek()
+        resumed.load_state_dict(seen[1][1])
+        for _ in range(peeks):
+            seen.append((resumed.peek()['id'].tolist(), resumed.state_dict()))
+        rest = [found['id'].tolist() for found in resumed]
+        assert not peeks or rest[0] == seen.pop()[0] == seen.pop()[0]
+        return seen, rest, sorted(read)
+
+    seen, rest, reads = walked(0)
+    again, rest_again, reads_again = walked(2)
+    assert (again, rest_again) == (seen, rest)
+    if not workers:
+        ahead = loader().peek()['id'].tolist()
+        assert sorted([*reads, *ahead]) == sorted(reads_again)  # the peek before the state was loaded
+
+
+def test_a_peek_during_a_pass_is_refused(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset('data', 8)), batch_size=4))
+    for _ in loader:
+        with pytest.raises(ConfigError, match='a pass is under way'):
+            loader.peek()
+    assert loader.peek()['id'].tolist() == [0, 1, 2, 3]
+
+
+def test_a_loader_shows_what_its_next_iter_begins(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset('data', 8)), batch_size=4))
+    loader.peek()
+    assert 'next      iter begins at epoch 0, sample 0; peek() only looks there' in repr(loader)
+    next(iter(loader))
+    assert 'position  epoch 0, sample 4' in repr(loader)
+    assert 'next      iter begins at epoch 1, sample 0' in repr(loader)

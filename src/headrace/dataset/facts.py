@@ -79,6 +79,10 @@ class ShownLoader(Protocol):
         """Epoch, and its samples that were handed out."""
         ...
 
+    def next_pass(self) -> tuple[int, int]:
+        """Epoch and first sample of the next `iter`."""
+        ...
+
 
 def dataset_facts(dataset: ShownDataset) -> Facts:
     """Streams, columns, epoch and order."""
@@ -104,14 +108,14 @@ def loader_facts(loader: ShownLoader) -> Facts:
     title, rows = dataset_facts(loader.dataset)
     fixed = '' if loader.fixed_epoch is None else f'; every pass reads epoch {loader.fixed_epoch}'
     try:
-        epoch, sample = loader._current()
-        where = f'epoch {epoch}, sample {sample:,}'
+        where, following = (f'epoch {e}, sample {sample:,}' for e, sample in (loader._current(), loader.next_pass()))
     except ConfigError:  # the launcher's variables contradict one another
-        where = 'unknown: so are the ranks'
+        where = following = 'unknown: so are the ranks'
     own = [
         ('batch', f'{loader.batch_size:,} samples per device, remainder {loader.remainder!r}'),
         ('workers', str(loader.num_workers)),
         ('position', where + fixed),
+        ('next', f'iter begins at {following}; peek() only looks there'),
         ('dataset', title),
     ]
     return Facts(type(loader).__name__, [*own, *(row for row in rows if row[0] != 'batch')])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -157,6 +158,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         """Handling of the samples after the last full global batch."""
         self._epoch_under_way: int | None = None
+        self._is_passing = False
+        self._peeked: tuple[object, Generator[Any], Any, list[object]] | None = None
         self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, is_packed=dataset.is_packed)
         self._mixture_counts = MixtureCounts()
 
@@ -213,8 +216,61 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
+        turn = self.dataset.progress.take_turn(self._reader, evaluates=self.fixed_epoch is not None)
+        peeked, self._peeked = self._peeked, None
+        if peeked is not None:
+            key, batches, _, turns = peeked
+            if key == self._next_key():
+                turns.append(turn)
+                place = self._cursor.begin = self.next_pass()
+                self.dataset.begin_pass(self._batches, place=place)
+                self._epoch_under_way = place[0]
+                yield from batches
+                return
+            with self._place_kept():
+                batches.close()
+        yield from self._pass([turn])
+
+    def peek(self) -> Any:
+        """The first batch of the next `iter`, which hands the same object out; None if that has no batch.
+
+        The position and the state stay as they are, on this rank and any other. `next(iter(loader))` would begin a pass
+        instead, so that the next `iter` begins the epoch after it.
+
+        Raises:
+            ConfigError: a pass is under way.
+        """
+        if self._is_passing and self._peeked is None:
+            raise ConfigError(
+                'peek() looks at the first batch of the next pass, but a pass is under way. Call it before `iter`, or '
+                'after the last batch; or take the next batch of the pass.'
+            )
+        key = self._next_key()
+        if self._peeked is None or self._peeked[0] != key:
+            with self._place_kept():
+                if self._peeked is not None:
+                    self._peeked[1].close()
+                turns: list[object] = []
+                batches = self._pass(turns)
+                self._peeked = key, batches, next(batches, None), turns
+        return self._peeked[2]
+
+    @contextmanager
+    def _place_kept(self) -> Generator[None]:
+        begin, epoch = self._cursor.begin, self._epoch_under_way
+        try:
+            with self.dataset.progress.kept():
+                yield
+        finally:
+            self._cursor.begin, self._epoch_under_way = begin, epoch
+
+    def _next_key(self) -> object:
+        """The next pass: where it begins, and what decides its batches."""
+        return self.next_pass(), self._batches, self.dataset.order_key
+
+    def _pass(self, turns: list[object]) -> Generator[Any]:
+        """Batches of the next pass. Without a turn the first one comes twice: to be looked at, and in its turn."""
         progress, evaluates = self.dataset.progress, self.fixed_epoch is not None
-        turn = progress.take_turn(self._reader, evaluates=evaluates)
         epoch, _ = place = self._cursor.begin = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
             PassRequest(
@@ -227,7 +283,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         )
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         ends_here, last, source = ending_here(), plan.num_batches - 1, None
-        self._epoch_under_way = epoch
+        self._epoch_under_way, self._is_passing = epoch, True
         try:
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
@@ -236,7 +292,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches
                 batches = self._pinned(batches)
             for number, received in enumerate(batches):
-                if progress.turn is not turn and not evaluates:
+                if not turns:
+                    yield received.batch
+                if progress.turn is not turns[0] and not evaluates:
                     progress.refuse_turns()
                 own_samples = received.rows  # only an epoch's last batch has padding
                 if number == last:
@@ -263,7 +321,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
         self.dataset.progress.end(epoch)
-        self._epoch_under_way = None
+        self._epoch_under_way, self._is_passing = None, False
         if not self.num_workers:
             self.dataset.pool.shards.pause()
         if not self.persistent_workers:

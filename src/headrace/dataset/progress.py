@@ -14,7 +14,8 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.util import Finalize
@@ -191,6 +192,16 @@ class Progress:
         self._slots[_ENDED] = 0
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
         self._loaded_trainer_epoch, self.loaded_end = trainer_epoch, None
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Let passes begin and end here without a trace."""
+        self._claim()
+        before = self._slots.copy(), self._loaded_trainer_epoch, self.loaded_end
+        try:
+            yield
+        finally:
+            self._slots[:], self._loaded_trainer_epoch, self.loaded_end = before
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # a spawned worker shares the memory
