@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from sources_to_convert import make_images
 from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
 
-DOC = (Path(__file__).parents[2] / 'docs' / 'convert.md').read_text()
+DOC_FOLDER = Path(__file__).parents[2] / 'docs'
+DOC = (DOC_FOLDER / 'convert.md').read_text()
 ROWS = [{'id': i, 'text': f'chat number {i}', 'stars': 1 + i % 5} for i in range(2000)]
 
 
@@ -46,7 +48,8 @@ def make_sources(folder: Path) -> None:
 
 def without_figures(text: str) -> str:
     """Sizes, times and rates differ from machine to machine."""
-    return re.sub(r'\d[\d,.]*( ?(bytes|kB|MB|GB|s|rows/s|kB/s|MB/s))\b', r'#\1', text).replace('#  ', '# ')
+    text = re.sub(r'\d[\d,.]*( ?(bytes|kB|MB|GB|s|rows/s|kB/s|MB/s))\b', r'#\1', text).replace('#  ', '# ')
+    return re.sub('(bytes|kB|MB|GB)', 'B', text)
 
 
 def run(command: str) -> str:
@@ -63,8 +66,7 @@ def test_commands_print_what_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(transcripts) == 4
     for command, output in transcripts:
         shown = run(command)
-        units = r'(bytes|kB|MB|GB)'
-        assert re.sub(units, 'B', without_figures(shown)) == re.sub(units, 'B', without_figures(output))
+        assert without_figures(shown) == without_figures(output)
         line = shown.splitlines()[-1].removeprefix('Read it with ').removesuffix('.')
         rows = int(re.search(r'Wrote ([\d,]+) rows', shown)[1].replace(',', ''))
         assert len(eval(line, {'StreamingDataset': StreamingDataset})) == rows
@@ -83,3 +85,39 @@ def test_programs_print_what_is_written(tmp_path: Path, monkeypatch: pytest.Monk
             exec(compile(program, 'docs/convert.md', 'exec'), {'__name__': '__main__'})
         assert shown.getvalue() == output
     assert len(StreamingDataset(local='parts', batch_size=1)) == 3
+
+
+def test_an_append_prints_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sources(tmp_path)
+    shutil.copy(tmp_path / 'chats.jsonl', tmp_path / 'more.jsonl')
+    monkeypatch.chdir(tmp_path)
+    run('headrace convert chats.jsonl chats-jsonl-mds')
+    ((command, output),) = re.findall(r'```text\n\$ (.*?)\n(.*?)```', DOC, re.DOTALL)
+    assert without_figures(run(command)) == without_figures(output)
+    assert len(StreamingDataset(local='chats-jsonl-mds', batch_size=1)) == 4000
+
+
+def test_the_advice_of_the_questions_on_adding_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = re.search(r'\*\*Can I add samples later\?\*\*(.*?)\n\n', (DOC_FOLDER / 'faq.md').read_text(), re.DOTALL)[1]
+    commands = re.findall(r'`(headrace [^`]*)`', answer)
+    assert [command.split()[1] for command in commands] == ['convert', 'merge', 'rollback']
+    Path('more.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in ROWS[:10]))
+
+    def write(out: str, rows: list[dict[str, object]], **options: bool) -> None:
+        with MDSWriter(out=out, columns={'id': 'int', 'text': 'str', 'stars': 'int'}, **options) as writer:
+            for row in rows:
+                writer.write(row)
+
+    write('data', ROWS[:100])
+    write('data', ROWS[100:120], append=True)
+    run(commands[0])
+    assert len(StreamingDataset(local='data', batch_size=1)) == 130
+    write('data/day2', ROWS[:5])
+    run(commands[1])
+    assert len(StreamingDataset(local='data', batch_size=1)) == 135
+    names = re.findall(r'index\.\d+\.json', run(commands[2]))
+    assert names == ['index.00001.json', 'index.00002.json']
+    for name, samples in zip(names, (120, 130), strict=True):
+        run(f'{commands[2]} --to {name}')
+        assert len(StreamingDataset(local='data', batch_size=1)) == samples

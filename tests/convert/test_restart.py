@@ -15,7 +15,8 @@ import pytest
 from converted import KILL, convert
 from sources_to_convert import digests, make_images, rows_of
 
-from headrace.errors import ConversionError
+from headrace.convert import rollback
+from headrace.errors import ConfigError, ConversionError
 from headrace.storage import open_store
 from killed_children import in_a_child
 
@@ -59,6 +60,36 @@ def test_killed_at_some_steps(tmp_path: Path) -> None:
         lambda: str(tmp_path / f'out-{next(numbers)}'),
         str(tmp_path / 'out-'),
     )
+
+
+def test_a_killed_append_loses_nothing_and_adds_nothing_twice(tmp_path: Path) -> None:
+    convert([{'n': i} for i in range(50)], tmp_path / 'before')
+    before = digests(tmp_path / 'before')
+
+    def append(out: Path, workers: int = 1) -> object:
+        return convert(range(12), out, function=add_one, append=True, size_limit=400, workers=workers)
+
+    def begun(name: str) -> Path:
+        shutil.copytree(tmp_path / 'before', tmp_path / 'outs' / name)
+        return tmp_path / 'outs' / name
+
+    whole = begun('whole')
+    _, steps = in_a_child(lambda: append(whole), 0, str(tmp_path / 'outs'))
+    expected = digests(whole)
+    assert rows_of(whole) == [{'n': i} for i in [*range(50), *range(1, 13)]]
+    for last in sorted({*range(2, steps, steps // 4), *range(steps - 8, steps)}):
+        out = begun(str(last))
+        status, _ = in_a_child(lambda out=out: append(out), last, str(tmp_path / 'outs'))
+        assert os.WIFSIGNALED(status), last
+        assert rows_of(out)[:50] == rows_of(tmp_path / 'before')
+        assert before.items() <= {**digests(out), 'index.json': before['index.json']}.items()
+        if last < steps // 2 or (out / '.headrace-convert' / 'plan.json').exists():
+            append(out, workers=1 + last % 2)
+        assert {name: found for name, found in digests(out).items() if not name.startswith('.')} == expected
+
+
+def add_one(number: int) -> dict[str, int]:
+    return {'n': number + 1}
 
 
 @pytest.mark.slow
@@ -230,3 +261,42 @@ def test_rows_of_random_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     assert convert(Random(), tmp_path / 'out', size_limit=2000).tasks_done_before > 2
     assert [row['i'] for row in rows_of(tmp_path / 'out')] == list(range(400))
+
+
+def test_an_unfinished_append_is_continued_as_such(tmp_path: Path) -> None:
+    out = tmp_path / 'out'
+    convert([{'n': 1}], out)
+
+    def fail(number: int) -> dict[str, int]:
+        if number == 3:
+            raise ValueError('no 3')
+        return {'n': number}
+
+    def append(**options: object) -> object:
+        return convert(range(5), out, function=fail, **options)
+
+    with pytest.raises(ConversionError, match='no 3'):
+        append(append=True)
+    for options, message in [
+        ({}, 'Pass `append=True`'),
+        ({'append': True, 'size_limit': 100}, 'size_limit .*remove .headrace-convert there'),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            append(**options)
+    with pytest.raises(FileExistsError, match='still being written'):
+        rollback(out, 'index.00001.json')
+    assert append(append=True, on_error='skip').rows_before == 1
+    assert rows_of(out) == [{'n': i} for i in (1, 0, 1, 2, 4)]
+
+
+def test_an_index_that_changed_meanwhile_stays(tmp_path: Path) -> None:
+    out = tmp_path / 'out'
+    convert([{'n': 1}], out)
+
+    def change(number: int) -> dict[str, int]:
+        (out / 'index.json').write_text('{"version": 2, "shards": []}')
+        return {'n': number}
+
+    with pytest.raises(ConversionError, match='was replaced while'):
+        convert([1], out, function=change, columns={'n': 'int'}, append=True)
+    assert (out / 'index.json').read_text() == '{"version": 2, "shards": []}'

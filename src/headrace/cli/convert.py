@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--limit', type=int, help='number of rows to convert, from the first')
     parser.add_argument('--exist-ok', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
     parser.add_argument(
         '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
     )
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         'headrace convert pictures s3://bucket/shards -j 16',
         'headrace convert data.parquet shards --compression zstd --columns text,label',
+        'headrace convert day2.jsonl shards --append',
         'headrace convert imagenet --help      # the options of a known dataset',
     )
 
@@ -70,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             size_limit=arguments.size_limit,
             limit=arguments.limit,
             exist_ok=arguments.exist_ok,
+            append=arguments.append,
             allow_unsafe_types=arguments.allow_unsafe_types,
             progress_bar=not arguments.json and sys.stderr.isatty(),
         )

@@ -24,4 +24,5 @@ def command_errors() -> Generator[None]:
         print('headrace: Stopped. The same command continues where this one stopped.', file=sys.stderr)
         raise
     except FileExistsError as error:
-        raise ConversionError(str(error).replace('pass `exist_ok=True`', 'pass --exist-ok')) from error
+        text = str(error).replace('pass `exist_ok=True`', 'pass --exist-ok').replace('`append=True`', '--append')
+        raise ConversionError(text) from error

@@ -6,6 +6,8 @@
 - A finished task leaves a record (`record`). A restart does the other tasks only. The index comes last, so an
   unfinished dataset has none. The records go after it, and the plan last. A restart that finds index and plan removes
   what is left of both.
+- An append begins behind the shard with the largest number. The old index stays until the new one, with the old entries
+  first, replaces it; a copy is kept (`rollback`).
 - The parent reads no inputs, except iterables, which only one process can read. It sends those to the workers.
 """
 
@@ -37,7 +39,9 @@ from headrace.convert.job import Job, OnError
 from headrace.convert.processes import News, run_here, run_in_processes
 from headrace.convert.protocol import BadRow, Inputs
 from headrace.convert.record import (
+    BASE,
     DONE,
+    FIRST_SHARD,
     FOLDER,
     PLAN,
     REPORT,
@@ -50,6 +54,7 @@ from headrace.convert.record import (
     read_record,
 )
 from headrace.convert.report import ConversionReport
+from headrace.convert.rollback import check_finished, keep_index, read_if_there, replace_index
 from headrace.convert.tasks import Task, cut
 from headrace.dataset.keywords import check_kind
 from headrace.errors import ConfigError, ConversionError
@@ -65,7 +70,8 @@ __all__ = ['convert']
 _INDEX: Final = 'index.json'
 _VERSION: Final = 1
 """Of the plan: another version of headrace may cut tasks in another way."""
-_SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
+_SHARD: Final = re.compile(r'shard\.(\d{5,})\.\d{5,}\.mds(\.\w+)?')
+_NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
 _RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
 _SHOWN: Final = 10
 """Errors that are logged, and returned, with `on_error='skip'`."""
@@ -88,6 +94,7 @@ def convert(
     size_limit: int | str | None = 1 << 26,
     limit: int | None = None,
     exist_ok: bool = False,
+    append: bool = False,
     progress_bar: bool = True,
     start_method: str | None = None,
     allow_unsafe_types: bool = False,
@@ -130,6 +137,8 @@ def convert(
         limit: number of rows to convert, from the first. With `function`: number of inputs.
         exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind. An `out`
             that holds an input is refused.
+        append: whether to add to the finished dataset that `out` holds, if there is one. Its columns and encodings
+            hold for the new samples, and its shards stay as they are. The old index is kept: see `rollback`.
         progress_bar: whether to show one.
         start_method: of processes: 'fork', 'spawn' or 'forkserver'. None: Python's default.
         allow_unsafe_types: whether columns may have an encoding that runs code when it is read.
@@ -139,17 +148,26 @@ def convert(
 
     Raises:
         ConfigError: an argument breaks a rule; or `out` holds an unfinished conversion with other inputs or settings.
-        FileExistsError: `out` holds something else, and `exist_ok` is not set.
+        FileExistsError: `out` holds something else, and neither `exist_ok` nor `append` allows it.
         ConversionError: an input is bad, or a worker process died. The message names the input.
         StorageError: a store failed.
     """
     begin = time.monotonic()
-    for name, value, kind in (('workers', workers, 'int'), ('limit', limit, 'int'), ('exist_ok', exist_ok, 'bool')):
+    for name, value, kind in (
+        ('workers', workers, 'int'),
+        ('limit', limit, 'int'),
+        ('exist_ok', exist_ok, 'bool'),
+        ('append', append, 'bool'),
+    ):
         check_kind(name, value, kind)
     if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
         raise ConfigError(
             f"`workers` and `limit` of convert are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but got "
             f'{workers}, {limit} and {on_error!r}.'
+        )
+    if exist_ok and append:
+        raise ConfigError(
+            '`exist_ok` of convert empties `out`, and `append` adds to it, but both are set. Pass one of the two.'
         )
     if isinstance(columns, str):
         raise ConfigError(
@@ -170,7 +188,9 @@ def convert(
         retry=attempts,
     )
     inputs, stream = (chosen.first, chosen) if isinstance(chosen, IterableSamples) else (chosen, None)
-    encodings = _encodings(inputs, columns)
+    store = open_store(str(out), out_options or StoreOptions())
+    before = _columns_at(store, attempts) if append else {}
+    encodings = _encodings_as_before(inputs, columns, before) if before else _encodings(inputs, columns)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
     job = Job(
         inputs=inputs,
@@ -183,11 +203,10 @@ def convert(
         on_error=on_error,
         retry=attempts,
     )
-    store = open_store(job.out, job.options)
     check_keeps(chosen.places(), store, are_files=isinstance(chosen, ImageFolder | PartInputs))
     with claimed(store):
         conversion = _Conversion(job, store, stream)
-        report = conversion.begin(exist_ok=exist_ok)
+        report = conversion.begin(exist_ok=exist_ok, append=append)
         if report is None:
             conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
             report = conversion.finish()
@@ -208,6 +227,43 @@ def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None
     if missing:
         raise ConfigError(f'The source has the columns {list(known)}, but got {missing[0]!r} to be converted.')
     return {name: given.get(name, known[name]) for name in wanted}
+
+
+def _columns_at(store: Store, retry: Retry) -> Mapping[str, str]:
+    """The columns of the dataset at `out`; empty if there is none, or it has no shards."""
+    index = read_if_there(store, _INDEX, retry)
+    if index is None:
+        return {}
+    shards = parse_index(index, source=f'{store.url}/{_INDEX}', allow_unsafe_types=True, allow_empty=True)
+    if not len(shards):
+        return {}
+    schema = shards[len(shards) - 1].schema
+    if schema.format != 'mds':
+        raise ConfigError(
+            f'`append` of convert adds to a dataset of MDS shards, but those of {store.url} are {schema.format}. '
+            f'Choose another `out`, or add to it with its own writer.'
+        )
+    return schema.columns
+
+
+def _encodings_as_before(
+    inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None, before: Mapping[str, str]
+) -> dict[str, str]:
+    """The encodings of the dataset that is added to, if the source has exactly its columns."""
+    given = columns if columns is not None else inputs.columns
+    wanted = list(_first_samples(inputs)[0] if given is None else given)
+    encodings = {**before, **(columns if isinstance(columns, Mapping) else {})}
+    for name in {**before, **dict.fromkeys(wanted)}:
+        there, ours = before.get(name, 'missing'), encodings.get(name, 'given') if name in wanted else 'missing'
+        if there != ours:
+            raise ConfigError(
+                f'Samples that are appended have the columns and encodings of the dataset, {dict(before)!r:.300}, but '
+                f'{name!r} is {there} in the dataset and {ours} in the source. Name the same columns in `columns`, or '
+                f'choose another `out`.'
+            )
+    if inputs.columns is not None:
+        _encodings(inputs, wanted)
+    return {name: before[name] for name in wanted}
 
 
 def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
@@ -251,8 +307,10 @@ class _Conversion:
         self._kept = 0
         self._written: dict[str, Any] = {}
         """The plan as it is stored."""
+        self._base: str | None = None
+        """The kept index of the dataset that is added to."""
 
-    def begin(self, *, exist_ok: bool) -> ConversionReport | None:
+    def begin(self, *, exist_ok: bool, append: bool) -> ConversionReport | None:
         """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
         job, store = self.job, self.store
         plan = json.loads(json.dumps(self._plan()))
@@ -261,21 +319,29 @@ class _Conversion:
         keys = {info.key for info in there}
         if found := keys & {PLAN, DONE}:
             try:
-                self._written = check_plan(get_bytes(store, min(found), job.retry), plan, store.url)
+                self._written = check_plan(get_bytes(store, min(found), job.retry), plan, store.url, append=append)
             except ConfigError:
                 if not exist_ok:
                     raise
             else:
                 self._find_records(there)
-                if _INDEX in keys and REPORT in self._written:
+                if _INDEX in keys and REPORT in self._written and self._is_indexed():
                     _log.warning('The conversion to %s had finished. Only what it had left is removed now.', store.url)
                     return _report_of(self._written[REPORT])
                 self._set_row_bytes(self._written.get(ROW_BYTES))
+                self._add_behind(self._written.get(BASE), self._written.get(FIRST_SHARD, 0))
                 return None
+        elif append and _INDEX in keys:
+            check_finished(store, job.retry)
+            plan[BASE] = keep_index(store, get_bytes(store, _INDEX, job.retry), job.retry)
+            numbers = (_NUMBERED.fullmatch(key) for key in keys)
+            plan[FIRST_SHARD] = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+            self._add_behind(plan[BASE], plan[FIRST_SHARD])
+            keys = set()
         elif there and not exist_ok:
             raise FileExistsError(
                 f'Directory is not empty: {store.url} holds {there[0].key} and {len(there) - 1} more. Choose another '
-                f'`out`, or pass `exist_ok=True` to have it emptied.'
+                f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
             )
         if isinstance(store, LocalStore):
             # What links lead to is not emptied.
@@ -292,6 +358,26 @@ class _Conversion:
         self._written = plan
         put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
         return None
+
+    def _is_indexed(self) -> bool:
+        """Whether the index is that of the whole dataset: of an append, not the one that it began with."""
+        store, retry, base = self.store, self.job.retry, self._written.get(BASE)
+        return base is None or get_bytes(store, _INDEX, retry) != get_bytes(store, base, retry)
+
+    def _add_behind(self, base: str | None, first_shard: int) -> None:
+        """Add to the dataset whose index is kept as `base`, if there is one.
+
+        Raises:
+            ConfigError: a file beside the shards, such as `classes.json`, would change its meaning.
+        """
+        self._base = base
+        self.job = replace(self.job, first_shard=first_shard)
+        for name, data in self.job.inputs.files.items() if base is not None else ():
+            if read_if_there(self.store, name, self.job.retry) not in (data, None):
+                raise ConfigError(
+                    f'Samples that are appended share {name} with the dataset, but that of {self.store.url} differs '
+                    f'from that of the source. Give the source the same classes, or choose another `out`.'
+                )
 
     def _delete(self, keys: Collection[str]) -> None:
         store, retry = self.store, self.job.retry
@@ -370,9 +456,16 @@ class _Conversion:
         """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
         job, store = self.job, self.store
         records = [self._records[number] for number in sorted(self._records)]
-        entries = [entry for record in records for entry in record.shards]
+        added = [entry for record in records for entry in record.shards]
+        base = b'{"shards": []}' if self._base is None else get_bytes(store, self._base, job.retry)
+        entries = [*json.loads(base)['shards'], *added]
         index = f'{{"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}], "version": 2}}'
         parse_index(index.encode(), source=f'{store.url}/{_INDEX}', allow_unsafe_types=True, allow_empty=True)
+        if self._base is not None and read_if_there(store, _INDEX, job.retry) not in (base, index.encode()):
+            raise ConversionError(
+                f'{store.url}/{_INDEX} was replaced while the conversion added to the dataset, so it stays. Bring '
+                f'{self._base} back, or remove {FOLDER} there and convert again.'
+            )
         errors = tuple(error for record in records for error in record.errors)
         for error in errors[:_SHOWN]:
             _log.warning('Left out %s: %s', error.input, error.error)
@@ -381,7 +474,8 @@ class _Conversion:
         files = dict(job.inputs.files)
         if job.on_error == 'collect' and errors:
             lines = (json.dumps({'input': error.input, 'error': error.error}) + '\n' for error in errors)
-            files['errors.jsonl'] = ''.join(lines).encode()
+            name = 'errors.jsonl' if self._base is None else f'errors.{job.first_shard:05}.jsonl'
+            files[name] = ''.join(lines).encode()
         for name, data in files.items():
             put_bytes(store, name, data, job.retry)
         self._remove_leftovers({_stored_name(entry) for entry in entries})
@@ -391,7 +485,7 @@ class _Conversion:
             columns=job.columns,
             inputs=sum(record.end - record.begin for record in records),
             rows=sum(record.rows for record in records),
-            shards=len(entries),
+            shards=len(added),
             raw_bytes=sum(record.raw_bytes for record in records),
             stored_bytes=sum(record.stored_bytes for record in records),
             seconds=0,
@@ -402,16 +496,18 @@ class _Conversion:
                 job.inputs.ledger if isinstance(job.inputs, ImageFolder | PartInputs) else Ledger(),
                 nulls=dict(sum((Counter(record.nulls) for record in records), Counter[str]())),
             ),
+            rows_before=sum(entry['samples'] for entry in entries[: len(entries) - len(added)]),
         )
         put_bytes(store, PLAN, json.dumps({**self._written, REPORT: asdict(report)}, indent=1).encode(), job.retry)
-        put_bytes(store, _INDEX, index.encode(), job.retry)
+        replace_index(store, index.encode(), job.retry)
         return report
 
     def _remove_leftovers(self, names: Collection[str]) -> None:
         """Remove shards of killed workers that no later task has replaced."""
         store = self.store
         listed = self.job.retry.call(f'Listing {store.url}', lambda: list(store.list('shard.')))
-        self._delete([info.key for info in listed if info.key not in names and _SHARD.fullmatch(info.key)])
+        shards = [found for info in listed if (found := _SHARD.fullmatch(info.key)) and info.key not in names]
+        self._delete([found[0] for found in shards if int(found[1]) >= self.job.first_shard])
         if isinstance(store, LocalStore):
             store.remove_unfinished()
 

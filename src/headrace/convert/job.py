@@ -41,6 +41,8 @@ class Job:
     size_limit: int | None
     on_error: OnError
     retry: Retry = field(default_factory=Retry)
+    first_shard: int = 0
+    """The number in the names of the first task's shards."""
 
 
 class Progress(Protocol):
@@ -59,7 +61,7 @@ class Progress(Protocol):
 class _Shards:
     """The shards of one task: encodes rows, and stores full shards while the next rows come."""
 
-    task: int
+    number: int
     encoder: MDSEncoder
     store: Callable[[str, bytes], Future[None]]
     may_be_null: Sequence[str]
@@ -94,7 +96,7 @@ class _Shards:
 
     def _put(self, shard: EncodedShard) -> None:
         entry, ((own_name, data),) = shard.info.entry(), shard.files
-        name = f'shard.{self.task:05}.{len(self.entries):05}.mds'
+        name = f'shard.{self.number:05}.{len(self.entries):05}.mds'
         suffix = own_name.removeprefix(entry['raw_data']['basename'])
         self.raw_bytes += entry['raw_data']['bytes']
         self.stored_bytes += len(data)
@@ -143,7 +145,7 @@ class Worker:
         job = self._job
         encoder = MDSEncoder(job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit)
         may_be_null = [name for name, encoding in job.columns.items() if encoding == 'json']
-        shards = _Shards(task.number, encoder, self._store, may_be_null)
+        shards = _Shards(job.first_shard + task.number, encoder, self._store, may_be_null)
         errors: list[InputError] = []
         for number, read in self._reads(task):
             self._progress.began(number)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from headrace.storage import Retry, Store
 
 __all__ = [
+    'BASE',
     'DONE',
+    'FIRST_SHARD',
     'FOLDER',
     'PLAN',
     'REPORT',
@@ -45,6 +47,11 @@ ROW_BYTES: Final = 'row_bytes'
 """Key of the plan: an estimate, which a restart must not make anew. Rows may be random."""
 REPORT: Final = 'report'
 """Key of the plan: the report of a conversion that has done all tasks."""
+
+BASE: Final = 'base'
+"""Key of the plan: the name of the kept index of the dataset that is added to."""
+FIRST_SHARD: Final = 'first_shard'
+"""Key of the plan: the first number of a new shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +101,36 @@ class TaskRecord:
         return cls(shards=tuple(found.pop('shards')), errors=errors, **found)
 
 
-def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> dict[str, Any]:
+def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bool) -> dict[str, Any]:
     """Refuse to continue a conversion that began with other inputs or settings.
 
     Returns:
-        The plan that was found, with `ROW_BYTES` and `REPORT` if it has them.
+        The plan that was found, with those of `ROW_BYTES`, `BASE`, `FIRST_SHARD` and `REPORT` that it has.
 
     Raises:
         ConfigError: it began with others; the message gives both values.
     """
     try:
-        before = json.loads(found)
+        before: dict[str, Any] = json.loads(found)
     except ValueError:
         before = {}
-    added = (ROW_BYTES, REPORT)
+    anew = 'pass `exist_ok=True` to begin anew'
+    if BASE in before:
+        anew = f'remove {FOLDER} there to give the new samples up'
+        if not append:
+            raise ConfigError(
+                f'A restart continues an unfinished conversion with the same settings, but {out} holds one that adds '
+                f'to a finished dataset. Pass `append=True`, choose another `out`, or {anew}.'
+            )
+    added = (ROW_BYTES, BASE, FIRST_SHARD, REPORT)
     names = [name for name in {**before, **plan} if name not in added and before.get(name) != plan.get(name)]
     if not names:
         return before
     name, old, new = names[0], before.get(names[0]), plan.get(names[0])
     raise ConfigError(
         f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '
-        f'{name} {_shown(old, new)}, and got {_shown(new, old)}. Repeat the first call, choose another `out`, or pass '
-        f'`exist_ok=True` to begin anew.'
+        f'{name} {_shown(old, new)}, and got {_shown(new, old)}. Repeat the first call, choose another `out`, or '
+        f'{anew}.'
     )
 
 

@@ -24,7 +24,7 @@ class ConversionReport:
     inputs: int
     """Files, parts, rows or values that were read, those that were left out included."""
     rows: int
-    """Samples of the dataset."""
+    """Samples that were written."""
     shards: int
     raw_bytes: int
     """Bytes of all shards before compression."""
@@ -40,6 +40,8 @@ class ConversionReport:
     """Number of all that were left out."""
     ledger: Ledger = field(default_factory=Ledger)
     """Files that were read, and everything else that was left out."""
+    rows_before: int = 0
+    """Samples of the dataset that was added to."""
 
 
 def report_lines(report: ConversionReport) -> list[str]:
@@ -52,6 +54,8 @@ def report_lines(report: ConversionReport) -> list[str]:
         f'Found {report.kind} with the columns {columns}.',
         f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.',
     ]
+    if report.rows_before:
+        lines.append(f'Added them to {report.rows_before:,} rows.')
     if report.tasks_done_before:
         lines.append(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
     if report.num_errors:
