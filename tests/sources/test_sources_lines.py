@@ -119,7 +119,7 @@ def test_columns_are_chosen():
         ('a.jsonl', b'[1]\n', 'is a list'),
         ('a.jsonl', b'{"a": 1}\n{"a": "\xff"}\n', r'is UTF-8, but byte 16 of a.jsonl is 0xff: .* again in UTF-8'),
         ('a.jsonl', '{"a": 1}\n'.encode('utf-16'), r'a.jsonl is UTF-16 from byte 0 on. .* --from-code=UTF-16 '),
-        ('a.jsonl.gz', gzip.compress('{"a": 1}\n'.encode('utf-32-be')), 'a.jsonl.gz is UTF-32BE from byte 0'),
+        ('a.jsonl.gz', gzip.compress('{"a": 1}\n'.encode('utf-32-be'), mtime=0), 'a.jsonl.gz is UTF-32BE from byte 0'),
         ('a.jsonl', b'{"a": ' + b'[' * 100_000 + b'\n', 'is not JSON'),
         ('a.jsonl', b'{"a": ' + b'1' * 5000 + b'}\n', 'is not JSON'),
         ('a.csv', b'a,b\n1,2\n3\n', 'has the 2 fields that the first row names.*byte 8 of a.csv has 1'),
