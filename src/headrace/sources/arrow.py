@@ -20,6 +20,7 @@ from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, re
 from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,
+    class_names,
     import_pyarrow,
     meanings_of,
     to_columns,
@@ -153,6 +154,11 @@ class ArrowSource:
             'keys': self.parts.keys,
         }
         return pack_source(settings, {**self.parts.arrays(), 'schema_of': self._schema_of}, self._schemas)
+
+    @property
+    def class_names(self) -> dict[str, list[str]]:
+        """See `arrow_types.class_names`."""
+        return class_names(_schema(self._schemas[0], 'the data'))
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
         """See `Source.batches`."""

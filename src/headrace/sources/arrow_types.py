@@ -42,7 +42,15 @@ from headrace.sources.column_choice import choose_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'meanings_of', 'to_columns', 'with_meanings']
+__all__ = [
+    'ArrowColumn',
+    'arrow_columns',
+    'class_names',
+    'import_pyarrow',
+    'meanings_of',
+    'to_columns',
+    'with_meanings',
+]
 
 _Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
 _Shape: TypeAlias = 'tuple[int, ...]'
@@ -116,6 +124,18 @@ def arrow_columns(
                 f'{_short(kind)}: {error}. Leave it out with `columns=`.'
             ) from None
         found[name] = ArrowColumn(name, encoding, convert)
+    return found
+
+
+def class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of classes that Hugging Face's datasets note for columns of their numbers, or of lists of these."""
+    found: dict[str, list[str]] = {}
+    for name, feature in _features(schema.metadata).items():
+        inner = feature
+        while isinstance(inner, dict) and 'feature' in inner:
+            inner = cast('dict[str, Any]', inner)['feature']
+        if isinstance(inner, dict) and inner.get('_type') == 'ClassLabel' and inner.get('names'):
+            found[name] = cast('list[str]', inner['names'])
     return found
 
 

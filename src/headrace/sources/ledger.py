@@ -42,6 +42,8 @@ class Ledger:
     left_out: tuple[LeftOut, ...] = ()
     keys: tuple[str, ...] = ()
     """Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns."""
+    classes: tuple[str, ...] = ()
+    """Columns with numbers of classes, whose names are no values of the data."""
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Nulls in each column that has any; of a conversion."""
 
@@ -55,6 +57,10 @@ class Ledger:
         found = [f'Left out {_count(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out]
         if self.keys:
             found.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
+        if self.classes:
+            found.append(
+                f'Numbers of classes are in {", ".join(self.classes)}. A conversion writes their names to classes.json.'
+            )
         if self.nulls:
             found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
         return found

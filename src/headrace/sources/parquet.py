@@ -19,6 +19,7 @@ from headrace.format.encodings import get_mds_encoded_size
 from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,
+    class_names,
     import_pyarrow,
     meanings_of,
     to_columns,
@@ -203,6 +204,11 @@ class ParquetSource:
             raise ShardError(f'{source} is damaged: {error}. Restore the file.') from error
         if first != rows:
             raise ShardError(f'{source} has {rows} rows in the footer, but {first} in its pages. Restore the file.')
+
+    @property
+    def class_names(self) -> dict[str, list[str]]:
+        """See `arrow_types.class_names`."""
+        return class_names(self._metadata(0)[0].schema.to_arrow_schema())
 
     def _parse(self, file: int) -> tuple[pq.FileMetaData, dict[str, ArrowColumn]]:
         """The metadata of a file, and its columns."""

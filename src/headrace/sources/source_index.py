@@ -29,7 +29,7 @@ from headrace.storage import ObjectInfo
 if TYPE_CHECKING:
     from headrace.sources.protocol import Source
 
-__all__ = ['SourceIndex', 'index_name']
+__all__ = ['SourceIndex', 'index_name', 'names_of_classes']
 
 _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 
@@ -37,6 +37,12 @@ _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 def index_name(columns: Collection[str] | None) -> str:
     """The name of the index in the cache folder, for these columns."""
     return f'source{_tag(columns)}.index'
+
+
+def names_of_classes(source: Source) -> dict[str, list[str]]:
+    """The names of the classes of each column that is read and has some, by number. Arrow and Parquet know them."""
+    found: dict[str, list[str]] = getattr(source, 'class_names', {})
+    return {name: names for name, names in found.items() if name in source.columns}
 
 
 def _tag(columns: Collection[str] | None) -> str:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -21,7 +22,7 @@ from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, Forma
 from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import format_of, formats_in, how_to_rename, one_format
 from headrace.sources.ledger import Ledger, ledger_of
-from headrace.sources.source_index import SourceIndex, index_name
+from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
 from headrace.sources.splits import check_parts, check_split, choose_split
 from headrace.storage import ObjectInfo, local_path, open_store, split_url
 from headrace.storage.transfer.retry import BrokenTransferError
@@ -251,7 +252,8 @@ class SourceStore:
         if not len(source.parts):
             raise EmptyDatasetError(f'The {name} files of {self.url} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
-        self.ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
+        ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
+        self.ledger = replace(ledger, classes=tuple(names_of_classes(source)))
         if lines := self.ledger.lines():
             level = logging.WARNING if self.ledger.is_suspect else logging.INFO
             _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.url, name, ' '.join(lines))

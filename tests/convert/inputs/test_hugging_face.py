@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,26 @@ def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
     ]
     convert(data, tmp_path / 'some', columns=['text'], limit=5)
     assert rows_of(tmp_path / 'some') == [{'text': text} for text in data['text'][:5]]
+
+
+@pytest.mark.parametrize('kind', ['dataset', 'parquet', 'arrow'])
+def test_names_of_classes_are_kept(tmp_path: Path, kind: str) -> None:
+    datasets = pytest.importorskip('datasets')
+    features = {
+        'label': datasets.ClassLabel(names=['né', 'pos']),
+        'tags': datasets.Sequence(datasets.ClassLabel(names=['a', 'b'])),
+        'left_out': datasets.ClassLabel(names=['x']),
+    }
+    data = datasets.Dataset.from_dict(
+        {'label': [1, 0], 'tags': [[0], [1]], 'left_out': [0, 0]}, features=datasets.Features(features)
+    )
+    if kind == 'parquet':
+        data.to_parquet(str(tmp_path / 'in.parquet'))
+    elif kind == 'arrow':
+        data.save_to_disk(str(tmp_path / 'in'))
+    source = {'dataset': data, 'parquet': tmp_path / 'in.parquet', 'arrow': tmp_path / 'in'}[kind]
+    convert(source, tmp_path / 'out', columns=['label', 'tags'])
+    assert json.loads((tmp_path / 'out' / 'classes.json').read_text()) == {'label': ['né', 'pos'], 'tags': ['a', 'b']}
 
 
 @pytest.mark.parametrize('workers', [1, 2])

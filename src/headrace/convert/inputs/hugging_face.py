@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from headrace.convert.inputs.programs import measure
+from headrace.convert.inputs.samples import classes_file
 from headrace.convert.protocol import Sizes
-from headrace.sources.arrow_types import arrow_columns, import_pyarrow, to_columns
+from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, to_columns
 
 __all__ = ['HuggingFaceInputs', 'is_hugging_face', 'is_transformed']
 
@@ -42,7 +43,6 @@ class HuggingFaceInputs:
     kind = 'huggingface'
     gives_batches = True
     reads_ahead = 1
-    files: Mapping[str, bytes] = {}
 
     def __init__(self, dataset: Any, *, columns: Collection[str] | None, limit: int | None) -> None:
         import_pyarrow('Datasets of Hugging Face')
@@ -55,6 +55,8 @@ class HuggingFaceInputs:
         self._schema = schema
         found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
         self.columns = {name: column.encoding for name, column in found.items()}
+        names = class_names(schema)
+        self.files: Mapping[str, bytes] = classes_file({name: names[name] for name in self.columns if name in names})
         mean = measure(self.rows, lambda row: self._columns(row, row + 1), self.columns, is_batch=True)
         self._mean = 64.0 if mean is None else mean
         self._step = min(max(int(_BLOCK / self._mean), 1), _MAX_ROWS)

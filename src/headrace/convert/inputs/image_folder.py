@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
+from headrace.convert.inputs.samples import classes_file
 from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
 from headrace.errors import ConfigError, FormatError
@@ -23,9 +24,8 @@ from headrace.sources.ledger import Ledger, ledger_of
 from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['CLASSES', 'ImageFolder', 'is_image', 'list_images']
+__all__ = ['ImageFolder', 'is_image', 'list_images']
 
-CLASSES: Final = 'classes.json'
 _JPEG: Final = ('.jpg', '.jpeg')
 _EXTENSIONS: Final = (*_JPEG, '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp')
 """Those of torchvision."""
@@ -169,7 +169,7 @@ class ImageFolder:
     @property
     def files(self) -> Mapping[str, bytes]:
         """The names of the classes, by label."""
-        return {CLASSES: json.dumps(self._classes, ensure_ascii=False, indent=1).encode('utf-8', 'replace')}
+        return classes_file(self._classes)
 
     @property
     def reads_ahead(self) -> int:

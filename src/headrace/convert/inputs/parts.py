@@ -12,11 +12,12 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
+from headrace.convert.inputs.samples import classes_file
 from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
 from headrace.dataset.streams.missing_index import in_its_place
 from headrace.errors import ObjectNotFoundError
-from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_index import SourceIndex, names_of_classes
 from headrace.sources.source_store import SourceStore
 from headrace.storage import Retry, StoreOptions, local_path
 
@@ -88,7 +89,6 @@ class PartInputs:
     """
 
     gives_batches = True
-    files: Mapping[str, bytes] = {}
 
     def __init__(
         self, store: SourceStore, index: SourceIndex, *, limit: int | None, is_local: bool, retry: Retry
@@ -100,6 +100,7 @@ class PartInputs:
         self.rows = min(ends[-1], limit or ends[-1])
         self._count = sum(first < self.rows for first in self._first_row)
         self.kind, self.columns = source.format, dict(source.columns)
+        self.files = classes_file(names_of_classes(source))
         self.reads_ahead = 1 if is_local else _AHEAD
         self.identity: Mapping[str, object] = {'url': store.url}
         sizes = (part.size for part in itertools.islice(source.parts, self._count))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from headrace.dataset.writing.columns import infer_columns
 
-__all__ = ['ENOUGH', 'columns_of', 'to_sample']
+__all__ = ['ENOUGH', 'classes_file', 'columns_of', 'to_sample']
 
 ENOUGH: Final = 16
 """Samples that tell the columns."""
@@ -53,3 +54,8 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if len(samples) >= ENOUGH:
         return found
     return {name: ':'.join(encoding.split(':')[:2]) for name, encoding in found.items()}
+
+
+def classes_file(names: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, bytes]:
+    """The file with the names of classes, by number; of several columns, by column. None if there are no names."""
+    return {'classes.json': json.dumps(names, ensure_ascii=False, indent=1).encode('utf-8', 'replace')} if names else {}
