@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime as dt
 import gzip
 import io
 import json
@@ -19,6 +20,7 @@ from headrace.convert import convert
 from headrace.convert.report import report_lines
 from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.sources.formats import format_of
+from headrace.sources.source_bytes import pack_source, unpack_source
 from headrace.testing.oracle import World, check_resume
 
 ROWS = 60
@@ -357,3 +359,13 @@ def test_nulls_are_none_or_refused_by_name(tmp_path, ending):
         assert f"sample '1' in a.{ending} has no 'id'" in found
     else:
         assert found == expected
+
+
+@pytest.mark.parametrize('ending', ['parquet', 'arrow'])
+def test_an_index_of_an_older_version_knows_meanings(tmp_path, ending):
+    objects = one_file(ending, tmp_path, [dt.datetime(2020, 1, 1)])
+    source = index(format_of(ending), objects)
+    assert source.meanings == {'id': 'timestamp[us]'}
+    found = unpack_source(source.to_bytes())
+    older = {name: value for name, value in found.settings.items() if name != 'meanings'}
+    assert format_of(ending).load(pack_source(older, found.arrays, found.pieces)).meanings == source.meanings

@@ -106,14 +106,17 @@ def index(
 def load(data: bytes) -> ArrowSource:
     """See `SourceFormat.load`."""
     found = unpack_source(data)
-    arrays = dict(found.arrays)
+    arrays, schemas = dict(found.arrays), [bytes(piece) for piece in found.pieces]
+    meanings = found.settings.get('meanings')
+    if meanings is None:  # made by an older version
+        meanings = meanings_of(found.settings['columns'], _schema(schemas[0], 'the index'))
     return ArrowSource(
         columns=found.settings['columns'],
-        meanings=found.settings.get('meanings', {}),  # which older versions did not keep
+        meanings=meanings,
         with_nulls=found.settings['with_nulls'],
         parts=PartTable.from_arrays(found.settings['keys'], arrays),
         schema_of=arrays['schema_of'],
-        schemas=[bytes(piece) for piece in found.pieces],
+        schemas=schemas,
     )
 
 

@@ -116,10 +116,15 @@ def load(data: bytes) -> ParquetSource:
     """See `SourceFormat.load`."""
     found = unpack_source(data)
     settings, arrays = found.settings, dict(found.arrays)
+    meanings = settings.get('meanings')
+    if meanings is None:  # made by an older version
+        first = settings['keys'][0]  # has rows
+        footer = unpack_footer(found.pieces[settings['files'].index(first)])
+        meanings = meanings_of(settings['columns'], parse_footer(footer, first).schema.to_arrow_schema())
     return ParquetSource(
         base=settings['base'],
         columns=settings['columns'],
-        meanings=settings.get('meanings', {}),  # which older versions did not keep
+        meanings=meanings,
         with_nulls=settings['with_nulls'],
         parts=PartTable.from_arrays(settings['keys'], arrays),
         groups=arrays['groups'],
