@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import DataLoader
 
-from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ResumeError
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, ResumeError
 from headrace.mixing import build_loader, config_of_foundry, load_config
 
 MOSAICML = {
@@ -172,3 +174,32 @@ def test_a_resume_says_once_on_rank_0_where_the_data_continue(
     caplog.clear()
     loader(data, **given).dataset.load_state_dict(begun[0])
     assert caplog.messages == ['The data continue at epoch 0, sample 8, on 1 rank.']
+
+
+class AsksItsDataset(DataLoader[Any]):
+    """As torchdata's `StatefulDataLoader`: its state is that of its dataset, in the process that reads it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        return self.dataset.state_dict() if isinstance(self.dataset, Stateful) else {}
+
+
+def test_a_loader_that_asks_the_dataset_for_a_state_is_refused(data: str) -> None:
+    stateful = AsksItsDataset(StreamingDataset(local=data, batch_size=8), batch_size=8)
+    next(iter(stateful))
+    with pytest.raises(ConfigError, match=r'StatefulDataLoader gives none. Use headrace\.StreamingDataLoader'):
+        stateful.state_dict()
+
+
+def test_a_refused_mixture_says_the_proportions_that_were_given(data: str, tmp_path: Path) -> None:
+    with MDSWriter(columns={'id': 'int'}, out=str(tmp_path / 'more')) as writer:
+        for number in range(96):
+            writer.write({'id': number})
+
+    def mix(*proportions: float) -> StreamingDataLoader:
+        folders = zip(('a', 'b'), (data, str(tmp_path / 'more')), proportions, strict=True)
+        streams = [Stream(local=local, name=name, proportion=share) for name, local, share in folders]
+        return StreamingDataLoader(StreamingDataset(streams=streams, epoch_size=200, batch_size=8))
+
+    with pytest.raises(ResumeError, match=r"stream 'a' choose: 140 .*, 100 now .*proportion 0\.7, 0\.5 now"):
+        mix(1, 1).load_state_dict(mix(7, 3).state_dict())

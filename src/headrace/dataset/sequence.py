@@ -272,14 +272,23 @@ class SampleSequence:
             batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
         return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, replicas, batches)
 
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
+    def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
 
         Args:
             num_samples: samples of the current epoch that all ranks together have had. Those that `skip` skips count
                 only under `counts_skipped`, as with Composer and `streaming_data_spec`.
             from_beginning: whether they are counted from the epoch's start, or from the start of a resumed pass.
+
+        Raises:
+            ConfigError: nothing says the number of samples, as with `torchdata`'s `StatefulDataLoader`.
         """
+        if num_samples is None:
+            raise ConfigError(
+                f'A {type(self).__name__} does not know how many of its samples were handed out, and got no '
+                f"`num_samples`: torchdata's StatefulDataLoader gives none. Use headrace.StreamingDataLoader in its "
+                f'place. Its state_dict() and load_state_dict(state) resume exactly, on other ranks and workers too.'
+            )
         epoch, start = self._progress.current(rank=self.topology.rank)
         if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
             # Composer saves an epoch's end with the number of the next epoch.
