@@ -224,6 +224,17 @@ def test_a_tar_that_leads_back_to_its_begin_is_damaged(tmp_path: Path) -> None:
     assert names == ['first']
 
 
+def test_a_tar_is_read_to_its_end_and_a_link_in_it_is_refused(tmp_path: Path) -> None:
+    one, link = tarfile.TarInfo('one').tobuf(), tarfile.TarInfo('link')
+    (tmp_path / 'a.tar').write_bytes(b'before' + one + bytes(1024) + tarfile.TarInfo('two').tobuf() + bytes(1024))
+    members = list(tar_members(tmp_path, 'a.tar', begin=6))
+    assert [(member.name, member.begin) for member in members] == [('one', 518), ('two', 2054)]
+    link.type, link.linkname = tarfile.LNKTYPE, 'one'
+    (tmp_path / 'a.tar').write_bytes(one + link.tobuf() + bytes(1024))
+    with pytest.raises(FormatError, match=r"'link' at byte 512 of a.tar is a hard link"):
+        list(tar_members(tmp_path, 'a.tar'))
+
+
 def test_photographs_in_grey_become_rgb(tmp_path: Path) -> None:
     folder = tmp_path / 'in' / 'val' / 'n1'
     folder.mkdir(parents=True)

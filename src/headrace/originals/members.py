@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import BinaryIO, NamedTuple
 
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.storage.stores.local import mapped_path_errors
-from headrace.storage.transfer.file_part import FilePart
 
-__all__ = ['Member', 'TarWindow', 'files_of', 'tar_members']
+__all__ = ['Member', 'files_of', 'tar_members']
 
 
 class Member(NamedTuple):
@@ -93,34 +88,28 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
         size: the tar's bytes; None: all from `begin`.
 
     Raises:
-        FormatError: the tar is damaged; those before the damage were given already.
+        FormatError: the tar is damaged, or a member has no content; those before the damage were given already.
         OSError: the file cannot be read.
     """
     info = (root / path).stat()
     version = f'{info.st_size:x}-{info.st_mtime_ns:x}'
     size = info.st_size - begin if size is None else size
+    from headrace.sources.tar_members import read_members  # it loads numpy, and help needs none of it
+
     with open(root / path, 'rb') as file:
-        try:
-            with tarfile.open(fileobj=TarWindow(file, begin, size), mode='r:') as tar:
-                for member in tar:
-                    if member.size < 0:  # its next member would be one before it, for ever
-                        raise FormatError(
-                            f'The tar {path} is damaged: a member has {member.size} bytes. Fetch it again.'
-                        )
-                    if member.isfile():
-                        yield Member(path, begin + member.offset_data, member.size, version, member.name)
-        except (tarfile.TarError, EOFError, ValueError) as error:
-            raise FormatError(f'The tar {path} is damaged, or none: {error}. Fetch it again.') from error
+        for member in read_members(_TarWindow(file, path, begin, size), path, has_end=True):
+            yield Member(path, begin + member.data, member.size, version, member.name)
 
 
-class TarWindow(FilePart, io.RawIOBase):
-    """A run of bytes of a file, as a file for `tarfile`."""
+class _TarWindow:
+    """A run of bytes of a file; see `headrace.sources.windows.Window`."""
 
-    def readinto(self, buffer: Buffer) -> int:
-        """Fill the buffer from the position."""
-        view = memoryview(buffer).cast('B')
-        self._file.seek(self._begin + self._at)
-        data = self._file.read(max(0, min(len(view), self._size - self._at)))
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def __init__(self, file: BinaryIO, path: str, begin: int, size: int) -> None:
+        self._file, self._path, self._begin, self._size = file, path, begin, size
+
+    def take(self, offset: int, size: int) -> bytes:
+        """See `Window.take`."""
+        if offset > self._size:
+            raise FormatError(f'{self._path} ends within the tar member before byte {offset}. Fetch it again.')
+        self._file.seek(self._begin + offset)
+        return self._file.read(min(size, self._size - offset))
