@@ -14,8 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from parquet_stores import index, keys, store_of, write
+from source_cases import MemoryStore
 
-from headrace.errors import ChecksumError, FormatError, StorageError
+from headrace import StreamingDataset
+from headrace.convert import convert
+from headrace.errors import (
+    ChecksumError,
+    ConfigError,
+    EmptyDatasetError,
+    FormatError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from headrace.sources.ranges import ByteRange, read_range
 from headrace.sources.source_store import glob_pattern, has_glob
 from headrace.storage import ObjectInfo, register_store
@@ -43,6 +53,30 @@ def test_globs_of_one_folder_match_as_python_s(parts: list[str], name: str) -> N
     glob = ''.join(parts)
     if '**' not in glob:
         assert bool(glob_pattern(glob).fullmatch(name)) == fnmatch.fnmatchcase(name, glob)
+
+
+def test_a_file_is_read_and_others_say_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, 'train-0.parquet', 'test-0.parquet', 'odd[1].parquet')
+    assert keys(store_of(tmp_path / 'odd[1].parquet')) == ['odd[1].parquet']
+    index(store_of(tmp_path / 't*.parquet'))
+    assert 'Several splits are read as one: test, train.' in caplog.text
+    (tmp_path / 'x').mkdir()
+    (tmp_path / 'x' / 'lines.json').write_text('{}')
+    for place in (tmp_path / 'x', tmp_path / 'x' / 'lines.json', tmp_path / 'x' / '*'):
+        with pytest.raises(ObjectNotFoundError, match='rename it to .jsonl'):
+            convert(place, tmp_path / 'out')
+        with pytest.raises((ObjectNotFoundError, EmptyDatasetError), match='rename it to .jsonl'):
+            StreamingDataset(remote=str(place), local=str(tmp_path / 'cache'))
+    with pytest.raises(ObjectNotFoundError, match='There is no folder.*Of its path'):
+        convert(tmp_path / 'missing', tmp_path / 'out')
+    with pytest.raises(ConfigError, match=r'below a bucket, but that of s3://b\*/x is in its name'):
+        store_of('s3://b*/x')
+
+
+def test_the_url_of_one_object_is_told_to_be_a_glob() -> None:
+    register_store('one-object', lambda url, _: MemoryStore({}, url=url))
+    with pytest.raises(EmptyDatasetError, match=r'give a glob: one-object://x/a\.jsonl\*'):
+        store_of('one-object://x/a.jsonl').find()
 
 
 def test_a_part_s_bytes_are_those_of_its_ranges(tmp_path: Path) -> None:

@@ -35,13 +35,15 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What was read of a source, and what was not."""
+    """The parts of a source that were read, and those that were not."""
 
     files: int = 0
     """Files that were read; 0 for a source without files."""
     left_out: tuple[LeftOut, ...] = ()
     keys: tuple[str, ...] = ()
     """Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns."""
+    splits: tuple[str, ...] = ()
+    """Several splits that a glob names, and that are read as one."""
     classes: tuple[str, ...] = ()
     """Columns with numbers of classes, whose names are no values of the data."""
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -49,14 +51,16 @@ class Ledger:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether data may have been left out that the user wants."""
-        return bool(self.keys) or any(one.may_be_data for one in self.left_out)
+        """Whether the user may want something else."""
+        return bool(self.keys or self.splits) or any(one.may_be_data for one in self.left_out)
 
     def lines(self) -> list[str]:
-        """Sentences on everything that was left out."""
+        """Sentences on all that was left out, and on what may be unexpected."""
         found = [f'Left out {_count(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out]
         if self.keys:
             found.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
+        if self.splits:
+            found.append(f'Several splits are read as one: {", ".join(self.splits)}.')
         if self.classes:
             found.append(
                 f'Numbers of classes are in {", ".join(self.classes)}. A conversion writes their names to classes.json.'

@@ -23,7 +23,7 @@ from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import format_of, formats_in, how_to_rename, one_format
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
-from headrace.sources.splits import check_parts, check_split, choose_split
+from headrace.sources.splits import check_parts, check_split, choose_split, splits_of
 from headrace.storage import ObjectInfo, local_path, open_store, split_url
 from headrace.storage.transfer.retry import BrokenTransferError
 
@@ -60,9 +60,7 @@ def split_glob(url: str) -> tuple[str, str]:
     parts = url.split('/')
     first = next(number for number, part in enumerate(parts) if _MAGIC.search(part))
     if '://' in url and first == 2:
-        raise ConfigError(
-            f'A glob stands below the bucket, but is in its name: {url}. Give one bucket, without a glob.'
-        )
+        raise ConfigError(f'A glob is below a bucket, but that of {url} is in its name. Name one bucket.')
     return '/'.join(parts[:first]) or ('/' if url.startswith('/') else '.'), '/'.join(parts[first:])
 
 
@@ -170,7 +168,7 @@ class SourceStore:
         if name is None:
             raise EmptyDatasetError(
                 f'{self.url} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
-                f'or say the `format`.'
+                f'or say the `format`.{how_to_rename(info.key for info in listed)}'
             )
         return name, listed, of_format, objects
 
@@ -253,7 +251,8 @@ class SourceStore:
             raise EmptyDatasetError(f'The {name} files of {self.url} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
         ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
-        self.ledger = replace(ledger, classes=tuple(names_of_classes(source)))
+        splits = splits_of(objects) if self._glob else ()
+        self.ledger = replace(ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)))
         if lines := self.ledger.lines():
             level = logging.WARNING if self.ledger.is_suspect else logging.INFO
             _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.url, name, ' '.join(lines))

@@ -54,6 +54,7 @@ def test_links_to_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> No
     ('paths', 'error'),
     [
         (['train/cat/1.jpg', 'val/cat/1.jpg'], "Convert each one by itself, with split='train'"),
+        (['train/cat/1.jpg', 'test/cat/1.jpg', 'pictures/1.jpg'], r"splits: \['test', 'train'\]"),
         (['cat/1.jpg', '2.jpg'], "holds the image '2.jpg' outside"),
     ],
 )

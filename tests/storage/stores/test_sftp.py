@@ -549,7 +549,7 @@ class TestListing:
             (folder / key).write_bytes(b'1')
         assert [info.key for info in sshd.store(folder).list('')] == keys
 
-    def test_links_to_files_are_followed_and_what_is_no_file_is_left_out(self, sshd):
+    def test_links_to_files_are_followed_and_what_is_no_file_is_left_out(self, sshd, caplog):
         folder = sshd.new_folder()
         store = sshd.store(folder)
         put_bytes(store, 'a/x', b'12345')
@@ -559,6 +559,7 @@ class TestListing:
         os.mkfifo(folder / 'pipe')
         (folder / '.headrace-put-left').write_bytes(b'1')
         assert [(info.key, info.size) for info in store.list('')] == [('a/x', 5), ('link', 5)]
+        assert all(f'/{name} is a link to no file' in caplog.text for name in ('dangling', 'loop'))
         assert store.head('link') == next(iter(store.list('link')))
         assert read_bytes(store, 'link') == b'12345'
 

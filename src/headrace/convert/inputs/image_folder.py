@@ -116,10 +116,12 @@ class ImageFolder:
                 f'one. Move it into the folder of its class.'
             )
         classes = sorted({key.split('/')[0] for key in self._keys})
-        if {name.lower() for name in classes} <= _SPLITS and all(key.count('/') > 1 for key in self._keys):
+        splits = [name for name in classes if name.lower() in _SPLITS]
+        in_classes = all(key.count('/') > 1 for key in self._keys if key.split('/')[0] in splits)
+        if in_classes and splits and (len(splits) > 1 or splits == classes):
             raise ConfigError(
-                f'The folders of an ImageFolder are its classes, but those of {store.url} are splits: {classes}. '
-                f'Convert each one by itself, with split={classes[0]!r}.'
+                f'The folders of an ImageFolder are its classes, but those of {store.url} are splits: {splits}. '
+                f'Convert each one by itself, with split={splits[0]!r}.'
             )
         self._classes = classes
         label = {name: label for label, name in enumerate(classes)}

@@ -18,7 +18,7 @@ from headrace.convert.record import get_bytes
 from headrace.dataset.streams.missing_index import in_its_place
 from headrace.errors import ObjectNotFoundError
 from headrace.sources.source_index import SourceIndex, names_of_classes
-from headrace.sources.source_store import SourceStore
+from headrace.sources.source_store import SourceStore, split_glob
 from headrace.storage import Retry, StoreOptions, local_path
 
 __all__ = ['PartInputs', 'open_parts']
@@ -64,7 +64,7 @@ def open_parts(
     )
     found, _ = retry.call(f'Listing {url}', store.find)
     if found is None:
-        path = local_path(url)
+        path = local_path(split_glob(url)[0])
         place = '' if path is None else f' {in_its_place(Path(path))}'
         raise ObjectNotFoundError(
             f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '

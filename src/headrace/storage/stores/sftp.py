@@ -24,6 +24,7 @@ import weakref
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, ObjectNotFoundError, StorageError
+from headrace.redaction import logger_of
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.file_tree import temporary_name, walk
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from headrace.storage.stores.sftp_session import SftpSession
 
 __all__ = ['SftpStore', 'open_sftp_store']
+
+_log = logger_of(__name__)
 
 EXTRA: Final = frozenset({'key_file', 'known_hosts', 'max_connections'})
 MAX_CONNECTIONS: Final = 4
@@ -169,7 +172,7 @@ class SftpStore:
             return self._info(key, session.stat(path))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`. Links to files are followed, links to folders are not: a loop would never end."""
+        """See `Store.list`. Links to files are followed. Those to folders get a warning: a loop would never end."""
         with self._session('Listing', prefix) as session:
             found = walk(prefix, lambda folder: self._children(session, folder, prefix))
         yield from found
@@ -188,8 +191,11 @@ class SftpStore:
                 yield key
             elif key.startswith(prefix):  # to look at others would cost requests
                 partial = told.is_link or told.size is None or told.modified is None
-                with contextlib.suppress(ObjectNotFoundError):
+                try:
                     yield self._info(key, _target(session, f'{path}/{name}') if partial else told)
+                except ObjectNotFoundError:
+                    if told.is_link:
+                        _log.warning('%s/%s is a link to no file. Over SFTP it is left out.', self.url, key)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
