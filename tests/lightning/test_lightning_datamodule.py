@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -451,27 +452,51 @@ def test_a_changed_global_batch_is_said(run):
         resumed(run, run.checkpoints / 'step5.ckpt', StreamingDataModule(train=dataset(run), batch_size=16))
 
 
-@pytest.mark.parametrize(('steps', 'workers'), [(5, 0), (12, 0), (5, 2)])
-def test_random_generators_may_be_restored(steps, workers, run):
-    class Noisy(Model):
-        def training_step(self, batch, batch_idx):
-            self.write(noise=torch.rand(()).item(), batch=batch_idx, step=self.trainer.global_step, epoch=0, ids=[])
-            return self.layer(batch['row']).mean()
+class Noisy(Model):
+    """Draws in its steps, and may fail in one after the draw."""
 
-    run.every_steps = steps
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        noise, number = torch.rand(()).item(), self.trainer.fit_loop.epoch_loop.total_batch_idx
+        if number == self.run_spec.crash_at:
+            raise Crash
+        self.write(noise=noise, number=number, step=self.trainer.global_step, epoch=0, ids=[])
+        return self.layer(batch['row']).mean()
 
-    def fit(name: str, checkpoint: Path | None) -> list[float]:
+
+@pytest.mark.parametrize('persistent', [False, True])
+@pytest.mark.parametrize(
+    ('at', 'accumulate', 'workers'),
+    [(5, 1, 0), (12, 1, 0), (5, 1, 2), (12, 1, 1), (5, 2, 0), (13, 3, 1)],
+)
+def test_random_generators_may_be_restored(run, at: int, accumulate: int, workers: int, persistent: bool) -> None:
+    """`at`: number of the batch that fails, or that a checkpoint is saved before."""
+
+    def fit(name: str, checkpoint: Path | None, crash_at: int | None = None) -> dict[int, float]:
         one = copy.deepcopy(run)
-        one.name = name
+        one.name, one.crash_at = name, crash_at
         pl.seed_everything(1 if checkpoint is None else 2)
-        module = StreamingDataModule(train=dataset(run), batch_size=8, num_workers=workers, save_rng=True)
-        saver = pl.callbacks.ModelCheckpoint(one.checkpoints, '{step}', every_n_train_steps=steps, save_top_k=-1)
-        trainer = quiet(run, enable_checkpointing=True, callbacks=[saver], max_epochs=2)
-        trainer.fit(Noisy(one), module, ckpt_path=checkpoint)
-        return [record['noise'] for record in records(one, 'noise')[0]]
+        sections = {name: dataset(run) for name in ('train', 'val')}
+        module = StreamingDataModule(
+            **sections, batch_size=8, num_workers=workers, save_rng=True, persistent_workers=persistent and workers > 0
+        )
+        callbacks = [
+            pl.callbacks.OnExceptionCheckpoint(one.checkpoints, 'last'),
+            pl.callbacks.ModelCheckpoint(one.checkpoints, '{step}', every_n_train_steps=at, save_top_k=-1),
+        ]
+        options = {'accumulate_grad_batches': accumulate, 'num_sanity_val_steps': 2, 'max_epochs': 2}
+        trainer = quiet(run, enable_checkpointing=True, callbacks=callbacks, **options)
+        with contextlib.suppress(Crash):
+            trainer.fit(Noisy(one), module, ckpt_path=checkpoint)
+        return {record['number']: record['noise'] for record in records(one, 'noise')[0]}
 
     whole = fit('whole', None)
-    assert fit('rest', Path(run.out, 'whole', f'step={steps}.ckpt')) == whole[steps:]
+    fit('first', None, crash_at=at)
+    rest = fit('rest', Path(run.out, 'first', 'last.ckpt'))
+    assert min(rest) == at - at % 12 % accumulate
+    assert rest == {number: whole[number] for number in rest}
+    if accumulate == 1:
+        after = fit('after', Path(run.out, 'whole', f'step={at}.ckpt'))
+        assert after == {number: whole[number] for number in range(at, 24)}
 
 
 def test_loaders_passed_by_hand_train_every_epoch_in_its_order(run):

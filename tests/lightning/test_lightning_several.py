@@ -235,4 +235,4 @@ def test_the_file_beside_a_checkpoint_tells_of_all(sources, tmp_path, capsys):
     config = tmp_path / 'mix.yaml'
     config.write_text(f'device_batch_size: 8\ntrain: {{local: {sources["long"]}, shuffle: true}}\n')
     assert main(['explain', str(config), '--batch', '0', '--state', str(beside)]) != 0
-    assert 'several training loaders: short, long' in capsys.readouterr().err
+    assert 'holds several positions: state.loaders.short.position' in capsys.readouterr().err

@@ -158,8 +158,8 @@ class Progress:
     def tell(self, epoch: int) -> None:
         """Take the number of the epoch that a trainer begins, unless a position is known that is better.
 
-        After a resume, a trainer that ended an epoch at a limit of its own does not read the rest of it. One that is in
-        the same epoch still, because another loader is longer, has an empty pass at the end of this one.
+        A checkpoint may be of the end of an epoch that the trainer limits: the trainer's next epoch skips the rest.
+        Beside a longer loader, the trainer may still be in the epoch that is over here: the pass is then empty.
         """
         here, sample, is_loaded = (int(self._slots[slot]) for slot in (_EPOCH, _SAMPLE, _LOADED))
         was = self._loaded_trainer_epoch

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
@@ -341,7 +342,11 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         options = {**source.options, **options}
         if self._overrides('transform') or self._overrides('collate'):
             options['collate_fn'] = SampleHooks(self, source.section)
-        return loader_class(_opened(source), batch_size=self._batch_size_of(source), **options)
+        dataset = _opened(source)
+        if self._callback.saves_rng and options.get('persistent_workers'):
+            # A run draws seeds for such workers once, and a resumed run once more: not from what is saved.
+            options['generator'] = torch.Generator().manual_seed(torch.initial_seed() + dataset.topology.rank)
+        return loader_class(dataset, batch_size=self._batch_size_of(source), **options)
 
     def _collected(self, section: str, loaders: list[_Loader]) -> dict[str, _Loader] | list[_Loader]:
         """The loaders of a section by name, if they were given so."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ['PositionCallback']
 
 _RNG_KEY = 'headrace.rng'
+_AT_BATCH = 'at_batch'  # of a random state: it is that before a batch, which is there already
 
 
 class HasPosition(Protocol):
@@ -61,8 +62,10 @@ class PositionCallback(Callback):
 
     def __init__(self, datamodule: HasPosition, *, save_rng: bool = False) -> None:
         self._datamodule = datamodule
-        self._save_rng = save_rng
+        self.saves_rng = save_rng
+        """Whether checkpoints have the random generators."""
         self._random_state: dict[str, Any] | None = None
+        self._step_random_state: dict[str, Any] | None = None  # before the first batch of an optimizer step
         self._begin_epoch_loop = False
         self.empty_epochs = 0
         """Empty epochs skipped before training starts, which Lightning has not counted yet."""
@@ -146,8 +149,10 @@ class PositionCallback(Callback):
         if state:
             # Lightning saved the loaders' states, which count delivered batches, not trained ones.
             _replace_states(loaders, state)
-        if self._save_rng:
-            checkpoint[_RNG_KEY] = random_state()
+        if self.saves_rng:
+            position = self._datamodule.position
+            is_ahead = position is not None and position.is_ahead and self._step_random_state is not None
+            checkpoint[_RNG_KEY] = self._step_random_state if is_ahead else random_state()
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -187,7 +192,7 @@ class PositionCallback(Callback):
             steps=_optimizer_steps(fit_loop) if pl_module.automatic_optimization else batches,
         )
         self._begin_epoch_loop = rewrite(fit_loop, restart)
-        self._random_state = checkpoint.get(_RNG_KEY) if self._save_rng else None
+        self._random_state = checkpoint.get(_RNG_KEY) if self.saves_rng else None
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -209,7 +214,8 @@ class PositionCallback(Callback):
             trainer.fit_loop.epoch_loop.restarting = False
             self._begin_epoch_loop = False
             # A new epoch draws the seeds of its loader's workers; the rest of an epoch must not draw them again.
-            self._restore_random_state()
+            if self._random_state is not None and _AT_BATCH not in self._random_state:
+                self._restore_random_state()
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -248,6 +254,9 @@ class PositionCallback(Callback):
                 if isinstance(callback, GradientAccumulationScheduler):
                     trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
             self._is_first_batch = False
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress  # Lightning's type lacks the name
+        if self.saves_rng and progress.current.processed % trainer.accumulate_grad_batches == 0:
+            self._step_random_state = {**random_state(), _AT_BATCH: True}
 
     @override
     def on_train_batch_end(

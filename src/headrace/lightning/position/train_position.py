@@ -67,7 +67,7 @@ class TrainPosition(PositionTracker):
         self._counts, self._is_left = self._counts_now, False
 
     def leave(self) -> None:
-        """Count no more in this pass, because the trainer goes on with other data."""
+        """End the count of this pass, because the trainer trains on other data next."""
         self._count_trained()
         self._is_left = True
 
@@ -99,6 +99,15 @@ class TrainPosition(PositionTracker):
         return {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches}
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the trainer has begun batches that are not in the weights."""
+        if self._pass is None or self._is_left:
+            return False
+        self._count_trained()
+        current, total = self._batches.current, self._batches.total
+        return current.started > current.processed or self._pass.trained < total.processed - self._counts[1]
+
+    @property
     def unfinished(self) -> Places | None:
         """The places at which the last pass stopped, unless it is finished or will restart."""
         if self._pass is None or self._comes_again(self._pass):
@@ -118,7 +127,7 @@ class TrainPosition(PositionTracker):
         return self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
 
     def ends_epochs_of(self, batches: int | float) -> bool:
-        """Whether the loaders decide where epochs of so many batches end, or other data does that is shorter."""
+        """Whether epochs of so many batches end with the loaders, or before."""
         return batches <= self._whole_epoch() and not any(loader.epochs_differ for loader in self.loaders)
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
