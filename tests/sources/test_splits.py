@@ -34,6 +34,8 @@ def parts(split: str, count: int, *numbers: int, end: str = '.parquet') -> str:
         ('en/train/a.jsonl.zst en/dev/a.jsonl.zst', 'dev, train'),
         ('train-clean-100/a.tar train-clean-360/a.tar dev-clean/a.tar', 'dev, train'),
         ('train.csv eval.csv', 'eval, train'),
+        ('split=train/a.parquet split=test/a.parquet', 'test, train'),
+        ('web(train).csv web(test).csv', 'test, train'),
         ('Train_data.tsv Test_data.tsv', 'Test_data, Train_data'),
         ('train/0.arrow validation/0.arrow test/0.arrow', 'test, train, validation'),
         # These are of one split, or of none.
@@ -50,6 +52,8 @@ def test_several_splits_are_refused_and_nothing_else(names: str, splits: str) ->
     says = rf'has several: {splits}\. Choose one, such as `split='
     with pytest.raises(StreamError, match=says) if splits else contextlib.nullcontext():
         check_split(listing(names), None, 'x')
+    for split in filter(None, splits.split(', ')):
+        assert 0 < len(choose_split(listing(names), split, 'x')) < len(names.split())
 
 
 @pytest.mark.parametrize(

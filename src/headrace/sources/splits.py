@@ -34,7 +34,8 @@ _ROLES: Final = {
     'evaluation': 'evaluation',
 }
 """Words that name a split, and what for."""
-_NAME: Final = re.compile(rf'(?<![^\W\d_])({"|".join(_ROLES)})(?:_[^\W\d_]+)*(?![^\W\d_])', re.IGNORECASE)
+_NO_LETTER: Final = r'(?<![^\W\d_])'
+_NAME: Final = re.compile(rf'{_NO_LETTER}({"|".join(_ROLES)})(?:_[^\W\d_]+)*(?![^\W\d_])', re.IGNORECASE)
 _PART: Final = re.compile(
     r'(?P<label>.*?)[-._ ]?(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]{6,})?(?P<rest>.*)', re.DOTALL
 )
@@ -75,7 +76,8 @@ def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[
         EmptyDatasetError: no object has the split's name.
     """
     name = re.escape(split.strip('/'))
-    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', rf'(.*[-._ /\d])?{name}([-. /\d]|_\d|$)'):
+    between = rf'(.*{_NO_LETTER})?{name}(?!_?[^\W\d_])'
+    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', between):
         chosen = [info for info in objects if re.match(pattern, info.key)]
         if chosen:
             return chosen
