@@ -203,7 +203,8 @@ class FolderClaim:
     def make_temporary(cls, start: Start) -> FolderClaim:
         """Make a folder among the system's temporary files; `release` removes it."""
         while True:
-            path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+            with mapped_output_errors(Path(tempfile.gettempdir())):
+                path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             with contextlib.suppress(FileNotFoundError):  # another writer removes a folder without a mark
                 handle = _lock_mark(path)
                 if handle is not None:
@@ -346,9 +347,10 @@ class StoreClaim:
         if isinstance(self.place.store, LocalStore):
             # Files that were never listed, since their objects had not appeared.
             self.place.store.remove_unfinished()
-            for path in self.place.store.root.iterdir():
-                if PART.fullmatch(path.name) and path.name not in self.start.roots:
-                    shutil.rmtree(path)
+            with mapped_output_errors(self.place.store.root):
+                for path in self.place.store.root.iterdir():
+                    if PART.fullmatch(path.name) and path.name not in self.start.roots:
+                        shutil.rmtree(path)
 
     def check(self) -> None:
         """Check that no other writer has taken the prefix over.

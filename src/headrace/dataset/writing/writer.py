@@ -26,6 +26,7 @@ from headrace.format.batch_columns import as_sequence, common_length
 from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import Out, split_out
+from headrace.storage.stores.local import mapped_output_errors
 
 __all__ = ['Writer']
 
@@ -365,7 +366,8 @@ class Writer:
             self._remote_claim.check()
             for name, size in shard.stored.items():
                 path = self.local / name
-                self._remote_claim.place.upload(name, lambda path=path: open(path, 'rb'), size)  # noqa: SIM115
+                with mapped_output_errors(path):
+                    self._remote_claim.place.upload(name, lambda path=path: open(path, 'rb'), size)  # noqa: SIM115
                 if not self._keep_local:
                     self._claim.place.delete(name)
         self._journal.add(shard)
