@@ -343,8 +343,8 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         if self._overrides('transform') or self._overrides('collate'):
             options['collate_fn'] = SampleHooks(self, source.section)
         dataset = _opened(source)
-        if self._callback.saves_rng and options.get('persistent_workers'):
-            # A run draws seeds for such workers once, and a resumed run once more: not from what is saved.
+        if self._callback.saves_rng and (source.section != 'train' or options.get('persistent_workers')):
+            # A resumed run starts their workers at other times, which draws seeds: not from what is saved.
             options['generator'] = torch.Generator().manual_seed(torch.initial_seed() + dataset.topology.rank)
         return loader_class(dataset, batch_size=self._batch_size_of(source), **options)
 
