@@ -110,7 +110,7 @@ def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Membe
     if has_end and not is_ended:
         raise FormatError(
             f'A tar ends with a block of zeros, but {where} ends without one at byte {at}, so members may be missing. '
-            f'Fetch it again, or write it again.'
+            f'Fetch or write it again. If it is whole, add the end: `truncate --size=+1024 FILE`.'
         )
 
 
