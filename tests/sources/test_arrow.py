@@ -145,9 +145,9 @@ def test_dictionaries_that_change():
 
 def test_columns_and_files_must_agree():
     objects = {'a.arrow': stream(BATCHES), 'b.arrow': stream([pa.record_batch([pa.array(['x'])], ['n'])])}
-    with pytest.raises(FormatError, match=r"\['maybe', 'n'"):
+    with pytest.raises(FormatError, match=r"'n' is `int64` in a.arrow, and `str` in b.arrow"):
         index(arrow, objects)
-    with pytest.raises(FormatError, match=r"\['n'\] differ between b.arrow and a.arrow"):
+    with pytest.raises(FormatError, match=r"'n' is `int64` in a.arrow, and `.*` in b.arrow"):
         index(arrow, objects, columns=['n'])
     with pytest.raises(StreamError, match="asks for 'x'"):
         index(arrow, objects, columns=['x'])
@@ -156,7 +156,9 @@ def test_columns_and_files_must_agree():
 
 def test_files_with_other_units_of_time_are_refused():
     batches = [pa.record_batch([pa.array([1000], pa.timestamp(unit))], ['at']) for unit in ('ms', 'us')]
-    with pytest.raises(FormatError, match=r"\['at'\] differ"):
+    with pytest.raises(
+        FormatError, match=r"'at' is `int64 of timestamp\[ms\]` in 0.arrow, and `int64 of timestamp\[us\]` in 1"
+    ):
         index(arrow, {f'{number}.arrow': stream([batch]) for number, batch in enumerate(batches)})
 
 

@@ -23,6 +23,7 @@ from headrace.sources.arrow_types import (
     class_names,
     import_pyarrow,
     meanings_of,
+    refuse_different,
     to_columns,
     with_meanings,
 )
@@ -80,19 +81,14 @@ def index(
     columns = None if columns is None else list(columns)
     encodings: dict[str, str] = {}
     meanings: dict[str, str] = {}
-    first: dict[str, str] = {}
     for number, schema in enumerate(schemas):
         home = next(scan.key for scan in scans if scan.schema == schema)
-        encodings = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
-        meanings = meanings_of(encodings, _schema(schema, home))
-        found = with_meanings(encodings, meanings)
-        if number and found != first:
-            differing = sorted(name for name in {*found, *first} if found.get(name) != first.get(name))
-            raise FormatError(
-                f'The Arrow files of one dataset have the same columns, but {differing[:8]} differ between {home} and '
-                f'{scans[0].key}. Read other `columns`, or choose files of one kind with a glob in `remote`.'
-            )
-        first = found
+        found = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
+        found_meanings = meanings_of(found, _schema(schema, home))
+        if not number:
+            encodings, meanings = found, found_meanings
+        one, other = with_meanings(encodings, meanings), with_meanings(found, found_meanings)
+        refuse_different(one, other, scans[0].key, home, what='Arrow')
     return ArrowSource(
         columns=encodings,
         meanings=meanings,

@@ -48,6 +48,7 @@ __all__ = [
     'class_names',
     'import_pyarrow',
     'meanings_of',
+    'refuse_different',
     'to_columns',
     'with_meanings',
 ]
@@ -158,6 +159,30 @@ def with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) -> 
         name: f'{encoding} of {meanings[name]}' if name in meanings else encoding
         for name, encoding in encodings.items()
     }
+
+
+def refuse_different(one: Mapping[str, str], other: Mapping[str, str], home: str, there: str, *, what: str) -> None:
+    """Refuse files of one dataset that differ in their columns.
+
+    Args:
+        one: result of `with_meanings` for the first file.
+        other: that for another file.
+        home: the first file, for messages.
+        there: the other one.
+        what: their format.
+
+    Raises:
+        FormatError: they differ.
+    """
+    for name in [*one, *other]:
+        kinds = one.get(name, 'missing'), other.get(name, 'missing')
+        if kinds[0] != kinds[1]:
+            shared = [name for name in one if other.get(name) == one[name]]
+            fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
+            raise FormatError(
+                f'The {what} files of one dataset have the same columns, but column {name!r} is `{kinds[0]}` in {home}'
+                f', and `{kinds[1]}` in {there}. {fix} files of one kind with a glob in `remote`.'
+            )
 
 
 def to_columns(

@@ -22,6 +22,7 @@ from headrace.sources.arrow_types import (
     class_names,
     import_pyarrow,
     meanings_of,
+    refuse_different,
     to_columns,
     with_meanings,
 )
@@ -342,15 +343,7 @@ class _FooterTable:
         first = with_meanings(encodings, self.meanings)
         for found_there, schema, source in found[1:]:
             other = with_meanings(found_there, meanings_of(found_there, schema))
-            for name in [*first, *other]:
-                one, two = first.get(name, 'missing'), other.get(name, 'missing')
-                if one != two:
-                    shared = [name for name in first if other.get(name) == first[name]]
-                    fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
-                    raise FormatError(
-                        f'The Parquet files of one dataset have the same columns, but column {name!r} is `{one}` in '
-                        f'{home}, and `{two}` in {source}. {fix} files of one kind with a glob in `remote`.'
-                    )
+            refuse_different(first, other, home, source, what='Parquet')
         return encodings
 
     def _encodings_of(self, schema: Any, source: str) -> dict[str, str]:
