@@ -225,18 +225,6 @@ def test_an_empty_file_is_named(tmp_path: Path, name: str, caplog) -> None:
         assert f'Left out 1 file without rows, such as {empty}.' in caplog.text
 
 
-def test_keys_of_hive_partitions_and_nulls_are_said(tmp_path: Path, caplog) -> None:
-    folder = tmp_path / 'data' / 'year=2024' / 'id=3'
-    folder.mkdir(parents=True)
-    (folder / 'a.jsonl').write_text('{"id": 3}\n{"id": null}\n{"id": null}\n')
-    report = convert(str(tmp_path / 'data'), tmp_path / 'out', progress_bar=False)
-    assert (report.ledger.keys, report.ledger.nulls) == (('year',), {'id': 2})
-    assert convert([{'id': None}], tmp_path / 'rows', columns={'id': 'json'}, progress_bar=False).ledger.nulls == {
-        'id': 1
-    }
-    assert 'Folders name the keys year, which are no columns of the data.' in caplog.text
-
-
 def test_formats_that_cannot_be_told_apart_are_named(folders, tmp_path):
     for name in ('webdataset', 'arrow'):
         for path in folders[name].iterdir():

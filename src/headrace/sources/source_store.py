@@ -113,6 +113,8 @@ class SourceStore:
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
         self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
+        self.shown = without_credentials(remote) if self._glob else self.url
+        """The place for messages."""
         self.index: SourceIndex | None = None
         self.ledger = Ledger()
         """Of the index, where this store made it."""
@@ -147,27 +149,27 @@ class SourceStore:
         pattern = glob_pattern(self._glob or '**')
         listed = [info for info in listed if pattern.fullmatch(info.key)]
         self._refuse_file(listed)
-        name = self._format or one_format(formats_in(listed), self.url)
+        name = self._format or one_format(formats_in(listed), self.shown)
         if name is None:
             return None, listed, [], []
         of_format = objects = list(format_of(name).find(listed))
         if not objects:
             raise EmptyDatasetError(
-                f'No object at {self.url} is of the format {name!r}. Correct `remote`, `split` or `format`.'
+                f'No object at {self.shown} is of the format {name!r}. Correct `remote`, `split` or `format`.'
                 f'{how_to_rename(info.key for info in listed)}'
             )
         if self._split:
-            objects = choose_split(objects, self._split, self.url)
+            objects = choose_split(objects, self._split, self.shown)
         if not self._glob:
-            check_split(objects, self._split, self.url)
-        check_parts(objects, self.url, pattern.fullmatch)
+            check_split(objects, self._split, self.shown)
+        check_parts(objects, self.shown, pattern.fullmatch)
         return name, listed, of_format, objects
 
     def _require(self) -> tuple[str, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
         name, listed, of_format, objects = self._find()
         if name is None:
             raise EmptyDatasetError(
-                f'{self.url} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
+                f'{self.shown} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
                 f'or say the `format`.{how_to_rename(info.key for info in listed)}'
             )
         return name, listed, of_format, objects
@@ -178,7 +180,7 @@ class SourceStore:
         is_one = not listed and not self._glob and local_path(self.root_url) is None
         if is_one and (formats_in([ObjectInfo(name, 0, '')]) or how_to_rename([name])):
             raise EmptyDatasetError(
-                f'`remote` is a folder or a glob, but {self.url} is no folder with files. If it is one file, give '
+                f'`remote` is a folder or a glob, but {self.shown} is no folder with files. If it is one file, give '
                 f'a glob: {self.root_url}*'
             )
 
@@ -248,14 +250,14 @@ class SourceStore:
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
         if not len(source.parts):
-            raise EmptyDatasetError(f'The {name} files of {self.url} have no rows. Correct `remote` or `split`.')
+            raise EmptyDatasetError(f'The {name} files of {self.shown} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
         ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
         splits = splits_of(objects) if self._glob else ()
         self.ledger = replace(ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)))
         if lines := self.ledger.lines():
             level = logging.WARNING if self.ledger.is_suspect else logging.INFO
-            _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.url, name, ' '.join(lines))
+            _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))
         out.write(SourceIndex(source, objects, self._columns).to_bytes())
         return _digest(name, objects)
 

@@ -113,7 +113,7 @@ class PartInputs:
     def name(self, number: int) -> str:
         """The object, and the rows in the whole source."""
         part, first = self._index.source.parts[number], self._first_row[number]
-        return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
+        return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
 
     def places(self) -> Iterator[str]:
         """The objects."""
