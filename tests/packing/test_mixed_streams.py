@@ -182,6 +182,10 @@ def test_what_does_not_fit_is_refused_by_stream_and_column(folder, tmp_path):
             {'packing': {'sequence_length': 8}, 'streams': {'a': {'local': '/a', 'packing': {'colum': 'x'}}}},
             'did you mean "column"',
         ),
+        (
+            {'packing': {'sequence_length': 8}, 'streams': {'a': {'local': '/a', 'column': 'x'}}},
+            'did you mean "packing"',
+        ),
     ],
     ids=str,
 )

@@ -125,7 +125,14 @@ class StreamConfig(SelectionConfig):
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:
         """Names of these keys in other programs."""
-        return {**SOURCE_NAMES, 'weight': ('proportion', 'repeat'), 'ratio': ('proportion',), 'share': ('proportion',)}
+        of_packing = dict.fromkeys(('column', 'tokenizer', 'token_dtype', 'eos_token_id', 'bos_token_id'), ('packing',))
+        return {
+            **SOURCE_NAMES,
+            **of_packing,
+            'weight': ('proportion', 'repeat'),
+            'ratio': ('proportion',),
+            'share': ('proportion',),
+        }
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this stream's keys that do not hold."""
