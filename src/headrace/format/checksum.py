@@ -101,10 +101,7 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ChecksumError(f'The index says that {info.basename} is a file, but {path} is none. Remove it.')
     if size != info.bytes:
-        raise ChecksumError(
-            f'The index says that {info.basename} has {info.bytes} bytes, but {path} has {size}. '
-            f'Fetch it again, or write the dataset again if the index is wrong.'
-        )
+        raise ChecksumError(f'The index says that {info.basename} has {info.bytes} bytes, but {path} has {size}.')
     if state is None or algorithm is None:
         return
     expected = info.hashes.get(algorithm)
@@ -120,5 +117,5 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
     if state.hexdigest() != expected.lower():
         raise ChecksumError(
             f'The index says that the {algorithm} of {info.basename} is {expected[:140]}, but that of {path} is '
-            f'{state.hexdigest()}. Fetch it again: it is damaged.'
+            f'{state.hexdigest()}: it is damaged, or of another version.'
         )

@@ -147,7 +147,7 @@ def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: in
 
 
 def _wrong_size(source: str, limit: int, got: str) -> ShardError:
-    return ShardError(f'The index says that {source} holds {limit} bytes, but it holds {got}. Fetch or write it again.')
+    return ShardError(f'The index says that {source} holds {limit} bytes, but it holds {got}.')
 
 
 def _check_announced_size(algorithm: Compression, compressed: BinaryIO, source: str, limit: int) -> None:

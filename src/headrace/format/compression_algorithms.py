@@ -111,7 +111,7 @@ class Compression(ABC):
 
 def damaged(what: str, algorithm: str, reason: str) -> ShardError:
     """The error for a damaged file."""
-    return ShardError(f'{what} is not a complete {algorithm} file: {reason or "damaged data"}. Fetch it again.')
+    return ShardError(f'{what} is not a complete {algorithm} file: {reason or "damaged data"}.')
 
 
 def _truncated(algorithm: str) -> ShardError:

@@ -223,7 +223,7 @@ def _parse(
 
 
 def _corrupted(source: str, reason: str) -> str:
-    return f'Index file at {source} is empty or corrupted: {reason}. Fetch or write it again.'
+    return f'Index file at {source} is empty or corrupted: {reason}. Restore it, or write the dataset again.'
 
 
 def _parse_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.errors import FormatError, ShardError
 from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings.texts import decode_text
+from headrace.format.mds import RESTORE
 
 if TYPE_CHECKING:
     from array import array
@@ -30,7 +31,13 @@ class LineReader:
     """The samples of a shard of lines; see ``ShardReader``."""
 
     def __init__(
-        self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+        self,
+        info: ShardInfo,
+        buffers: Sequence[memoryview],
+        *,
+        source: str,
+        columns: Collection[str] | None = None,
+        fix: str = RESTORE,
     ) -> None:
         data, meta = buffers
         self.num_samples = info.samples
@@ -38,7 +45,7 @@ class LineReader:
         self._schema = info.schema
         self._wanted: Collection[str] = info.schema.names if columns is None else columns
         self._newline = info.schema.newline.encode('utf-8')
-        self._source = source
+        self._source, self._fix = source, fix
         self._view = data
         for view, file in zip(buffers, info.files, strict=True):
             if len(view) != file.raw.bytes:
@@ -72,7 +79,7 @@ class LineReader:
         return offsets
 
     def _error(self, message: str) -> ShardError:
-        return ShardError(f'Shard {self._source} is damaged: {message}. Delete the file and let it be fetched again.')
+        return ShardError(f'Shard {self._source} is damaged: {message}. {self._fix}')
 
     def sample(self, i: int) -> dict[str, Any]:
         """Sample ``i``; see ``ShardReader.sample``."""
@@ -89,7 +96,10 @@ class LineReader:
         try:
             return self._parse(decode_text(line[:size], 'The line'), names)
         except FormatError as error:
-            raise self._error(f'sample {i}: {str(error).removesuffix(".")}') from error
+            raise ShardError(
+                f'Sample {i} of shard {self._source} cannot be read: {error} The shard is damaged, or the line was '
+                f'written so. {self._fix}'
+            ) from error
 
     def gather(
         self,

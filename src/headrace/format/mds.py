@@ -9,6 +9,7 @@ batch is one copy per column. Otherwise the sizes at the samples' heads give the
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -22,8 +23,13 @@ from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ['Column', 'FixedLayout', 'FixedRows', 'Layout', 'MDSReader']
+__all__ = ['RESTORE', 'Column', 'FixedLayout', 'FixedRows', 'Layout', 'MDSReader']
 
+RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
+"""The fix of a damaged file that comes from nowhere else."""
+
+_KEY: Final = '__key__'
+"""The column that names a sample of WebDataset."""
 _UNPACK_PAIR: Final = struct.Struct('<II').unpack_from
 _SIZE: Final = np.dtype('<u4')
 # rows; a loop over fewer is faster than computing all positions at once
@@ -125,11 +131,17 @@ class MDSReader:
     """The samples of one MDS shard; see ``ShardReader``."""
 
     def __init__(
-        self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+        self,
+        info: ShardInfo,
+        buffers: Sequence[memoryview],
+        *,
+        source: str,
+        columns: Collection[str] | None = None,
+        fix: str = RESTORE,
     ) -> None:
         (view,) = buffers
         self.num_samples = info.samples
-        self._source = source
+        self._info, self._source, self._fix = info, source, fix
         self._view = view
         self._layout = _layout_of(info.schema)
         self._wanted = columns
@@ -172,7 +184,7 @@ class MDSReader:
         return offsets
 
     def _error(self, message: str) -> ShardError:
-        return ShardError(f'Shard {self._source} is damaged: {message}. Delete the file and let it be fetched again.')
+        return ShardError(f'Shard {self._source} is damaged: {message}. {self._fix}')
 
     def _fixed_columns(self) -> tuple[tuple[Column, np.ndarray[Any, Any], np.ndarray[Any, Any]], ...]:
         """Each column with its values as a typed array ``[n, *shape]`` and as ``[n]`` whole values, over the map."""
@@ -235,7 +247,15 @@ class MDSReader:
         )
 
     def _value_error(self, i: int, column: Column, error: Exception) -> ShardError:
-        return self._error(f'sample {i}, column {column.name!r}: {str(error).removesuffix(".")}')
+        member = ''
+        if column.name != _KEY and any(other.name == _KEY for other in self._layout.columns):
+            keys = MDSReader(self._info, [self._view], source=self._source, columns=[_KEY])
+            with contextlib.suppress(FormatError):
+                member = f' (key {keys.sample(i)[_KEY]!r:.200})'
+        return ShardError(
+            f'Sample {i}{member} of shard {self._source} cannot be read: column {column.name!r}: {error} The shard is '
+            f'damaged, or the value was written so. {self._fix}'
+        )
 
     def gather(
         self,

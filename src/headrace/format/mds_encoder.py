@@ -41,6 +41,8 @@ class MDSEncoder(ShardEncoder):
         compression: see ``ShardEncoder``.
         hashes: see ``ShardEncoder``.
         size_limit: counts the whole file.
+        check_bytes: whether `bytes` that are given for text or arrays are read once. If not, a bad one is an error of
+            its reader, which then is one of that sample only.
     """
 
     _sample_overhead = 4
@@ -52,7 +54,9 @@ class MDSEncoder(ShardEncoder):
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+        check_bytes: bool = True,
     ) -> None:
+        self._check_bytes = check_bytes
         if isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             columns = cast('Mapping[str, str]', {name: encoding_name(name, given) for name, given in columns.items()})
         check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
@@ -73,7 +77,7 @@ class MDSEncoder(ShardEncoder):
         name = ''
         try:
             for name, size, encoding in self._encodings:
-                value = stored_bytes(encoding, sample[name])
+                value = stored_bytes(encoding, sample[name], check=self._check_bytes)
                 if size is None:
                     if len(value) > MAX_OFFSET:
                         raise too_long(len(value))
@@ -128,7 +132,7 @@ class MDSEncoder(ShardEncoder):
         done: list[bytes] = []
         try:
             for value in python_values(values):
-                data = stored_bytes(encoding, value)
+                data = stored_bytes(encoding, value, check=self._check_bytes)
                 if size is not None and len(data) != size:
                     raise _wrong_size(size, len(data))
                 if len(data) > MAX_OFFSET:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.format.mds import FixedRows, MDSReader
+from headrace.format.mds import RESTORE, FixedRows, MDSReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -62,7 +62,12 @@ class ShardReader(Protocol):
 
 
 def open_shard(
-    info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+    info: ShardInfo,
+    buffers: Sequence[memoryview],
+    *,
+    source: str,
+    columns: Collection[str] | None = None,
+    fix: str = RESTORE,
 ) -> ShardReader:
     """The reader of a shard; its raw files are in memory or mapped.
 
@@ -71,17 +76,18 @@ def open_shard(
         buffers: the raw files in the order of ``info.files``.
         source: path or URL of the shard, for messages.
         columns: the columns to read, all of them in the schema; no other is decoded. None: all.
+        fix: what helps against a damaged file, for messages.
 
     Raises:
         ShardError: a file's size or table of offsets contradicts the index.
     """
     if info.format == 'mds':
-        return MDSReader(info, buffers, source=source, columns=columns)
+        return MDSReader(info, buffers, source=source, columns=columns, fix=fix)
     # Most datasets are MDS: the other readers, with their encoders, would delay a start.
     if info.format == 'json':
         from headrace.format.jsonl import JSONReader
 
-        return JSONReader(info, buffers, source=source, columns=columns)
+        return JSONReader(info, buffers, source=source, columns=columns, fix=fix)
     from headrace.format.xsv import XSVReader
 
-    return XSVReader(info, buffers, source=source, columns=columns)
+    return XSVReader(info, buffers, source=source, columns=columns, fix=fix)

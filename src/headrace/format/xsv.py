@@ -151,7 +151,14 @@ class XSVReader(LineReader):
         if len(values) != len(schema.names):
             raise FormatError(f'A line has {len(schema.names)} columns, but this one has {len(values)}.')
         columns = zip(schema.names, schema.encodings, values, strict=True)
-        return {name: _ENCODINGS[encoding].decode(value) for name, encoding, value in columns if name in names}
+        return {name: _decoded(name, encoding, value) for name, encoding, value in columns if name in names}
+
+
+def _decoded(name: str, encoding: str, value: str) -> Any:
+    try:
+        return _ENCODINGS[encoding].decode(value)
+    except FormatError as error:
+        raise FormatError(f'column {name!r}: {error}') from None
 
 
 class XSVEncoder(LineEncoder):

@@ -43,7 +43,7 @@ def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
     rows, where = described.rows, f'Part {part} of {source.format} data, in {described.key},'
     if 8 + 4 * rows > _LARGEST:
         raise _too_large(where)
-    encoder = MDSEncoder(source.columns, size_limit=None)
+    encoder = MDSEncoder(source.columns, size_limit=None, check_bytes=False)
     offsets: list[np.ndarray[Any, Any]] = []  # of the rows that are there: an index may announce any number
     first, at = 0, 0
     raw.unlink(missing_ok=True)  # it may be a link

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tars import pack
 
 from descriptors import open_descriptors
-from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace import CSVWriter, JSONWriter, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.reading import dataset_shards
+from headrace.errors import ShardError
 from headrace.storage.cache import lease_cache
 from leases import release_without_a_pause
 from waiting import until
@@ -91,3 +94,50 @@ def test_a_cache_that_holds_two_shards_is_read_at_random_without_a_pause(remote,
     for number in np.random.default_rng(7).integers(0, SAMPLES, 60).tolist():
         assert dataset[number]['id'] == number
         assert sum(path.stat().st_size for path in tmp_path.rglob('*') if path.is_file()) <= limit
+
+
+NO_TEXT, NO_NUMBER = b'no \xff\xfe text', b'no number'
+WRITERS = {'mds': MDSWriter, 'json': JSONWriter, 'csv': CSVWriter}
+
+
+def write_bad(folder: Path, kind: str) -> None:
+    """A dataset whose sample 3 cannot be read."""
+    if kind == 'webdataset':
+        folder.mkdir()
+        texts = [b'text', b'text', b'text', NO_TEXT]
+        (folder / 'a.tar').write_bytes(pack([(f'k{i}.txt', text) for i, text in enumerate(texts)]))
+        return
+    with WRITERS[kind](out=str(folder), columns={'id': 'int', 'text': 'str'}) as w:
+        for i in range(4):
+            w.write({'id': i, 'text': 'x' * 20 if i < 3 else 'y' * 20})
+    (path,) = folder.glob(f'shard.00000.{kind}')
+    path.write_bytes(path.read_bytes().replace(b'y' * 20, NO_TEXT.ljust(20)))
+
+
+@pytest.mark.parametrize('place', ['local', 'remote'])
+@pytest.mark.parametrize('kind', [*WRITERS, 'webdataset'])
+def test_a_value_that_cannot_be_read_is_named_with_a_fix_that_helps(tmp_path: Path, kind: str, place: str) -> None:
+    write_bad(tmp_path / 'data', kind)
+    where = {'local': tmp_path / 'data'} if place == 'local' else {'remote': tmp_path / 'data', 'local': tmp_path / 'l'}
+    stream = Stream(**{name: str(path) for name, path in where.items()})
+    dataset = StreamingDataset(streams=[stream], batch_size=4)
+    rows = StreamingDataLoader(dataset, batch_size=4)
+    for read in (lambda: dataset[3], lambda: list(rows)):
+        with pytest.raises(ShardError) as caught:
+            read()
+        message = str(caught.value)
+        assert 'Sample 3' in message
+        assert 'stream_0 (' in message
+        assert 'is not UTF-8 text' in message
+        if kind in ('mds', 'webdataset'):
+            assert f"column '{'text' if kind == 'mds' else 'txt'}'" in message
+        if kind == 'webdataset':
+            assert 'a.tar.0.mds cannot be read' in message
+            assert "(key 'k3')" in message
+            assert 'Correct the webdataset data' in message
+        else:
+            assert f'shard.00000.{kind}' in message
+            has_delete = f'Delete {tmp_path / "l"}/shard.00000.{kind}: it is fetched again' in message
+            assert has_delete == (place == 'remote')
+        assert ('fetched again' in message or 'Delete' in message) == (place == 'remote' and kind != 'webdataset')
+    assert len([dataset[i] for i in range(3)]) == 3

@@ -98,7 +98,7 @@ class CachedShards:
             images = stream.images_in(local)
             if images is not None:
                 info = replace(info, schema=images.as_bytes)
-            return open_shard(info, lease.buffers, source=source, columns=stream.columns)
+            return open_shard(info, lease.buffers, source=source, columns=stream.columns, fix=stream.fix_of(info))
         except BaseException:
             lease.release()
             raise

@@ -353,7 +353,8 @@ class _Opening:
     def _reading(self, shard: int) -> Generator[ShardReader]:
         stream, info = self.stream, self.stream.shards[shard]
         with stream.cache().acquire(stream.entry(shard)) as lease:
-            yield open_shard(info, lease.buffers, source=f'{stream.title}: {info.files[0].raw.basename}')
+            source = f'{stream.title}: {info.files[0].raw.basename}'
+            yield open_shard(info, lease.buffers, source=source, fix=stream.fix_of(info))
 
 
 def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | None) -> tuple[str, ...] | None:

@@ -19,7 +19,8 @@ from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.images import ImageColumns
 from headrace.display import Facts, FactsRepr
 from headrace.errors import StreamError
-from headrace.format import ShardTable, unpack_file, verify_file
+from headrace.format import ShardInfo, ShardTable, unpack_file, verify_file
+from headrace.format.mds import RESTORE
 from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
 from headrace.order.mixture.rules import given_weights, stream_errors
@@ -193,6 +194,18 @@ class Stream(FactsRepr):
             return True
         path = local_path(self.url)
         return path is not None and Path(path).resolve() == self.folder.resolve()
+
+    def fix_of(self, info: ShardInfo) -> str:
+        """What helps against a damaged shard of this stream, for messages."""
+        if self.is_local:
+            return RESTORE
+        if info.made_from is not None:
+            return (
+                f'Correct the {info.made_from} data. If they are right, `headrace cache clear {self.folder}` has the '
+                f'shard made again.'
+            )
+        path = self.folder / info.files[0].raw.basename
+        return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
 
     def read_selection(self) -> Selection | None:
         """The rows to offer; None: all.

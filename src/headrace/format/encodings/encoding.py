@@ -151,8 +151,8 @@ def opaque(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     return np.ndarray((len(array),), f'V{size}', np.ascontiguousarray(array))
 
 
-def stored_bytes(encoding: Encoding, obj: Any) -> bytes:
-    """The bytes stored for ``obj``; a ``bytes`` object is an encoded value.
+def stored_bytes(encoding: Encoding, obj: Any, *, check: bool = True) -> bytes:
+    """The bytes stored for ``obj``; a ``bytes`` object is an encoded value, which is checked if that is wanted.
 
     Raises:
         ValueError: it is none.
@@ -160,7 +160,7 @@ def stored_bytes(encoding: Encoding, obj: Any) -> bytes:
     """
     if not isinstance(obj, bytes):
         return encoding.encode(obj)
-    if encoding.checks_bytes:
+    if check and encoding.checks_bytes:
         try:
             encoding.decode(obj)
         except FormatError as error:

@@ -252,13 +252,13 @@ def is_mds_encoding_safe(encoding: str) -> bool:
 def mds_encode(encoding: str, obj: Any) -> bytes:
     """The bytes stored for ``obj`` in a column of this encoding.
 
-    Every encoding stores a ``bytes`` object unchanged, as an encoded value. Text and arrays check that it is one.
+    Every encoding stores a ``bytes`` object unchanged, as an encoded value.
 
     Raises:
         ConfigError: no such encoding.
         AttributeError, TypeError, ValueError, OverflowError: see the encoding.
     """
-    return stored_bytes(get_mds_encoding(encoding), obj)
+    return stored_bytes(get_mds_encoding(encoding), obj, check=False)
 
 
 def mds_decode(encoding: str, data: Buffer) -> Any:
