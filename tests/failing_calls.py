@@ -22,7 +22,7 @@ STOP = KeyboardInterrupt()
 PATHS = frozenset(
     {'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.listdir', 'os.scandir', 'os.truncate', 'os.link'}
 )
-DESCRIPTORS = ('fsync', 'pread', 'pwrite', 'ftruncate')
+DESCRIPTORS = ('fsync', 'pwrite', 'ftruncate')
 
 
 def calls_of(action: Callable[[], object], below: object, error: BaseException) -> int:
@@ -84,6 +84,10 @@ class _Calls:
         builtins.open = self.open  # pyright: ignore[reportAttributeAccessIssue]
 
     def event(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if self.error is FULL and not (
+            name in ('os.mkdir', 'os.rename') or (name == 'open' and arguments[2] & (os.O_WRONLY | os.O_RDWR))
+        ):
+            return  # a full disk fails no other call
         is_lock = name == 'fcntl.flock' and arguments[1] != fcntl.LOCK_UN
         if is_lock or (name in PATHS and str(arguments[0]).startswith(self.below)):
             self.count()

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from tqdm import tqdm
 
-from headrace.convert.apart import check_apart, check_keeps, lies_in
+from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.image_folder import ImageFolder
@@ -343,11 +343,6 @@ class _Conversion:
                 f'Directory is not empty: {store.url} holds {there[0].key} and {len(there) - 1} more. Choose another '
                 f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
             )
-        if isinstance(store, LocalStore):
-            # What links lead to is not emptied.
-            folders = {key.rpartition('/')[0] for key in keys}
-            own = {folder for folder in folders if lies_in(store.root / folder, store.root)}
-            keys = {key for key in keys if key.rpartition('/')[0] in own}
         # The index goes first: from here on this is no dataset.
         for key in (_INDEX, PLAN):
             self._delete({key} & keys)

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import random
+import shutil
 import signal
 import socket
 import tempfile
@@ -308,3 +309,27 @@ def test_appends_to_a_dataset_of_parts_leave_the_parts(tmp_path, is_store, own_s
     in_a_child(lambda: write(out, 60, append=True, max_workers=1), steps // 2)
     write(out, 60, append=True)
     assert ids(f'file://{root}', tmp_path / 'cache') == list(range(N))
+
+
+def test_appends_leave_the_shards_of_replaced_indexes(tmp_path):
+    root = tmp_path / 'data'
+    write(str(root), 0, 40)
+    (root / 'index.json').rename(root / 'index.00001.json')
+    write(str(root / 'part'), 40, 60)
+    merge_index([str(root / 'part' / 'index.json')], str(root))
+    before = content(f'file://{root}')
+    assert 'shard.00000.mds.zstd' in before
+    with pytest.raises(ZeroDivisionError), MDSWriter(out=str(root), append=True, size_limit=500) as writer:
+        writer.write_batch({'id': range(50), 'text': ['x'] * 50})
+        raise ZeroDivisionError
+    assert before == content(f'file://{root}')
+    _, steps = in_a_child(lambda: write(str(root), 60, append=True, max_workers=1), 0)
+    shutil.rmtree(root)
+    for name, data in before.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    in_a_child(lambda: write(str(root), 60, append=True, max_workers=1), steps // 2)
+    write(str(root), 60, append=True)
+    found = content(f'file://{root}')
+    assert {**before, 'index.json': found['index.json']}.items() <= found.items()
+    assert ids(f'file://{root}', tmp_path / 'cache') == list(range(40, N))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,8 @@ _SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newl
 _ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
 PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
 """Names of the folders of parts, which a writer of parts makes."""
+_REPLACED: Final = re.compile(r'index\.\d{5,}\.json')
+"""Names of indexes that were replaced, and can be brought back."""
 _FILE: Final = (
     r'(shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?|index\.json\.tmp'
     rf'|{JOURNAL.pattern})(\.tmp)?'
@@ -66,6 +69,9 @@ class Start:
     taken: int = 0
     """The least number above those of shards that stay."""
 
+    replaced: frozenset[str] = frozenset()
+    """The files, or folders, of shards that replaced indexes name."""
+
     @property
     def shards(self) -> list[ShardInfo]:
         """All shards that stay, in their order."""
@@ -73,8 +79,8 @@ class Start:
 
     @property
     def roots(self) -> set[str]:
-        """The files of these shards, or the folders that hold them, as in a dataset of parts."""
-        return _roots(self.shards)
+        """The files of these shards and of replaced indexes, or the folders of parts that hold them."""
+        return _roots(self.shards) | self.replaced
 
 
 def is_ours(name: str) -> bool:
@@ -100,10 +106,11 @@ def find_start(
     """
     is_left = MARK in sizes or any(map(JOURNAL.fullmatch, sizes))
     if INDEX in sizes and (terms.append or terms.resume):
-        index = parse_index(
-            place.read(INDEX), source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True
+        replaced = frozenset(
+            _roots(shard for name in filter(_REPLACED.fullmatch, sizes) for shard in _read(place, name))
         )
-        return _behind_index(place, sizes, beside, marked, terms, list(index), is_left=is_left)
+        start = _behind_index(place, sizes, beside, marked, terms, _read(place, INDEX), replaced, is_left=is_left)
+        return dataclasses.replace(start, replaced=replaced)
     foreign = [name for name in sizes if name != MARK and not (is_left and is_ours(name))]
     if foreign and not terms.exist_ok:
         raise refuse(place.shown, foreign[0], len(sizes) - 1)
@@ -118,13 +125,15 @@ def _behind_index(
     marked: int | None,
     terms: Terms,
     index: Sequence[ShardInfo],
+    replaced: frozenset[str],
     *,
     is_left: bool,
 ) -> Start:
     journal = read_journal(place, sizes)
     roots = _roots(index)
     added = [shard for shard in journal if roots.isdisjoint(shard.stored)]
-    leftovers = [name for name in sizes if is_left and is_ours(name) and _root(name) not in roots]
+    kept = roots | replaced
+    leftovers = [name for name in sizes if is_left and is_ours(name) and _root(name) not in kept]
     # Without a mark, the writer of the journal had finished.
     new = 0 if MARK not in sizes else len(journal) if marked is None else len(index) - marked
     if terms.resume and not added and (new > 0 or not terms.append):
@@ -140,6 +149,11 @@ def _behind_index(
     first = max(_above(index), *(shard_number(name) + 1 for name in sizes if name not in leftovers))
     whole = _whole(added, first, sizes, beside) if terms.resume else []
     return _check_settings(_unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
+
+
+def _read(place: Place, name: str) -> list[ShardInfo]:
+    source = f'{place.shown}/{name}'
+    return list(parse_index(place.read(name), source=source, allow_unsafe_types=True, allow_empty=True))
 
 
 def _check_settings(start: Start, terms: Terms) -> Start:
