@@ -1,16 +1,23 @@
 """The native order with 10 to 2,000 streams: processor time and memory of the first batches and of an explained one.
 
-usage: python benchmarks/many_streams.py [--streams 10,100,1000,2000] [--nodes 1,8,64] [--samples 4000]
+usage: python benchmarks/many_streams.py [--streams 10,100,1000,2000] [--nodes 1,8,64] [--samples 4000] [--read BATCHES]
 
 Streams have 250 shards each, of SAMPLES samples. "first" is the processor time until the first batch's ids are known,
 "ten" until those of ten batches are, "explain" that of one batch in the epoch's first third, in seconds. Memory is the
-peak of all this in MiB, measured in a second run. Batches have 512 samples, or 2,048 with stratified batching. No data
-are read. The source may be another checkout's, by ``PYTHONPATH``.
+peak of all this in MiB, measured in a second run. Batches have 512 samples, or 2,048 with stratified batching.
+
+With ``--read``, data are read instead, from streams of 50 shards of 10 samples, with an empty cache of a remote folder.
+The seconds are those to open them, to the first batch of 64 samples, and of BATCHES more, each with about 64 new
+shards.
+
+The source may be another checkout's, by ``PYTHONPATH``.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
 import time
 import tracemalloc
 
@@ -40,12 +47,41 @@ def measure(streams: int, samples: int, nodes: int, batching: str) -> tuple[floa
     return first - begin, ten - begin, time.process_time() - ten
 
 
+def read(streams: int, batches: int) -> tuple[float, float, float]:
+    """Seconds to open, to the first batch, and for some more, where each touches shards that are not cached."""
+    from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+
+    with tempfile.TemporaryDirectory() as folder:
+        with MDSWriter(out=f'{folder}/0', columns={'id': 'int64'}, size_limit=290) as writer:
+            for number in range(500):
+                writer.write({'id': number})
+        for number in range(1, streams):
+            shutil.copytree(f'{folder}/0', f'{folder}/{number}')
+        begin = time.perf_counter()
+        parts = [Stream(remote=f'{folder}/{number}', local=f'{folder}/cache/{number}') for number in range(streams)]
+        dataset = StreamingDataset(streams=parts, shuffle=True, batch_size=64)
+        opened = time.perf_counter()
+        iterator = iter(StreamingDataLoader(dataset))
+        next(iterator)
+        first = time.perf_counter()
+        for _ in range(batches):
+            next(iterator)
+        return opened - begin, first - opened, time.perf_counter() - first
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--streams', default='10,100,1000,2000')
     parser.add_argument('--nodes', default='1,8,64')
     parser.add_argument('--samples', type=int, default=4000)
+    parser.add_argument('--read', type=int)
     options = parser.parse_args()
+    if options.read:
+        print(f'| streams | open | first | {options.read} batches |\n|---|---|---|---|')
+        for streams in map(int, options.streams.split(',')):
+            cells = ' | '.join(f'{seconds:.2f}' for seconds in read(streams, options.read))
+            print(f'| {streams:,} | {cells} |', flush=True)
+        return
     print('| streams | canonical nodes | batching | first | ten | explain | MiB |\n|---|---|---|---|---|---|---|')
     for streams in map(int, options.streams.split(',')):
         for nodes in map(int, options.nodes.split(',')):

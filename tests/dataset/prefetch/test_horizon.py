@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.prefetch.horizon import CacheWindow, NextUse
+from headrace.dataset.prefetch.distance import look_ahead
+from headrace.dataset.prefetch.horizon import CacheWindow, Horizon, NextUse
+from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
 
 pytestmark = pytest.mark.once
 
@@ -91,3 +94,24 @@ def test_what_is_used_again_takes_room_once():
     frontier.add(7, [5])
     frontier.move(7, 7)
     assert frontier.batch == 7
+
+
+@pytest.mark.parametrize('are_fetched', [True, False])
+def test_batches_of_many_small_shards_are_looked_at_a_few_at_a_time(are_fetched):
+    """With 64 new shards a batch, the default look-ahead would plan 65,536 of them before the reader gets far."""
+    horizon = Horizon(look_ahead(None, 64), lambda _: 1000)
+    batches = (UpcomingBatch(number, np.arange(64 * number, 64 * number + 64)) for number in range(2000))
+    horizon.follow(batches, first=0)
+    looked_at = []
+    for at in range(10):
+        horizon.advance(at)
+        before = len(looked_at)
+        for first, shard in horizon.scan():
+            looked_at.append(shard)
+            if are_fetched:
+                horizon.count(first, shard)
+        assert len(looked_at) - before <= 640
+    assert looked_at == list(range(len(looked_at)))
+    assert len(looked_at) > 1000
+    if are_fetched:
+        assert len(looked_at) < 2500

@@ -14,6 +14,7 @@ __all__ = ['LookAhead', 'ShardsAhead', 'check_predownload', 'look_ahead']
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
+_SHARDS = 1024  # of a few KB each, these hide any latency; to plan and look for more takes seconds
 _FEWEST = 2  # shards ahead, however large they are
 
 
@@ -25,6 +26,8 @@ class LookAhead(NamedTuple):
     """Bytes of shards that were fetched and not yet used."""
     lag: int = 8
     """Batches by which another rank may be behind: its workers read ahead of its trainer."""
+    shards: float = math.inf
+    """The same as ``bytes``, in shards."""
 
 
 def check_predownload(predownload: int | None, batch_size: int | None) -> None:
@@ -49,22 +52,22 @@ def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> Lo
     """The look-ahead of a process that makes batches.
 
     Args:
-        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes.
+        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
         batch_size: samples of a batch on this rank.
         workers: processes that make batches of this rank in turn.
     """
     lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
     if predownload is None:
-        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag)
+        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag, _SHARDS)
     return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf, lag)
 
 
 class ShardsAhead:
     """The shards that were fetched ahead of the reader and not used yet."""
 
-    def __init__(self, most: float) -> None:
-        """Take the number of bytes that is enough."""
-        self._most = most
+    def __init__(self, ahead: LookAhead) -> None:
+        """Take the bytes and shards that are enough."""
+        self._most, self._most_shards = ahead.bytes, ahead.shards
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
         self.bytes = 0
         """Bytes of all these shards."""
@@ -72,7 +75,8 @@ class ShardsAhead:
     @property
     def is_enough(self) -> bool:
         """Whether the prefetch is far enough ahead."""
-        return self.bytes >= self._most and len(self._first_uses) >= _FEWEST
+        count = len(self._first_uses)
+        return count >= self._most_shards or (self.bytes >= self._most and count >= _FEWEST)
 
     def add(self, first: int, size: int) -> None:
         """Count a shard of `size` bytes that batch `first` uses."""

@@ -16,7 +16,9 @@ from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch
 
 __all__ = ['CacheWindow', 'Horizon', 'NextUse']
 
-_SCAN = 64  # batches scanned in one call at most, so that no single batch waits for the whole look-ahead
+# Batches, and new shards, scanned in one call at most, so that no single batch waits for the whole look-ahead.
+_SCAN = 64
+_SCAN_SHARDS = 512
 _NEAR = 16  # next shards that are checked again: an eviction may have used older knowledge of their use
 _FEWEST = 2  # shards: one is fetched while the other is read
 
@@ -39,7 +41,8 @@ class Horizon:
         self._ahead, self._size_of, self._is_limited = ahead, size_of, max_bytes < math.inf
         self._upcoming: Upcoming | None = None
         self._seen = -1  # last scanned batch
-        self._fetched = ShardsAhead(ahead.bytes)
+        self._shards_seen = 0
+        self._fetched = ShardsAhead(ahead)
         self._lock = threading.Lock()
         self._uses = NextUse()  # from the reader's batch on
         self._node_uses = NextUse()  # by all ranks of the node, if the cache has a limit
@@ -79,7 +82,10 @@ class Horizon:
             yield from self._entering()
             for shard in self._uses.soonest(_NEAR, after=self.at, until=self._window.batch):
                 yield int(self._uses.next_of(shard)), shard
+        begin = self._shards_seen
         for _ in range(_SCAN):
+            if self._shards_seen - begin >= _SCAN_SHARDS:
+                return
             if self._upcoming is None or self._seen >= self.at + self._ahead.batches or self._fetched.is_enough:
                 return
             batch = next(self._upcoming, None)
@@ -99,6 +105,7 @@ class Horizon:
         own = list(dict.fromkeys(batch.shards.tolist()))
         with self._lock:
             new = self._uses.add(batch.number, own)
+            self._shards_seen += len(new)
             if self._is_limited:
                 of_node = own if batch.of_node is None else list(dict.fromkeys(batch.of_node.tolist()))
                 self._node_uses.add(batch.number, of_node)
