@@ -85,12 +85,14 @@ def index(
     try:
         value = parse_json(data.decode('utf-8'), f'{_INDEX} of litdata')
     except UnicodeDecodeError as error:
-        raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Fetch or write it again.') from None
+        raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Restore or write it again.') from None
     _check_depth(value)
     found = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
     config, chunks = found.get('config'), found.get('chunks')
     if not isinstance(config, dict) or not isinstance(chunks, list):
-        raise FormatError(f'{_INDEX} of litdata has `config` and `chunks`, but this has not. Fetch or write it again.')
+        raise FormatError(
+            f'{_INDEX} of litdata has `config` and `chunks`, but this has not. Restore or write it again.'
+        )
     settings = _settings(cast('dict[str, Any]', config))
     parts = PartTable.of(_part(chunk, sizes, settings) for chunk in cast('list[Any]', chunks))
     scalars: dict[str, str] = {}
@@ -228,7 +230,9 @@ class LitdataSource:
                     for column in self.chosen
                 }
             if rows != found.rows:
-                raise ShardError(f'{found.key} has {rows} rows, but the index says {found.rows}. Fetch it again.')
+                raise ShardError(
+                    f'{found.key} has {rows} rows, but the index says {found.rows}. Restore or write it again.'
+                )
             return
         formats = self.settings['data_format']
         packed = self.settings['compression_level'] == 'sample'

@@ -145,8 +145,8 @@ def _offsets(data: memoryview, at: int, count: int, where: str) -> np.ndarray[An
 
 def _check_count(found: int, count: int, where: str) -> None:
     if found != count:
-        raise ShardError(f'{where} has {found} items, but the index says {count}. Fetch or write it again.')
+        raise ShardError(f'{where} has {found} items, but the index says {count}. Restore or write it again.')
 
 
 def _damaged(where: str, reason: str) -> ShardError:
-    return ShardError(f'{where} is no chunk of litdata: {reason}. Fetch or write it again.')
+    return ShardError(f'{where} is no chunk of litdata: {reason}. Restore or write it again.')

@@ -209,7 +209,9 @@ def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[li
         sizes = head.unpack_from(item) if len(item) >= head.size else ()
         at = head.size
         if len(item) != at + sum(sizes) or not sizes:
-            raise ShardError(f'An item of {where} has not the {len(item)} bytes of its leaves. Fetch it again.')
+            raise ShardError(
+                f'An item of {where} has not the {len(item)} bytes of its leaves. Restore or write it again.'
+            )
         for values, size in zip(found, sizes, strict=True):
             values.append(item[at : at + size])
             at += size
@@ -256,7 +258,7 @@ def leaf_values(
     except (FormatError, ValueError, TypeError, OverflowError, struct.error) as error:
         if isinstance(error, ShardError):
             raise
-        raise ShardError(f'A value of {place} cannot be read: {error} Fetch or write it again.') from None
+        raise ShardError(f'A value of {place} cannot be read: {error} Restore or write it again.') from None
 
 
 def arrow_values(column: LitdataColumn, rows: Sequence[Any] | None, count: int, where: str) -> Sequence[Any]:

@@ -29,7 +29,9 @@ class RangeFile:
         self._at = 0
         total = sum(size for _, size in ranges)
         if total != len(data):
-            raise ShardError(f'The part has {total} bytes in its index, but got {len(data)}. Fetch it again.')
+            raise ShardError(
+                f'The part has {total} bytes in its index, but got {len(data)}. Restore or write it again.'
+            )
 
     def read(self, size: int = -1) -> memoryview:
         """The next bytes.

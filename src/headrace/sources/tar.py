@@ -149,7 +149,7 @@ class TarSource:
         if any(batch.values()):
             yield batch
         if rows != part.rows:
-            raise ShardError(f'{where} has {rows} samples, but the index says {part.rows}. Fetch it again.')
+            raise ShardError(f'{where} has {rows} samples, but the index says {part.rows}. Restore or write it again.')
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
@@ -187,7 +187,7 @@ def _read_samples(window: Window, where: str, wanted: Collection[str], *, has_en
         if extension in wanted:
             data = window.take(member.data, member.size)
             if len(data) < member.size:
-                raise FormatError(f'{where} ends within {member.name!r}. Fetch or write it again.')
+                raise FormatError(f'{where} ends within {member.name!r}. Restore or write it again.')
         sample.members[extension] = member, data
         sample.end = member.end
     if sample is not None:
@@ -236,7 +236,9 @@ class _Scan:
                 member.size for name, (member, _) in sample.members.items() if columns is None or name in columns
             )
         if algorithm is None and end > info.size:
-            raise FormatError(f'{info.key} ends within its last member, at byte {info.size}. Fetch or write it again.')
+            raise FormatError(
+                f'{info.key} ends within its last member, at byte {info.size}. Restore or write it again.'
+            )
         if rows:
             finish()
 

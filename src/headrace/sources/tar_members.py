@@ -65,7 +65,7 @@ def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Membe
     while block := bytes(window.take(at, _BLOCK)):
         if not any(block):  # the end, of which joined tars have several
             if start != at:
-                raise FormatError(f'{where} ends after the extended header at byte {start}. Fetch or write it again.')
+                raise FormatError(f'{where} ends after the extended header at byte {start}. Restore or write it again.')
             at = start = at + len(block)
             is_ended = True
             continue
@@ -110,7 +110,7 @@ def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Membe
     if has_end and not is_ended:
         raise FormatError(
             f'A tar ends with a block of zeros, but {where} ends without one at byte {at}, so members may be missing. '
-            f'Fetch or write it again. If it is whole, add the end: `truncate --size=+1024 FILE`.'
+            f'Restore or write it again. If it is whole, add the end: `truncate --size=+1024 FILE`.'
         )
 
 
@@ -126,7 +126,7 @@ class _Header:
         difference = stored - 8 * 32 + sum(field) - ((zlib.adler32(block) & 0xFFFF) - 1)
         if difference % 65521 and stored != _signed_sum(block):
             raise FormatError(
-                f'{where} has no valid tar header at byte {at}: its checksum is wrong. Fetch or write it again.'
+                f'{where} has no valid tar header at byte {at}: its checksum is wrong. Restore or write it again.'
             )
         self.kind = block[156:157]
         self.size = _number(block[124:136], at, where)
@@ -156,14 +156,14 @@ def _number(field: bytes, at: int, where: str) -> int:
         return int(digits if digits.isdigit() else b'', 8)
     except ValueError:
         raise FormatError(
-            f'{where} has no number in the header at byte {at}, but {field!r}. Fetch or write it again.'
+            f'{where} has no number in the header at byte {at}, but {field!r}. Restore or write it again.'
         ) from None
 
 
 def _decimal(value: bytes, at: int, where: str) -> int:
     if not value.isdigit() or len(value) > 18:
         raise FormatError(
-            f'{where} has no size in the header at byte {at}, but {value[:40]!r}. Fetch or write it again.'
+            f'{where} has no size in the header at byte {at}, but {value[:40]!r}. Restore or write it again.'
         )
     return int(value)
 
@@ -185,11 +185,11 @@ def _pax_records(data: bytes, at: int, where: str) -> Iterator[tuple[bytes, byte
         length = int(digits) if digits.isdigit() and len(digits) <= 8 else 0
         record = rest[len(digits) + 1 : length]
         if length > len(rest) or not record.endswith(b'\n') or b'=' not in record:
-            raise FormatError(f'{where} has a damaged extended header at byte {at}. Fetch or write it again.')
+            raise FormatError(f'{where} has a damaged extended header at byte {at}. Restore or write it again.')
         key, _, value = record[:-1].partition(b'=')
         yield key, value
         rest = rest[length:]
 
 
 def _truncated(where: str, at: int) -> FormatError:
-    return FormatError(f'{where} ends within the header at byte {at}. Fetch or write it again.')
+    return FormatError(f'{where} ends within the header at byte {at}. Restore or write it again.')

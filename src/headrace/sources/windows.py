@@ -118,7 +118,7 @@ class StreamWindow:
 
 def _ends(where: str, size: int, offset: int) -> FormatError:
     return FormatError(
-        f'{where} ends at byte {size}, but its headers say that data follow to {offset}. Fetch it again.'
+        f'{where} ends at byte {size}, but its headers say that data follow to {offset}. Restore or write it again.'
     )
 
 
@@ -177,7 +177,7 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
         except errors as error:
             raise ShardError(
                 f'{where} is not a complete {algorithm} file: its data from byte {compression.begin} on are damaged '
-                f'({error}). Fetch it again.'
+                f'({error}). Restore or write it again.'
             ) from error
         if piece is None:
             return
