@@ -175,6 +175,15 @@ def test_what_a_merge_leaves_out_is_said(tmp_path: Path) -> None:
     assert len(list(root.glob('index.*.json'))) == 2
 
 
+def test_a_part_without_an_index_is_said(tmp_path: Path) -> None:
+    root = tmp_path / 'data'
+    make_parts(root)
+    (root / 'part-00001' / 'index.json').unlink()
+    with pytest.warns(UserWarning, match='the shards of 1 folder without an index.json, such as part-00001'):
+        merge_index(root)
+    assert ids_of(root, tmp_path) == [*range(40), *range(80, 120)]
+
+
 def test_an_unfinished_dataset_is_not_merged(tmp_path: Path) -> None:
     root = tmp_path / 'data'
     write_part(root, range(20))

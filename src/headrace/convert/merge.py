@@ -8,6 +8,7 @@ of the root itself are a part, too, and the replaced index stays beside the new 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ __all__ = ['merge_index']
 
 Place: TypeAlias = str | os.PathLike[str]
 
+_SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')
 _THREADS: Final = 32
 """Concurrent requests: most of the time of a small object is a wait for its store."""
 
@@ -92,7 +94,9 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
     own = _own_shards(written, stores, parts, tables, keys, retry, is_list=urls is not None)
     if own:
         parts, tables = [_Part(written[0], INDEX, ''), *parts], [own, *tables]
-    merged = dump_index(_join(parts, tables), version_first=True)
+    shards = _join(parts, tables)
+    _warn_of_unlisted(keys, shards, out=stores[-1].url)
+    merged = dump_index(shards, version_first=True)
     for store in written:
         replace_index(store, merged, retry)
 
@@ -124,6 +128,17 @@ def _keys(stores: Sequence[Store], retry: Retry) -> dict[str, Store]:
         for key in retry.call(f'Listing {store.url}', lambda store=store: [info.key for info in store.list('')]):
             found.setdefault(key, store)
     return found
+
+
+def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out: str) -> None:
+    """Say which folders have shards but none of the merged index: their writers have not finished."""
+    merged = {_name(shard).rpartition('/')[0] for shard in shards}
+    left = {key.rpartition('/')[0] for key in keys if _SHARD.match(key)} - merged
+    if left:
+        warn(
+            f'Left out of {out}/{INDEX}: the shards of {len(left):,} folder{"s" * (len(left) != 1)} without an '
+            f'{INDEX}, such as {min(left)}. Finish their writers, or remove them, and merge again.'
+        )
 
 
 def _parts_below(keys: Mapping[str, Store], root: str) -> list[_Part]:
