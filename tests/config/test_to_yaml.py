@@ -60,3 +60,10 @@ def test_what_is_written_is_short() -> None:
         'train': {'local': '/data', 'device_batch_size': 4},
         'eval': {'local': '/val', 'device_batch_size': 4},
     }
+
+
+def test_a_configuration_prints_as_yaml_without_secrets() -> None:
+    train = {'remote': 's3://name:secret@bucket/x', 'store_options': {'secret_access_key': 'secret'}}
+    printed = str(load_config({'global_batch_size': 8, 'train': train}))
+    assert 'secret@' not in printed
+    assert yaml.safe_load(printed)['train']['store_options'] == {'secret_access_key': '***'}

@@ -366,3 +366,12 @@ def test_pytorch_page_locks_what_is_in_a_delivery():
     got = pin_memory(sent)
     assert got.batch['x'].is_locked
     assert got[1:] == sent[1:]
+
+
+def test_counters_print_as_a_table(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset('d', 48))), 8)
+    list(loader)
+    lines = str(loader.stats()).splitlines()
+    assert lines[0] == 'LoaderStats'
+    assert [line.split() for line in lines[1:3]] == [['batches', '6'], ['samples', '48']]
+    assert ['bytes', 'downloaded', '0', 'B'] in [line.split() for line in lines]

@@ -7,7 +7,9 @@ import copy
 import inspect
 import logging
 import pickle
+import re
 import typing
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from lightning_run import Crash, Model, Run, callbacks, dataset, train
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, TopologyError
-from headrace.lightning import PositionCallback, StreamingDataModule
+from headrace.lightning import DataStatistics, PositionCallback, StreamingDataModule
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 
@@ -497,6 +499,28 @@ def test_random_generators_may_be_restored(run, at: int, accumulate: int, worker
     if accumulate == 1:
         after = fit('after', Path(run.out, 'whole', f'step={at}.ckpt'))
         assert after == {number: whole[number] for number in range(at, 24)}
+
+
+@pytest.mark.parametrize('statistics', [False, True])
+def test_a_training_says_where_its_data_continue_and_how_long_it_waited(run, caplog, capsys, statistics: bool) -> None:
+    caplog.set_level(logging.INFO, 'lightning.pytorch')
+    run.every_steps = 5
+    train(run)
+    assert 'the data continue' not in caplog.text
+    assert len(re.findall(r'headrace: waited [0-9.]+ % for data', caplog.text)) == 1
+    caplog.clear()
+    path = run.checkpoints / 'step15.ckpt'
+    saved = torch.load(path, weights_only=True)
+    saved['StreamingDataModule']['ranks'] = 8
+    torch.save(saved, path)
+    trainer = quiet(run, max_epochs=2, callbacks=[DataStatistics()] if statistics else [])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        trainer.fit(Model(run), StreamingDataModule(train=dataset(run), batch_size=8), ckpt_path=path)
+    assert not [one for one in caught if '__len__' in str(one.message)]
+    assert 'headrace: the data continue at epoch 1, sample 24 (checkpoint of 8 ranks, now 1)' in caplog.text
+    assert ('headrace: waited' in caplog.text) is not statistics
+    assert ('headrace: waited' in capsys.readouterr().err) is statistics
 
 
 def test_loaders_passed_by_hand_train_every_epoch_in_its_order(run):

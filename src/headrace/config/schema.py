@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from headrace.config.constraints import AtLeast, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.order.mixture.rules import exhaustion_errors, mixture_errors, names_errors, schedule_errors
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
-from headrace.redaction import redacted_repr
+from headrace.redaction import redact_value, redacted_repr
 from headrace.rules import BrokenRule, path_errors
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     'DatasetConfig',
     'LoaderConfig',
     'WorkerConfig',
+    'given_values',
 ]
 
 
@@ -259,6 +260,12 @@ class Config:
     predict: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
     """Loaders for prediction: one loader, or a mapping from name to loader."""
 
+    def __str__(self) -> str:
+        """The configuration as YAML, without defaults and secrets."""
+        from headrace.config.resolver import yaml_text
+
+        return yaml_text(redact_value(given_values(self)))
+
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The broken rules between the top level's keys, and those broken by inheriting from it."""
         yield from _broken_batch_size_rules(self)
@@ -313,3 +320,26 @@ def _broken_batch_size_rules(config: LoaderConfig | Config) -> Iterator[BrokenRu
     if config.global_batch_size is not None and config.device_batch_size is not None:
         rule = '`global_batch_size` and `device_batch_size` exclude each other; keep one'
         yield BrokenRule(('global_batch_size', 'device_batch_size'), rule)
+
+
+def given_values(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults; named items as a mapping from their names."""
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == 'name' or value == field.default:
+            continue
+        if isinstance(value, tuple) and not any(map(dataclasses.is_dataclass, cast('tuple[Any, ...]', value))):
+            items = cast('tuple[Any, ...]', value)
+            value = [list(cast('tuple[Any, ...]', item)) if isinstance(item, tuple) else item for item in items]
+        elif isinstance(value, tuple) and isinstance(value[0], SchedulePointConfig):
+            value = [given_values(point) for point in cast('tuple[SchedulePointConfig, ...]', value)]
+        elif isinstance(value, tuple):
+            named = {item.name: given_values(item) for item in cast('tuple[Any, ...]', value)}
+            single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
+            value = named[field.name] if single else named
+        plain = getattr(value, 'plain', None)  # of selections and pictures
+        if plain is None:
+            plain = given_values(value) if dataclasses.is_dataclass(value) else value
+        given[field.name] = plain
+    return given

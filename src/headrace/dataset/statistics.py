@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.display import human_decimal_size, text_table
 from headrace.errors import ConfigError
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
@@ -147,6 +148,16 @@ class LoaderStats:
     """Transfers that began again, and files that were fetched again because they were bad."""
     streams: Mapping[str, StreamStats]
     """The counters that exist for each stream; batches and the trainer's waits do not."""
+
+    def __str__(self) -> str:
+        """A table of the loader's counters, without those of streams."""
+        rows: list[tuple[str, str]] = []
+        for name, value in self.as_dict().items():
+            if isinstance(value, int | float):
+                number = f'{value:,}' if isinstance(value, int) else f'{value:,.3f}'
+                size = human_decimal_size(value) if name.startswith('bytes') else number
+                rows.append((name.replace('_', ' '), size))
+        return '\n'.join([type(self).__name__, *text_table(rows)])
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts of str and numbers, as JSON has them; `dataclasses.asdict` would not look into streams."""

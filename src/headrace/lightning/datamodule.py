@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
@@ -232,6 +233,8 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         """
         trainer = self._attached()
         topology = topology_of(trainer, self._topology)
+        # The plan gives each worker its own batches, whatever Lightning fears.
+        warnings.filterwarnings('ignore', 'Your `IterableDataset` has `__len__` defined')
         if stage == 'fit':
             self._callback.join(trainer)
             if self._position_files:

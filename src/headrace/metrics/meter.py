@@ -343,13 +343,18 @@ class DataMeter:
         Reads and waits are of this rank. The mix is left out if there is one stream.
         """
         done = difference_of(self._total(), self._first)
-        share = done.seconds_waiting / max(self._clock() - self._begun, 1e-9)
-        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), human_decimal_size(done.bytes_downloaded)]
+        parts = [self.waited(), human_decimal_size(done.bytes_downloaded)]
         parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
         drift = drift_of(self.counts())
         if drift is not None:
             parts.append(f'mix within {drift:.1%}'.replace('%', ' %'))
         return '; '.join(parts)
+
+    def waited(self) -> str:
+        """The share of the time since `begin` that this rank waited for data."""
+        seconds = difference_of(self._total(), self._first).seconds_waiting
+        share = seconds / max(self._clock() - self._begun, 1e-9)
+        return f'waited {min(share, 1):.1%} for data'.replace('%', ' %')
 
     def _total(self) -> Read:
         total = self._past

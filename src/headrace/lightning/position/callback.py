@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from headrace.dataset.tracker import loader_entries
@@ -23,6 +23,8 @@ from headrace.lightning.position.loop_progress import (
 from headrace.lightning.position.rng import random_state, restore_random_state
 from headrace.lightning.position.train_checks import OTHER_TRAINER, check_other_loaders, rest_of_last_fit
 from headrace.lightning.position.train_position import is_position
+from headrace.lightning.statistics import DataStatistics, streaming_loaders
+from headrace.metrics import DataMeter
 from headrace.packing import sync_lane_states
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class PositionCallback(Callback):
         self._warnings: list[str] = []
         self._is_first_batch = False
         self._is_left = False  # the trainer trains on other data
+        self._start = ''  # a line about the place where a resumed training continues
+        self._meter = DataMeter()
         self.is_expected = False
         """Whether the next `fit` may be of the module's loaders, although another object gives them to Lightning."""
 
@@ -192,6 +196,7 @@ class PositionCallback(Callback):
             steps=_optimizer_steps(fit_loop) if pl_module.automatic_optimization else batches,
         )
         self._begin_epoch_loop = rewrite(fit_loop, restart)
+        self._start = position.describe_start()
         self._random_state = checkpoint.get(_RNG_KEY) if self.saves_rng else None
 
     @override
@@ -208,6 +213,12 @@ class PositionCallback(Callback):
         for warning in self._warnings:
             rank_zero_warn(warning)
         self._warnings, self._is_first_batch = [], True
+        self._meter = DataMeter()
+        self._follow(trainer)
+        self._meter.begin()
+        if self._start:
+            rank_zero_info(f'headrace: {self._start}')
+        self._start = ''
         self._pass_over(trainer, self.empty_epochs)
         self.empty_epochs = 0
         if self._begin_epoch_loop:
@@ -217,8 +228,27 @@ class PositionCallback(Callback):
             if self._random_state is not None and _AT_BATCH not in self._random_state:
                 self._restore_random_state()
 
+    def _follow(self, trainer: Trainer) -> None:
+        self._meter.follow(dict(streaming_loaders(trainer.train_dataloader)))
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._meter.pause()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._meter.resume()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        is_said = any(isinstance(callback, DataStatistics) for callback in callbacks)
+        if self._meter.loaders and not (self._is_left or is_said):
+            rank_zero_info(f'headrace: {self._meter.waited()}')
+
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follow(trainer)  # Lightning may have replaced them
         # Lightning asks for the number of batches once. Skipped samples make an epoch shorter.
         if self._is_left:
             return

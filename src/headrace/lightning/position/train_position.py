@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from headrace.dataset.tracker import Pass, PositionTracker
+from headrace.display import count_text
 from headrace.lightning.position.loop_progress import Restart
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class TrainPosition(PositionTracker):
         self.trainer = trainer
         self._counts = 0, 0  # Lightning's epochs and batches when the pass began or resumed
         self._is_left = False
+        self._loaded_ranks: int | None = None
 
     @property
     @override
@@ -96,7 +98,23 @@ class TrainPosition(PositionTracker):
         if begun is not None:
             epochs += self._epochs_between(begun.places, here.places, is_over=here.is_over)
             batches += begun.trained
-        return {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches}
+        ranks = self.loaders[0].dataset.topology.world_size
+        return {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches, 'ranks': ranks}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._loaded_ranks = state.get('ranks')
+
+    def describe_start(self) -> str:
+        """A line about the place where a resumed training continues."""
+        places = ', '.join(
+            f'{loader.name} at epoch {epoch}, sample {sample}'.lstrip()
+            for loader, (epoch, sample) in zip(self.loaders, self.next(), strict=True)
+        )
+        ranks, now = self._loaded_ranks, self.loaders[0].dataset.topology.world_size
+        changed = '' if ranks in (None, now) else f' (checkpoint of {count_text(ranks, "rank")}, now {now})'
+        return f'the data continue {places}{changed}'
 
     @property
     def is_ahead(self) -> bool:
