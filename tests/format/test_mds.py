@@ -304,7 +304,7 @@ def test_a_bad_value_names_sample_and_column() -> None:
         for rows in ([11], list(range(12))):
             with pytest.raises(
                 ShardError,
-                match="Sample 11 of shard here cannot be read: column 't': .* not UTF-8.* Restore the file from a copy",
+                match="Shard here cannot be read: sample 11, column 't': .* not UTF-8.* Restore the file from a copy",
             ):
                 reader.gather(np.array(rows), np.arange(len(rows)), info.schema.allocate(len(rows)))
         reader.gather(np.arange(11), np.arange(11), info.schema.allocate(11))

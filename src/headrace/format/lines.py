@@ -97,8 +97,8 @@ class LineReader:
             return self._parse(decode_text(line[:size], 'The line'), names)
         except FormatError as error:
             raise ShardError(
-                f'Sample {i} of shard {self._source} cannot be read: {error} The shard is damaged, or the line was '
-                f'written so. {self._fix}'
+                f'Shard {self._source} cannot be read: sample {i}: {error} It is damaged, or the line was written so. '
+                f'{self._fix}'
             ) from error
 
     def gather(

@@ -253,8 +253,8 @@ class MDSReader:
             with contextlib.suppress(FormatError):
                 member = f' (key {keys.sample(i)[_KEY]!r:.200})'
         return ShardError(
-            f'Sample {i}{member} of shard {self._source} cannot be read: column {column.name!r}: {error} The shard is '
-            f'damaged, or the value was written so. {self._fix}'
+            f'Shard {self._source} cannot be read: sample {i}, column {column.name!r}{member}: {error} It is damaged, '
+            f'or the value was written so. {self._fix}'
         )
 
     def gather(

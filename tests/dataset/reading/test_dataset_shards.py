@@ -126,7 +126,7 @@ def test_a_value_that_cannot_be_read_is_named_with_a_fix_that_helps(tmp_path: Pa
         with pytest.raises(ShardError) as caught:
             read()
         message = str(caught.value)
-        assert 'Sample 3' in message
+        assert 'cannot be read: sample 3' in message
         assert 'stream_0 (' in message
         assert 'is not UTF-8 text' in message
         if kind in ('mds', 'webdataset'):
