@@ -93,6 +93,25 @@ def test_a_run_without_end_is_ended(page, monkeypatch):
     assert 'was not done after' in json.loads(text)['error']
 
 
+@pytest.mark.parametrize('name', ['epochs', 'num_canonical_nodes', 'shuffle_block_size', 'predownload', 'batches'])
+def test_a_number_that_is_too_large_is_bounded_and_the_next_run_answers(page, monkeypatch, name):
+    monkeypatch.setattr('headrace.simulate.ui.MOST_SECONDS', 1.0)
+    status, _, text = get(page, '/run?' + urlencode({name: '9' * 15}))
+    assert status == 200 or json.loads(text)['error']
+    monkeypatch.undo()
+    assert get(page, '/run?batches=5')[0] == 200
+
+
+def test_a_run_that_needs_too_much_memory_is_ended(page, monkeypatch):
+    def greedy(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr('headrace.simulate.ui.simulate', greedy)
+    status, _, text = get(page, '/run?batches=5')
+    assert status == 400
+    assert 'needs more than 4 GiB' in json.loads(text)['error']
+
+
 def test_a_port_in_use_is_named(page):
     with pytest.raises(ConfigError, match=rf'--port must be a free port .* got {page.server_port}: '):
         SimulationServer(page.simulations.config, Conditions(batches=1), {}, title='x', port=page.server_port)

@@ -6,16 +6,19 @@ other page in the browser reaches it. A framework for such pages would bring thi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import json
+import multiprocessing
+import resource
 import secrets
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from multiprocessing.connection import Connection
 from string import Template
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -55,6 +58,9 @@ _CONDITIONS: Final = tuple(name for name in _LABELS if name not in SETTINGS)
 _SIZES: Final = frozenset({'bandwidth', 'cache_limit'})
 MOST_SECONDS: Final = 60.0
 """Real time of a run on the page, after which it is ended; others wait meanwhile."""
+MOST_MEMORY: Final = 4 << 30
+"""Bytes of a run on the page."""
+_FORK: Final = multiprocessing.get_context('fork')
 _UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))
 
 
@@ -85,26 +91,51 @@ class _Simulations:
         """Figures and plots for the values of the form.
 
         Raises:
-            HeadraceError: a value breaks a rule, or the run takes a minute.
+            HeadraceError: a value breaks a rule.
         """
         conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
         settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
-        end = time.monotonic() + MOST_SECONDS
-
-        def check() -> None:
-            if time.monotonic() > end:
-                raise ConfigError(
-                    f'the simulation was not done after {MOST_SECONDS:.0f} s. Give fewer {_LABELS["batches"]}, ranks, '
-                    'workers or epochs.'
-                )
-
         run = simulate(
             replace_settings(self.config, cast('dict[str, int | None]', settings)),
             dataclasses.replace(self.conditions, **conditions),  # pyright: ignore[reportArgumentType]
-            check=check,
         )
         cost = costs(run.epoch_fetched_bytes * run.conditions.nodes, self.prices)
         return content(run, cost, self.before)
+
+    def answer_in_time(self, given: Mapping[str, str]) -> str:
+        """As `answer`, in a process of its own: a number may be too large for the time and the memory.
+
+        Raises:
+            HeadraceError: a value breaks a rule, or the run takes a minute or too much memory.
+        """
+        received, sent = multiprocessing.Pipe(duplex=False)
+        process = _FORK.Process(target=self._send_answer, args=(given, sent), daemon=True)
+        process.start()
+        sent.close()
+        fix = f'Give fewer {_LABELS["batches"]}, ranks, workers or epochs.'
+        try:
+            if not received.poll(MOST_SECONDS):
+                raise ConfigError(f'the simulation was not done after {MOST_SECONDS:.0f} s. {fix}')
+            answer: str | Exception = received.recv()
+        except EOFError:
+            raise ConfigError(f'the simulation needs more than {MOST_MEMORY >> 30} GiB. {fix}') from None
+        finally:
+            process.kill()
+            process.join()
+            received.close()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _send_answer(self, given: Mapping[str, str], sent: Connection) -> None:
+        with contextlib.suppress(OSError, ValueError):  # where the system has no such limit, or a lower one
+            resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+        try:
+            sent.send(self.answer(given))
+        except MemoryError:
+            return
+        except (HeadraceError, OSError, ArithmeticError, ValueError) as error:
+            sent.send(error)
 
 
 class SimulationServer(ThreadingHTTPServer):
@@ -172,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _run(self, server: SimulationServer, given: Mapping[str, str]) -> tuple[int, dict[str, str]]:
         try:
             with server.one_at_a_time:
-                return 200, {'html': server.simulations.answer(given)}
+                return 200, {'html': server.simulations.answer_in_time(given)}
         except (HeadraceError, OSError) as error:
             return 400, {'error': printable(redact(str(error)))}
         except (ArithmeticError, ValueError) as error:
