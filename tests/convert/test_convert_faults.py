@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from converted import convert
-from sources_to_convert import digests
+from sources_to_convert import digests, rows_of
 
 import killed_children
 from failing_calls import DISK, FULL, STOP, calls_of, in_a_child
@@ -96,6 +96,27 @@ def fail_at(moments, make, tmp_path, error, *, for_good=False):
 @pytest.mark.parametrize('error', ERRORS)
 def test_any_call_fails_once(make, tmp_path, error):
     fail_at(lambda calls: [*range(1, calls - 20, 29), *range(calls - 20, calls + 1, 4)], make, tmp_path, error)
+
+
+@pytest.mark.parametrize('error', ERRORS)
+def test_an_append_whose_calls_fail_once(make, tmp_path, error):
+    def added(out):
+        return convert(range(9, 15), out, function=squares, columns={'n': 'int', 'square': 'int'}, append=True)
+
+    out, folder = make()
+    run(out)
+    old = [row['n'] for row in rows_of(folder)]
+    calls = calls_of(lambda: added(out), tmp_path / 'out-', error)
+    new = [row['n'] for row in rows_of(folder)]
+    assert new == [*old, *range(9, 15)]
+    for at in [*range(1, calls - 20, 41), *range(calls - 20, calls + 1, 5)]:
+        out, folder = make()
+        run(out)
+        outcome, _ = in_a_child(lambda out=out: added(out), tmp_path / 'out-', at, error)
+        assert [row['n'] for row in rows_of(folder)] in (old, new), (at, outcome)
+        if outcome != 'done':
+            added(out)
+        assert [row['n'] for row in rows_of(folder)] == new, (at, outcome)
 
 
 @pytest.mark.slow
