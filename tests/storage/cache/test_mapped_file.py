@@ -7,6 +7,8 @@ import fcntl
 import gc
 import itertools
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -185,3 +187,22 @@ class TestLease:
         with cache_of(plain, tmp_path / 'cache', limit=10 * SIZE).acquire(plain.entries[0]) as lease:
             plain.check(lease)
         assert refused
+
+
+@pytest.mark.parametrize('limit', [None, 10 * SIZE])
+def test_a_lease_that_outlives_its_modules_ends_quietly(plain, tmp_path, limit):
+    program = """if True:
+        import sys
+        from shards import cache_of, make_remote
+        from pathlib import Path
+        remote = make_remote(Path(sys.argv[1]))
+        lease = cache_of(remote, sys.argv[2], limit=eval(sys.argv[3])).acquire(remote.entries[0])
+        module = sys.modules['headrace.storage.cache.mapped_file']
+        for name in list(vars(module)):  # as the interpreter does it at its end
+            setattr(module, name, None)
+        del lease
+    """
+    environ = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
+    command = [sys.executable, '-W', 'ignore', '-c', program, str(plain.folder), str(tmp_path / 'cache'), str(limit)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, '')

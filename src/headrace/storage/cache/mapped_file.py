@@ -132,9 +132,9 @@ class _Pages:
             'version': 3,
         }
 
-    def __del__(self) -> None:
+    def __del__(self, unmap: Any = _unmap) -> None:  # at the interpreter's end, a module has lost its names
         if self._size:
-            _unmap(self._address, self._size)
+            unmap(self._address, self._size)
 
 
 class MappedFile:
@@ -309,4 +309,6 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        # At the interpreter's end, modules have lost their names; then the system unlocks and unmaps.
+        if _mine is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            self.release()
