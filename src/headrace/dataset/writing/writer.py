@@ -351,7 +351,7 @@ class Writer:
         if self._start.is_finished:
             raise FileExistsError(
                 f'The dataset is finished: the index of {self.remote or self.local} has the {self._stored_before} '
-                f'samples of `num_samples`. Leave these out. `append=True` without `resume` adds others.'
+                f'samples of `num_samples`. Leave these out, or pass `append=True` without `resume` to add others.'
             )
 
     def _fail(self) -> None:
