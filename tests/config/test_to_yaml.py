@@ -14,7 +14,7 @@ names = st.text('abcdefgh.-_ 0123456789', min_size=1, max_size=8)
 
 
 texts = st.text(min_size=1, max_size=12).filter(
-    lambda text: '\\$' not in text and not text.endswith('\\') and text != '???'
+    lambda text: '\\$' not in text and '\0' not in text and not text.endswith('\\') and text != '???'
 )
 
 
