@@ -241,6 +241,21 @@ class TestKill:
         assert names(tmp_path / 'cache') == sorted(remote.data)
 
 
+@pytest.mark.parametrize(('folder', 'file'), [(0o777, 0o644), (0o770, 0o640), (0o755, 0o600), (0o700, 0o600)])
+def test_those_who_share_a_folder_may_read_its_files_whatever_the_umask(plain, tmp_path, folder, file):
+    (plain.folder / 'index.json').write_text('{}')
+    (tmp_path / 'cache').mkdir()
+    (tmp_path / 'cache').chmod(folder)
+    before = os.umask(0o077)
+    try:
+        fetch_index(tmp_path / 'cache', plain.store)
+        cache_of(plain, tmp_path / 'cache').fetch(plain.entries[0])
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / 'cache').iterdir()}
+    assert modes == dict.fromkeys(['.headrace-remote', 'index.json', 'shard.00000.mds'], file)
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     """Waits are looked at and told soon."""

@@ -73,9 +73,13 @@ class FetchLock:
         return self._state.path / f'{self._digest}.{number}.{self._token}.{kind}'
 
     def create(self, temporary: Path) -> BinaryIO:
-        """Make a file of this fetch; it replaces that of the last attempt."""
+        """Make a file of this fetch; it replaces that of the last attempt. Those who share the folder may read it."""
+        shared = self.folder.stat().st_mode & 0o022  # who may write there; a umask hides files from them
         with self._state.opened() as state:
-            return open(state.create(temporary.name), 'w+b', buffering=0)
+            handle = state.create(temporary.name)
+        with contextlib.suppress(OSError):
+            os.fchmod(handle, os.fstat(handle).st_mode | shared << 1)
+        return open(handle, 'w+b', buffering=0)
 
     def delete(self, temporary: Path) -> None:
         """Remove a file of this fetch, if it is there."""
