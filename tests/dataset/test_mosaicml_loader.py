@@ -228,6 +228,9 @@ def test_other_batches_in_the_middle_of_an_epoch_are_refused(two_streams, method
     with pytest.raises(ResumeError, match=f'{method} batches.*{told}'):
         two_streams(*now, method, state)
     two_streams(*then, method, state)
+    state = two_streams(*then, method).dataset.state_dict(24, True)  # of a plain loader, whose workers read
+    with pytest.raises(ResumeError, match=told):
+        two_streams(*now, method, state)
     two_streams(*now, method, state_after(two_streams(*then, method), 0))
 
 

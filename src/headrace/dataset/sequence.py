@@ -267,7 +267,7 @@ class SampleSequence:
             remainder: see the class; by default the dataset's.
         """
         (_, size, replicas), batches = self._devices(global_batch_size), None
-        is_unknown = self.skip and self.run.last_batches is None and self.batch_size is not None
+        is_unknown = (self.skip or self.run.is_dealt) and self.run.last_batches is None and self.batch_size is not None
         if global_batch_size is not None or is_unknown:
             batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
         return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, replicas, batches)

@@ -120,6 +120,12 @@ class Run:
         config = self._frozen or self._asked
         return self.needs_batch_size and config.batching == 'device_per_stream' and config.device_batches is None
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether batches depend on the ranks in the middle of an epoch, so that a state says them."""
+        config = self._frozen or self._asked
+        return config.is_mosaicml and config.batching != 'random'
+
     def config(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> OrderConfig:
         """How samples are ordered, with every default filled in.
 
@@ -219,7 +225,7 @@ class Run:
         batches = batches or self.last_batches
         ranges = self._skipped_ranges(self.mixture, batches) or ()
         config, dealt = self.config(nodes, global_batch_size, replicas), ()
-        if batches is not None and config.is_mosaicml and config.batching != 'random':
+        if batches is not None and self.is_dealt:
             dealt = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
         if self._start is not None and self._start[0] == (ranges, dealt):
             return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
