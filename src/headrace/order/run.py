@@ -81,6 +81,7 @@ class Run:
         self._frozen: OrderConfig | None = None
         self._initial_nodes: int | None = None
         self._start: tuple[object, ResumeState] | None = None  # a state of this run at another position
+        self._foreign: tuple[int, int] | None = None  # place of a loaded state that MosaicML Streaming wrote
         self._dealt: tuple[int, tuple[int, ...]] | None = None  # epoch of the loaded state, and its batches
         self.last_batches: BatchSpec | None = None  # of the last plan
         self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
@@ -198,6 +199,10 @@ class Run:
             skip=self._skip,
             epoch=epoch,
         )
+        if self._foreign == (epoch, start) and self._asked.batching == 'random' and plan.stop > start:
+            size, ranks = self.mixture.epoch_size, batches.topology.replicas
+            if start > size + ranks - size % ranks:  # as MosaicML Streaming
+                raise ResumeError(f'a run resumes inside an epoch of {size} samples, got position {start}.')
         if self._unchecked:
             check_skipped(self._unchecked, self._skipped_ranges(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
@@ -318,6 +323,7 @@ class Run:
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         self._dealt = (state.epoch, state.dealt) if state.dealt else None
+        self._foreign = (state.epoch, state.sample_in_epoch) if state.version is None else None
         return state.epoch, state.sample_in_epoch
 
     def _config_from(self, state: ResumeState, global_batch_size: int | None, replicas: int | None) -> OrderConfig:

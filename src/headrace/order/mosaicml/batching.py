@@ -116,6 +116,7 @@ class RandomBatching:
             drop=drop,
             algorithm=config.partition,
             initial_nodes=devices.initial_nodes,
+            resumes_in_repeats=True,
         )
 
     @property

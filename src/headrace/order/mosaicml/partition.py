@@ -51,6 +51,7 @@ class Partition:
         drop: int = 0,
         algorithm: str = 'orig',
         initial_nodes: int | None = None,
+        resumes_in_repeats: bool = False,
     ) -> None:
         """Take sizes.
 
@@ -64,6 +65,8 @@ class Partition:
             algorithm: 'orig' or 'relaxed'. Where P does not fit C, relaxed deals the rows that ``initial_nodes`` nodes
                 would have got to P nodes.
             initial_nodes: number of nodes that the run began on, if known.
+            resumes_in_repeats: whether drop may be anywhere in the entries, also where MosaicML Streaming refuses a
+                position that it gave out.
 
         Raises:
             UnknownNameError: there is no such algorithm.
@@ -104,8 +107,8 @@ class Partition:
         self._spread = nodes // parts if parts < nodes else 1
         self._padding = -width % self._spread
         self._cyclic = num_samples < parts or num_samples == parts < nodes
-        # MosaicML Streaming refuses some positions that it gives out, where repeats make the epoch much longer.
-        if drop > max(num_samples + devices - num_samples % devices, parts * (width + self._padding)):
+        entries = parts * (width + self._padding) if resumes_in_repeats else 0
+        if drop >= entries and drop > num_samples + devices - num_samples % devices:
             raise ResumeError(f'a run resumes inside an epoch of {num_samples} samples, got position {drop}.')
         self._node_entries = max(parts * (width + self._padding) - self._drop, 0) // nodes
         self._rank_entries = -(-self._node_entries // ranks)
