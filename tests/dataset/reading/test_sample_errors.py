@@ -246,6 +246,10 @@ def test_of_writing_a_value(tmp_path, writer, encoding, value, error):
 
 
 def test_of_writing_that_is_of_another_kind(tmp_path):
-    with MDSWriter(out=str(tmp_path), columns={'x': 'str'}) as out, pytest.raises(UnicodeEncodeError) as raised:
-        out.write({'x': '\ud800'})
+    class Number:
+        def __int__(self):
+            raise ZeroDivisionError
+
+    with MDSWriter(out=str(tmp_path), columns={'x': 'int8'}) as out, pytest.raises(ZeroDivisionError) as raised:
+        out.write({'x': Number()})
     assert "While encoding sample 0, column 'x'." in told(raised.value)
