@@ -69,6 +69,10 @@ def test_several_splits_are_refused_and_nothing_else(names: str, splits: str) ->
         ('c4-train.00000-of-01024.json.gz c4-validation.00000-of-00008.json.gz', 'train', [0]),
         ('train_sft.jsonl train_gen.jsonl test_sft.jsonl', 'train', 'the splits test_sft, train_gen, train_sft'),
         ('train_sft/0.tar test_sft/0.tar', 'train', 'the splits test_sft, train_sft'),
+        ('train_data.csv test_data.csv', 'train', [0]),
+        ('train_shard_0.jsonl train_shard_1.jsonl val_shard_0.jsonl', 'train', [0, 1]),
+        ('train_part0.tar train_v2.tar train_sft.tar', 'train', [0, 1]),
+        ('train_datasets_gen.csv test.csv', 'train', 'the splits test, train_datasets_gen'),
         ('constraint.parquet', 'train', 'the files constraint.parquet'),
     ],
 )

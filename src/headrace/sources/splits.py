@@ -2,7 +2,7 @@
 
 The split ``train`` is a folder ``train/``. Or it is files such as ``train-00000-of-00007.parquet``, as on the Hub of
 Hugging Face, or with ``train`` between other separators: ``imagenet-train-000000.tar``. Letters after a ``_`` belong to
-the name: ``train_sft`` is another split than ``train``.
+the name: ``train_sft`` is another split than ``train``. But ``train_data.csv`` is of ``train`` if no other file is.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _ROLES: Final = {
 """Words that name a split, and what for."""
 _NO_LETTER: Final = r'(?<![^\W\d_])'
 _NAME: Final = re.compile(rf'{_NO_LETTER}({"|".join(_ROLES)})(?:_[^\W\d_]+)*(?![^\W\d_])', re.IGNORECASE)
+_PLAIN: Final = r'(?:data|datasets?|files?|sets?|splits?|parts?|shards?|chunks?|batch(?:es)?|samples?|v(?=\d))'
+"""Words that say nothing of a split, behind its name and a ``_``."""
 _PART: Final = re.compile(
     r'(?P<label>.*?)[-._ ]?(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]{6,})?(?P<rest>.*)', re.DOTALL
 )
@@ -77,7 +79,8 @@ def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[
     """
     name = re.escape(split.strip('/'))
     between = rf'(.*{_NO_LETTER})?{name}(?!_?[^\W\d_])'
-    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', between):
+    plain = rf'(.*{_NO_LETTER})?{name}_{_PLAIN}(?!_?[^\W\d_])'
+    for pattern in (rf'{name}/', rf'(.*/)?{name}-\d+-of-\d+', between, plain):
         chosen = [info for info in objects if re.match(pattern, info.key)]
         if chosen:
             return chosen
