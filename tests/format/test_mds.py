@@ -19,6 +19,9 @@ from example_counts import scaled
 from headrace.errors import HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
 from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.mds import Layout
+from headrace.format.sample_code import compile_encoder
+from headrace.format.shards import Schema
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     'int': st.integers(-(2**63), 2**63 - 1),
@@ -363,3 +366,10 @@ def test_any_bytes_as_a_shard(data: bytes, samples: int) -> None:
     info = replace(info, samples=samples, files=(replace(file, raw=replace(file.raw, bytes=len(data))),))
     with contextlib.suppress(HeadraceError):
         open_shard(info, [memoryview(data)], source='here')
+
+
+@pytest.mark.parametrize('kind', [int, bool, float, np.bool_, np.int64, np.uint8, np.float16, np.float64])
+def test_numbers_of_python_and_numpy_in_a_column_of_floats_take_the_fast_way(kind: type) -> None:
+    encode = compile_encoder(Layout(Schema('mds', ('x',), ('float32',), (4,))))
+    assert encode({'x': kind(1)}) == mds_encode('float32', kind(1))
+    assert encode({'x': np.longdouble(1)}) is None

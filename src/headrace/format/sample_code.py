@@ -26,7 +26,7 @@ _CODES: Final = {
     'u1': 'B', 'i1': 'b', 'u2': 'H', 'i2': 'h', 'u4': 'I', 'i4': 'i', 'u8': 'Q', 'i8': 'q', 'f4': 'f', 'f8': 'd',
 }  # fmt: skip
 
-_FLOATS: Final = frozenset({float, int, bool, np.float16, np.float32, np.float64})
+_FLOATS: Final = frozenset({float, int, bool, *(np.dtype(code).type for code in '?bhilqBHILQefd')})
 
 
 def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | None]:
