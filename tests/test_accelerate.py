@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -40,6 +41,14 @@ def test_samples_of_a_rank_that_accelerate_deals_out_once_more_are_refused(
     dealt = prepare_data_loader(loader, num_processes=2, process_index=0, **how)
     with pytest.raises(ConfigError, match=r'to all 2 ranks.*headrace\.accelerate\.prepare'):
         next(iter(dealt))
+
+
+def test_other_data_that_accelerate_deals_out_may_be_an_array(data: str) -> None:
+    Accelerator(cpu=True)
+    dealt = iter(prepare_data_loader(DataLoader(np.arange(20)), num_processes=2, process_index=0))
+    next(dealt)
+    dataset = StreamingDataset(local=data, batch_size=1, topology=Topology(rank=0, world_size=2))
+    assert len(list(dataset)) == 10
 
 
 def test_one_rank_may_prepare_a_plain_loader(data: str) -> None:

@@ -75,7 +75,7 @@ def refuse_dealing(dataset: object, ranks: int) -> None:
         return
     for dealing in accelerate.GradientState().dataloader_references:
         dealt = getattr(dealing, 'dataset', None)
-        if dataset in (dealt, getattr(dealt, 'dataset', None)):
+        if dataset is dealt or dataset is getattr(dealt, 'dataset', None):
             raise ConfigError(
                 f'`accelerator.prepare` deals the samples that a process reads out to all {ranks} ranks, but a '
                 f'{type(dataset).__name__} gives each rank its own samples already, so that the others would be lost. '
