@@ -58,6 +58,8 @@ _Shape: TypeAlias = 'tuple[int, ...]'
 _MEANING: Final = re.compile(
     r'\b(?:timestamp|time32|time64|duration|date32|date64)\[[^]]*\]|\bdecimal\d+\(\d+, (-?\d+)\)'
 )
+_UTC: Final = re.compile(r'(?<=tz=)(?:[+-]00:00|Etc/(?:UTC|GMT)|GMT|Z|utc)(?=])')
+"""Other names of this zone."""
 _MAX_DEPTH: Final = 64
 """Types nested in one another."""
 
@@ -144,7 +146,7 @@ def meanings_of(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, st
     """What the values of columns mean beyond their encodings: units and zones of times, scales of decimals, bools."""
     found: dict[str, str] = {}
     for name, encoding in encodings.items():
-        kind = str(schema.field(name).type)
+        kind = _UTC.sub('UTC', str(schema.field(name).type))
         parts = [f'decimal of scale {match[1]}' if match[1] else match[0] for match in _MEANING.finditer(kind)]
         if encoding != 'json' and 'bool' in kind:
             parts = ['bool']

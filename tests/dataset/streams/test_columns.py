@@ -230,6 +230,8 @@ def test_a_column_of_different_meanings_is_refused(tmp_path, one, other):
     ('one', 'other'),
     [
         (US, US),
+        ("pa.timestamp('us', 'UTC')", "pa.timestamp('us', '+00:00')"),
+        ("pa.timestamp('us', 'Etc/UTC')", "pa.timestamp('us', 'Z')"),
         ('pa.int64()', 'int'),
         ('pa.uint8()', 'uint8'),
         ('pa.float32()', 'float32'),
