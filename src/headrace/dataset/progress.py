@@ -99,6 +99,7 @@ class Progress:
         Raises:
             ConfigError: another reader has had a pass since this one's, or one of them evaluates and the other trains.
         """
+        self._claim()
         last, other_evaluates = self._reader or (lambda: None, evaluates)
         other = last()
         is_shared = other is not None and other is not reader and not (evaluates and other_evaluates)
@@ -161,6 +162,7 @@ class Progress:
         A checkpoint may be of the end of an epoch that the trainer limits: the trainer's next epoch skips the rest.
         Beside a longer loader, the trainer may still be in the epoch that is over here: the pass is then empty.
         """
+        self._claim()
         here, sample, is_loaded = (int(self._slots[slot]) for slot in (_EPOCH, _SAMPLE, _LOADED))
         was = self._loaded_trainer_epoch
         passed = epoch - (here if was is None else was)
