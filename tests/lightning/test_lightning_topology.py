@@ -143,6 +143,7 @@ def ranks(*, rank: int, world_size: int, replicas: int | None = None, replica: i
     return SimpleNamespace(
         global_rank=rank,
         world_size=world_size,
+        datamodule=None,
         num_nodes=2,
         distributed_sampler_kwargs=sampler,
         strategy=strategy,

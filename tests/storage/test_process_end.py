@@ -13,6 +13,7 @@ import pytest
 from shards import SIZE, StuckStore, cache_of, make_remote, names
 from together import FORK, as_somebody_waits, is_half_there
 
+from headrace.dataset.progress import Progress
 from headrace.dataset.workers import shutdown
 from headrace.testing.stores import CountingStore, FaultyStore
 from processes import clean_environment, end_well, run_program
@@ -160,7 +161,7 @@ def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, thread):
 
         def watch():
             until(lambda: is_half_there(cache.folder))
-            shutdown._watch()
+            shutdown._watch(Progress())
 
         threading.Thread(target=watch, daemon=True).start()
         fetching = threading.Thread(target=cache.acquire, args=remote.entries, daemon=True)

@@ -88,10 +88,10 @@ def _image_folder(place: str) -> FirstData | None:
     from headrace.storage import StoreOptions, open_store
 
     store = open_store(place, StoreOptions())
-    images = list_images(store, PATIENT, is_known=False)
+    images, ledger = list_images(store, PATIENT, is_known=False)
     if not images:
         return None
-    folder = ImageFolder(store, images, columns=None, retry=PATIENT)
+    folder = ImageFolder(store, images, columns=None, retry=PATIENT, ledger=ledger)
     return _found(place, folder.kind, {'image': 'image', 'label': 'int64'})
 
 

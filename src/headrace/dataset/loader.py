@@ -454,7 +454,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """
         state = self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
         told = self.dataset.progress.trainer_epoch
-        return state if told is None else {**state, _TRAINER_EPOCH: told}
+        # Keys are the same everywhere, unless a limit or a longer loader has parted the two counts.
+        return state if told in (None, state['epoch']) else {**state, _TRAINER_EPOCH: told}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
@@ -469,6 +470,6 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
             rolled, progress = resume.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
-            progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH))
+            progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH, epoch))
             progress.loaded_end = None if rolled == resume else (epoch, sample)
         self.dataset.say_resumed()

@@ -165,10 +165,11 @@ class Progress:
         self._claim()
         here, sample, is_loaded = (int(self._slots[slot]) for slot in (_EPOCH, _SAMPLE, _LOADED))
         was = self._loaded_trainer_epoch
-        passed = epoch - (here if was is None else was)
         if not self._slots[_HEADER:].any():
-            if passed > 0 and (sample or not is_loaded):
-                self.load(here + passed, 0)
+            if not is_loaded and epoch > here:
+                self.load(epoch, 0)
+            elif was is not None and epoch > was and sample:
+                self.load(here + epoch - was, 0)
             elif epoch == was and self.loaded_end is not None:
                 self.load(*self.loaded_end)
         self.trainer_epoch = epoch

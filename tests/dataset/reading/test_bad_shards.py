@@ -41,7 +41,7 @@ def requests(monkeypatch) -> list[str]:
 @pytest.mark.parametrize('cls', [StreamingDataset, Own])
 @pytest.mark.parametrize('limit', [None, 3000])
 def test_a_bad_shard_is_fetched_once_a_pass(damaged_remote, tmp_path, requests, cls, limit):
-    loader = make(damaged_remote, tmp_path, cls=cls, global_batch_size=2, cache_limit=limit)
+    loader = make(damaged_remote, tmp_path, cls=cls, global_batch_size=2, cache_limit=limit, download_retry=0)
     for number in (1, 2):
         list(checked(loader))
         asked = {shard: requests.count(f'shard.{shard:05}.mds') for shard in (CORRUPT, ABSENT, TRUNCATED)}
@@ -49,7 +49,8 @@ def test_a_bad_shard_is_fetched_once_a_pass(damaged_remote, tmp_path, requests, 
         # Within a limit they may be evicted at any moment before they are read, and be fetched once more.
         if limit is None:
             assert asked[CORRUPT] == 1 + number
-        assert asked[ABSENT] == number
+        # Once more after a pause: its owner may be replacing it.
+        assert asked[ABSENT] == 2 * number
         assert asked[TRUNCATED] == 2 * number
 
 

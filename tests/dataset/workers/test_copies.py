@@ -50,7 +50,7 @@ def test_a_tokenizer_that_cannot_go_to_workers(tmp_path):
     packing = Packing(sequence_length=4, sequences_per_epoch=4, lanes=4, tokenizer=lambda texts: [[1]] * len(texts))
     dataset = PackedDataset(local=str(tmp_path), batch_size=4, packing=packing)
     loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='spawn')
-    with pytest.raises(ConfigError, match=r'dataset.packing.tokenizer \(<function'):
+    with pytest.raises(ConfigError, match=r'dataset.packing\[0\].tokenizer \(<function'):
         next(iter(loader))
 
 
