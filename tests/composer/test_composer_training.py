@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from composer.utils import checkpoint
 from composer_legs import Leg, Linear, Recorder, run, train_dataset, train_spec
 from composer_runs import lines, make_data, sequence, trained
 
-from composer import Callback, Trainer
-from headrace.composer import StreamingPosition, streaming_data_spec
+from composer import Callback, Evaluator, Trainer
+from headrace import MDSWriter
+from headrace.composer import DataStatistics, StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace.packing import PackedDataset, Packing
 
 pytestmark = [
     pytest.mark.composer,
@@ -299,12 +305,103 @@ def test_a_checkpoint_of_another_loader_is_refused_unless_its_position_is_left_o
         assert seen.batches == expected
 
 
-def test_a_dataset_for_training_and_evaluation_is_refused(data: str) -> None:
+@pytest.mark.parametrize(('kind', 'follow'), [('ours', True), ('plain', True), ('ours', False)])
+def test_a_dataset_for_training_and_evaluation_is_refused(data: str, kind: str, follow: bool) -> None:
     dataset = StreamingDataset(local=data, batch_size=8)
-    spec = streaming_data_spec(dataset)
-    trainer = trainer_of(spec, eval_dataloader=streaming_data_spec(StreamingDataLoader(dataset), 'eval'))
-    with pytest.raises(ConfigError, match='share one StreamingDataset'):
+    evaluation = torch.utils.data.DataLoader(dataset, batch_size=8)
+    if kind == 'ours':
+        evaluation = streaming_data_spec(StreamingDataLoader(dataset), 'eval')
+    trainer = trainer_of(streaming_data_spec(dataset), eval_dataloader=evaluation)
+    if not follow:
+        trainer.state.callbacks.clear()
+    with pytest.raises(ConfigError, match='share one StreamingDataset' if follow else 'two loaders read the same'):
         trainer.fit()
+
+
+def test_a_dataset_of_a_training_in_another_loader_continues_or_is_refused(
+    data: str, both_epochs: list[list[int]]
+) -> None:
+    seen, dataset = Seen(), StreamingDataset(local=data, shuffle=True, batch_size=8, shuffle_seed=7)
+    specs = [streaming_data_spec(dataset), streaming_data_spec(dataset, batch_size=8)]
+    trainer = trainer_of(specs[0], callbacks=[seen], max_duration='3ba')
+    trainer.fit()
+    trainer.eval(torch.utils.data.DataLoader(dataset, batch_size=8))
+    trainer.fit(duration='2ba')
+    trainer.fit(train_dataloader=specs[1], duration='9ba')
+    assert seen.batches == both_epochs[:14]
+    with pytest.raises(ConfigError, match='two loaders read the same'):
+        trainer.fit(train_dataloader=specs[0], duration='2ba')
+    with pytest.raises(ConfigError, match='two loaders read the same'):
+        trainer.eval(streaming_data_spec(StreamingDataLoader(dataset), 'eval'))
+
+
+def test_evaluators_may_share_a_dataset(data: str, both_epochs: list[list[int]]) -> None:
+    class Evaluated(Callback):
+        def eval_end(self, state: Any, logger: Any) -> None:
+            found.append(model.seen)
+            model.seen = []
+
+    def evaluator(size: int, batches: int) -> Evaluator:
+        loader = StreamingDataLoader(dataset, size)
+        return Evaluator(
+            label=str(size),
+            dataloader=streaming_data_spec(loader, 'eval'),
+            subset_num_batches=batches,
+            eval_interval='6ba',
+        )
+
+    found: list[list[int]] = []
+    seen, model = Seen(), Linear()
+    dataset = StreamingDataset(local=data, shuffle=True, shuffle_seed=7)
+    order = StreamingDataLoader(dataset, 8).plan(0)
+    ids = [number for k in range(12) for number in order.ids(k).tolist()]
+    evaluators = [evaluator(8, 5), evaluator(12, -1)]
+    trainer_of(
+        train_spec(Leg('one', data, '')), model, [Evaluated(), seen], eval_dataloader=evaluators, max_duration='2ep'
+    ).fit()
+    assert found == [ids[:40], ids] * 4
+    assert seen.batches == both_epochs
+
+
+@pytest.mark.parametrize('statistics', [False, True])
+def test_a_training_says_where_its_data_continue_and_how_long_it_waited(
+    checkpoints: Path, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], statistics: bool
+) -> None:
+    path = f'{tmp_path}/saved.pt'
+    trainer = trainer_of(train_spec(Leg('first', data, '')), max_duration='15ba')
+    trainer.fit()
+    trainer.save_checkpoint(path)
+    trainer.close()
+    printed = capsys.readouterr().err
+    assert 'the data continue' not in printed
+    assert len(re.findall('headrace: waited [0-9.]+ % for data\n', printed)) == 1
+    saved = torch.load(path, weights_only=False)
+    (callback,) = [state for name, state in saved['state']['callbacks'].items() if 'StreamingPosition' in name]
+    file = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(callback['rng']), weights_only=True) * 8, file)
+    callback['rng'] = file.getvalue()
+    torch.save(saved, path)
+    trainer = trainer_of(
+        train_spec(Leg('rest', data, '')),
+        callbacks=[DataStatistics()] if statistics else [],
+        load_path=path,
+        max_duration='2ep',
+    )
+    trainer.fit()
+    trainer.fit(duration='2ba')
+    printed = capsys.readouterr().err
+    assert printed.count('the data continue') == 1
+    assert 'headrace: the data continue at epoch 1, sample 24 (checkpoint of 8 ranks, now 1)\n' in printed
+    assert printed.count('headrace: waited') == 2
+    assert len(re.findall('headrace: waited [0-9.]+ % for data\n', printed)) == (0 if statistics else 2)
+    # Other data that replace the checkpoint's get nothing of it.
+    mid = {'load_path': str(checkpoints / 'bare-mid.pt'), 'max_duration': '2ep'}
+    other = torch.utils.data.DataLoader([{'other': row} for row in range(60)], batch_size=5)
+    place = Place()
+    trainer = trainer_of(train_spec(Leg('rest', data, '')), AnyModel(), [place], **mid)
+    trainer.fit(train_dataloader=other)
+    assert [line[:3] for line in place.seen] == [f'0.{n}'[:3] for n in range(5, 12)] + [f'1.{n}'[:3] for n in range(12)]
+    assert 'headrace' not in capsys.readouterr().err
 
 
 def test_a_loader_for_another_rank_is_refused(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,3 +411,89 @@ def test_a_loader_for_another_rank_is_refused(data: str, monkeypatch: pytest.Mon
     monkeypatch.setenv('RANK', '1')
     with pytest.raises(TopologyError, match='rank 1 of 2, but it reads for rank 0 of 1'):
         streaming_data_spec(spec.loader)
+
+
+class AnyModel(Linear):
+    """Of any data: its loss does not look at them."""
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.layer(torch.ones(1, 1))
+
+
+class Place(Callback):
+    """Remembers each trained batch as a text, and saves a checkpoint after the second one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.seen: list[str] = []
+        self._path = path
+
+    def after_dataloader(self, state: Any, logger: Any) -> None:
+        time = state.timestamp
+        self.seen.append(f'{int(time.epoch)}.{int(time.batch_in_epoch)}: {state.batch}')
+
+    def batch_checkpoint(self, state: Any, logger: Any) -> None:
+        if self._path is not None and len(self.seen) == 2:
+            checkpoint.save_checkpoint(state, str(self._path))
+
+
+def kinds_of_data(data: str, uneven: str, tokens: str) -> dict[str, Callable[[], Any]]:
+    """Training data for a trainer, made anew by each call."""
+
+    def spec(folder: str = data, size: int = 8, **options: Any) -> Any:
+        return streaming_data_spec(StreamingDataset(local=folder, shuffle=True, **options), batch_size=size)
+
+    def foreign(size: int) -> Any:
+        rows: Any = [{'other': row} for row in range(60)]
+        return torch.utils.data.DataLoader(rows, batch_size=size)  # pyright: ignore[reportArgumentType]
+
+    packing = Packing(sequence_length=32, sequences_per_epoch=28, column='tokens')
+    return {
+        'whole': spec,
+        'skipped': lambda: spec(skip=((8, 20), (40, 60))),
+        'other size': lambda: spec(uneven, 12),
+        'short': lambda: spec(epoch_size=16),
+        'packed': lambda: streaming_data_spec(PackedDataset(local=tokens, packing=packing), batch_size=4),
+        'plain loader': lambda: torch.utils.data.DataLoader(StreamingDataset(local=data, batch_size=6), batch_size=6),
+        'foreign': lambda: foreign(5),
+    }
+
+
+@pytest.fixture(scope='module')
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp('tokens'))
+    with MDSWriter(out=folder, columns={'tokens': 'ndarray:int32'}) as writer:
+        for number in range(100):
+            writer.write({'tokens': np.arange(number, number + 12, dtype=np.int32)})
+    return folder
+
+
+def go_on(first: Any, second: Any, durations: Sequence[str], path: Path | None = None, **options: Any) -> list[str]:
+    """The batches of 2 epochs of other data, after those durations with the first."""
+    trainer = trainer_of(first, AnyModel(), max_duration=durations[0])
+    for duration in (None, *durations[1:]):
+        trainer.fit(duration=duration)
+    place = Place(path)
+    trainer.state.callbacks.append(place)
+    trainer.fit(train_dataloader=second, duration='2ep', **options)
+    trainer.close()
+    return place.seen
+
+
+@pytest.mark.parametrize(
+    ('durations', 'spin'), [(['3ba'], True), (['1ep'], True), (['1ep', '3ba'], True), (['1ep', '3ba'], False)], ids=str
+)
+def test_a_trainer_that_goes_on_with_other_data_trains_it_as_a_new_one(
+    data: str, uneven: str, tokens: str, tmp_path: Path, durations: list[str], spin: bool
+) -> None:
+    make, path = kinds_of_data(data, uneven, tokens), tmp_path / 'second.pt'
+    duration = '3ep' if '1ep' in durations else '2ep'
+    alone = {second: go_on(make['foreign'](), make[second](), durations, spin_dataloaders=spin) for second in make}
+    for first, second in itertools.product(('skipped', 'packed', 'plain loader', 'foreign'), make):
+        seen = go_on(make[first](), make[second](), durations, path, spin_dataloaders=spin)
+        assert seen == alone[second], f'{first}, then {second}'
+        if spin or second != 'foreign':
+            place = Place()
+            rest = trainer_of(make[second](), AnyModel(), [place], load_path=str(path), max_duration=duration)
+            rest.fit()
+            rest.close()
+            assert place.seen == seen[2:], f'{first}, then {second}, from a checkpoint'

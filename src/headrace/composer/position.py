@@ -8,12 +8,16 @@ from weakref import WeakSet
 
 import torch
 from composer.core import Callback, State, Time, TimeUnit
-from composer.utils import reproducibility
+from composer.utils import dist, reproducibility
 from torch.utils.data import DataLoader
 
+from headrace.composer.statistics import DataStatistics
 from headrace.composer.topology import bind_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.dataset.tracker import describe_start
 from headrace.errors import ConfigError, TopologyError
+from headrace.metrics import DataMeter
+from headrace.metrics.meter import print_line
 from headrace.packing import sync_lane_states
 from headrace.redaction import warn
 
@@ -63,6 +67,7 @@ class StreamingPosition(Callback):
     - After a change of the global batch size, ``batch_in_epoch`` counts batches of the new size.
     - The random state of Python, NumPy and torch is restored in mid-epoch as well.
     - A second `fit` continues where the first ended, without reading samples again.
+    - Rank 0 prints where a resumed training continues, and at the end how long it waited for data.
 
     Args:
         restore_rng: Whether to save and restore the random state.
@@ -82,6 +87,15 @@ class StreamingPosition(Callback):
         self._subset: int | None = None
         self._length_set: Time[int] | None = None
         self._is_checked = False
+        self._is_ours = False  # the train loader, and so what Composer knows of its resumption
+        self._is_resumed = False  # from a checkpoint, and no training has begun
+        self._fetched: int | None = None  # batches of a new loader in mid-epoch, until one is trained
+        self._meter = DataMeter()
+
+    def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Note whether a checkpoint was loaded, and into data of headrace's."""
+        self._is_ours = _train(state)[0] is not None
+        self._is_resumed = int(state.timestamp.batch) > 0
 
     def state_dict(self) -> dict[str, Any]:
         """The random state of every rank, as bytes: a sharded checkpoint needs the same keys on any topology.
@@ -97,7 +111,14 @@ class StreamingPosition(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Set the loader to the trainer's time, before Composer skips batches itself."""
         loader, dataset = _train(state)
+        loaded, self._loaded_rng = self._loaded_rng, b''
+        is_resumed, self._is_resumed = self._is_resumed, False
+        was_ours, self._is_ours = self._is_ours, loader is not None
+        self._rng = self._batches_of_epoch = self._fetched = None
+        self._meter = DataMeter()
         if loader is None or dataset is None:
+            if was_ours:  # that position is not of this loader
+                state.dataset_resumption.pop('train', None)
             return
         _check(state, loader, dataset)
         if dataset.skip and loader not in _counted:
@@ -109,6 +130,9 @@ class StreamingPosition(Callback):
         duration = state.max_duration
         if isinstance(loader, StreamingDataLoader) and duration is not None and duration.unit == TimeUnit.EPOCH:
             loader.max_epochs = int(duration)
+        if isinstance(loader, StreamingDataLoader):
+            self._meter.follow({'': loader})
+            self._meter.begin()
         _shorten_as_mosaicml(state, loader, dataset)
         length = state.dataloader_len
         is_new = length is not self._length_set  # from the trainer's caller, or from `len`
@@ -120,6 +144,8 @@ class StreamingPosition(Callback):
             # A new loader in mid-epoch replaced another one, or its state was not loaded. Composer's `spin_dataloaders`
             # decides whether to skip in it, but skips in no loader once the position of an earlier one was set.
             state.dataset_resumption.pop('train', None)
+            self._set_length(state, loader, dataset)
+            self._fetched = 0 if int(time.batch_in_epoch) else None
             return
         while int(state.timestamp.epoch) < dataset.mixture.takeover.epoch:
             # The next epoch began when another mixture took over.
@@ -131,10 +157,13 @@ class StreamingPosition(Callback):
         self._set_length(state, loader, dataset)
         if sample:
             self._shorten(state, _plan(loader, dataset, epoch, sample))
-        loaded, self._loaded_rng = self._loaded_rng, b''
+        rng = _unpacked(loaded) if loaded else None
+        if is_resumed and int(time.batch) and dist.get_global_rank() == 0:
+            ranks = None if rng is None else len(rng)
+            print_line(describe_start([('', epoch, sample)], ranks, dist.get_world_size()))
         # At the beginning of an epoch Composer restores its own copy.
-        if loaded and self.restore_rng and int(state.timestamp.batch_in_epoch):
-            self._rng = _unpacked(loaded)
+        if self.restore_rng and int(state.timestamp.batch_in_epoch):
+            self._rng = rng
 
     def epoch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Tell Composer the length of this epoch: skipped samples make it shorter than others."""
@@ -161,18 +190,32 @@ class StreamingPosition(Callback):
 
     def before_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Restore the random state before the first batch is read, which may use it."""
+        loader, dataset = _train(state)
+        if self._fetched is not None and dataset is not None:
+            if dataset.progress.fresh:  # Composer did not skip epochs in it
+                dataset.progress.load(int(state.timestamp.epoch), 0)
+            self._fetched += 1
         # Composer has read the number of batches by now. Others, such as schedulers, need the whole epoch's.
         if self._batches_of_epoch is not None:
             state.dataloader_len = self._batches_of_epoch
             self._batches_of_epoch = None
         if self._rng is not None:
             reproducibility.load_rng_state(self._rng)
-            loader, _ = _train(state)
             if loader is None or not loader.num_workers:
                 self._rng = None
 
     def after_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Restore it again if that batch started workers, which draws a random number."""
+        """Restore it again if that batch started workers, which draws a random number.
+
+        In a new loader in mid-epoch, set the trainer's time to the place before its first trained batch: the time
+        counted another loader's samples.
+        """
+        loader, dataset = _train(state)
+        if self._fetched is not None and loader is not None and dataset is not None:
+            skipped, self._fetched = self._fetched - 1, None
+            plan = _plan(loader, dataset, int(state.timestamp.epoch), 0)
+            sample = plan.end(skipped - 1) if skipped else plan.start
+            state.timestamp = state.timestamp.copy(batch_in_epoch=skipped, sample_in_epoch=sample)
         if self._rng is not None:
             reproducibility.load_rng_state(self._rng)
             self._rng = None
@@ -197,10 +240,24 @@ class StreamingPosition(Callback):
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Move to the beginning of the next epoch, before Composer saves this one's last checkpoint."""
-        self._rng = None
+        self._rng = self._fetched = None
         _, dataset = _train(state)
         if dataset is not None:
             dataset.progress.load(int(state.timestamp.epoch), 0)
+
+    def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Pause the clock of waits."""
+        self._meter.pause()
+
+    def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Resume the clock of waits."""
+        self._meter.resume()
+
+    def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Print how long rank 0 waited for data, unless `DataStatistics` does."""
+        is_said = any(isinstance(callback, DataStatistics) for callback in state.callbacks)
+        if self._meter.loaders and not is_said and dist.get_global_rank() == 0:
+            print_line(self._meter.waited())
 
 
 def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[None, None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.dataset.loader_position import LoaderPosition, TrackedBatches
+from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
 from headrace.order import ResumeState
 from headrace.redaction import warn
@@ -14,7 +15,7 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ['Pass', 'PositionListener', 'PositionTracker', 'TrainMode', 'loader_entries']
+__all__ = ['Pass', 'PositionListener', 'PositionTracker', 'TrainMode', 'describe_start', 'loader_entries']
 
 TrainMode: TypeAlias = Literal['max_size_cycle', 'max_size', 'min_size']
 """When a pass over several loaders ends, as Lightning's `CombinedLoader` has it."""
@@ -345,3 +346,16 @@ def _described(names: Mapping[str, Any] | Sequence[str], mode: str | None) -> st
     if len(names) == 1:
         return 'one training loader'
     return f'the training loaders {", ".join(names)} (train_mode {mode!r})'
+
+
+def describe_start(places: Iterable[tuple[str, int, int]], saved_ranks: int | None, ranks: int) -> str:
+    """A line about the place where a resumed training continues.
+
+    Args:
+        places: of each loader: its name ('' if there is one), epoch and sample.
+        saved_ranks: those that saved the checkpoint; None: unknown.
+        ranks: of now.
+    """
+    at = ', '.join(f'{name} at epoch {epoch}, sample {sample}'.lstrip() for name, epoch, sample in places)
+    changed = '' if saved_ranks in (None, ranks) else f' (checkpoint of {count_text(saved_ranks, "rank")}, now {ranks})'
+    return f'the data continue {at}{changed}'

@@ -26,7 +26,7 @@ from headrace.metrics.stream_counts import (
     to_state,
 )
 
-__all__ = ['DataMeter', 'print_summary']
+__all__ = ['DataMeter', 'print_line', 'print_summary']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
@@ -402,4 +402,9 @@ class DataMeter:
 
 def print_summary(meter: DataMeter) -> None:
     """Print a meter's line about the run on stderr."""
-    print(f'headrace: {meter.summary()}', file=sys.stderr, flush=True)
+    print_line(meter.summary())
+
+
+def print_line(text: str) -> None:
+    """Print a line about the run on stderr."""
+    print(f'headrace: {text}', file=sys.stderr, flush=True)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from headrace.dataset.tracker import Pass, PositionTracker
-from headrace.display import count_text
+from headrace.dataset.tracker import Pass, PositionTracker, describe_start
 from headrace.lightning.position.loop_progress import Restart
 
 if TYPE_CHECKING:
@@ -108,13 +107,8 @@ class TrainPosition(PositionTracker):
 
     def describe_start(self) -> str:
         """A line about the place where a resumed training continues."""
-        places = ', '.join(
-            f'{loader.name} at epoch {epoch}, sample {sample}'.lstrip()
-            for loader, (epoch, sample) in zip(self.loaders, self.next(), strict=True)
-        )
-        ranks, now = self._loaded_ranks, self.loaders[0].dataset.topology.world_size
-        changed = '' if ranks in (None, now) else f' (checkpoint of {count_text(ranks, "rank")}, now {now})'
-        return f'the data continue {places}{changed}'
+        places = [(loader.name, *place) for loader, place in zip(self.loaders, self.next(), strict=True)]
+        return describe_start(places, self._loaded_ranks, self.loaders[0].dataset.topology.world_size)
 
     @property
     def is_ahead(self) -> bool:
