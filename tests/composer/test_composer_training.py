@@ -497,3 +497,19 @@ def test_a_trainer_that_goes_on_with_other_data_trains_it_as_a_new_one(
             rest.fit()
             rest.close()
             assert place.seen == seen[2:], f'{first}, then {second}, from a checkpoint'
+
+
+@pytest.mark.parametrize('spin', [True, False], ids=['spin', 'no spin'])
+@pytest.mark.parametrize('between', ['other size', 'foreign'])
+def test_data_that_come_back_in_mid_epoch_are_taken_as_new_ones(
+    data: str, uneven: str, tokens: str, between: str, spin: bool
+) -> None:
+    make, place = kinds_of_data(data, uneven, tokens), Place()
+    first = make['skipped']()
+    trainer = trainer_of(first, AnyModel(), max_duration='1ep')
+    trainer.fit()
+    trainer.fit(duration='2ba')
+    trainer.fit(train_dataloader=make[between](), duration='1ba')
+    trainer.state.callbacks.append(place)
+    trainer.fit(train_dataloader=first, duration='2ep', spin_dataloaders=spin)
+    assert place.seen == go_on(make['foreign'](), make['skipped'](), ['1ep', '3ba'], spin_dataloaders=spin)

@@ -87,15 +87,14 @@ class StreamingPosition(Callback):
         self._subset: int | None = None
         self._length_set: Time[int] | None = None
         self._is_checked = False
-        self._is_ours = False  # the train loader, and so what Composer knows of its resumption
-        self._is_resumed = False  # from a checkpoint, and no training has begun
+        self._dataset: StreamingDataset | None = None  # whose samples the trainer's time counts; None: other data
+        self._is_first = True  # the next `fit`
         self._fetched: int | None = None  # batches of a new loader in mid-epoch, until one is trained
         self._meter = DataMeter()
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Note whether a checkpoint was loaded, and into data of headrace's."""
-        self._is_ours = _train(state)[0] is not None
-        self._is_resumed = int(state.timestamp.batch) > 0
+        """Note which data a checkpoint was loaded into."""
+        _, self._dataset = _train(state)
 
     def state_dict(self) -> dict[str, Any]:
         """The random state of every rank, as bytes: a sharded checkpoint needs the same keys on any topology.
@@ -112,12 +111,12 @@ class StreamingPosition(Callback):
         """Set the loader to the trainer's time, before Composer skips batches itself."""
         loader, dataset = _train(state)
         loaded, self._loaded_rng = self._loaded_rng, b''
-        is_resumed, self._is_resumed = self._is_resumed, False
-        was_ours, self._is_ours = self._is_ours, loader is not None
+        is_first, self._is_first = self._is_first, False
+        last, self._dataset = self._dataset, dataset
         self._rng = self._batches_of_epoch = self._fetched = None
         self._meter = DataMeter()
         if loader is None or dataset is None:
-            if was_ours:  # that position is not of this loader
+            if last is not None:  # that position is not of this loader
                 state.dataset_resumption.pop('train', None)
             return
         _check(state, loader, dataset)
@@ -140,7 +139,10 @@ class StreamingPosition(Callback):
             self._subset = int(length) if int(length) < loader.longest_epoch else None
         self._is_checked = False
         time = state.timestamp
-        if dataset.progress.fresh and (int(time.batch_in_epoch) or not int(time.epoch)):
+        is_replaced = not is_first and last is not dataset and int(time.batch_in_epoch) > 0
+        if is_replaced:
+            dataset.progress.load(0, 0)
+        if is_replaced or (dataset.progress.fresh and (int(time.batch_in_epoch) or not int(time.epoch))):
             # A new loader in mid-epoch replaced another one, or its state was not loaded. Composer's `spin_dataloaders`
             # decides whether to skip in it, but skips in no loader once the position of an earlier one was set.
             state.dataset_resumption.pop('train', None)
@@ -158,7 +160,7 @@ class StreamingPosition(Callback):
         if sample:
             self._shorten(state, _plan(loader, dataset, epoch, sample))
         rng = _unpacked(loaded) if loaded else None
-        if is_resumed and int(time.batch) and dist.get_global_rank() == 0:
+        if is_first and int(time.batch) and dist.get_global_rank() == 0:
             ranks = None if rng is None else len(rng)
             print_line(describe_start([('', epoch, sample)], ranks, dist.get_world_size()))
         # At the beginning of an epoch Composer restores its own copy.
@@ -192,7 +194,7 @@ class StreamingPosition(Callback):
         """Restore the random state before the first batch is read, which may use it."""
         loader, dataset = _train(state)
         if self._fetched is not None and dataset is not None:
-            if dataset.progress.fresh:  # Composer did not skip epochs in it
+            if not dataset.progress.begun(rank=dataset.topology.rank):  # Composer did not skip epochs in it
                 dataset.progress.load(int(state.timestamp.epoch), 0)
             self._fetched += 1
         # Composer has read the number of batches by now. Others, such as schedulers, need the whole epoch's.
