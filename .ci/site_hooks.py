@@ -25,6 +25,8 @@ PACKAGES = (
     'headrace.mixing',
     'headrace.lightning',
     'headrace.composer',
+    'headrace.accelerate',
+    'headrace.transformers',
     'headrace.metrics',
     'headrace.packing',
     'headrace.convert',
