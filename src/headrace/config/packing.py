@@ -16,6 +16,7 @@ from headrace.packing.settings import (
     Packing,
     StreamPacking,
     TokenDtype,
+    WeightsCount,
     packing_errors,
     stream_packing_errors,
 )
@@ -103,6 +104,9 @@ class PackingConfig:
 
     window: Annotated[int, AtLeast(LEAST['window'])] = Packing.window
     """Sequences that `best_fit` fills at a time in a lane."""
+
+    weights_count: WeightsCount = Packing.weights_count
+    """What the proportions of streams count. `tokens`: each sequence is of one stream."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between these keys that do not hold."""

@@ -4,9 +4,11 @@
    conversations.
 2. `lane`: lanes take documents in turn. A `Lane` packs its own, window by window, with `bin_packing`. It keeps states
    from which packing can restart.
-3. `lanes`: all lanes of a run, as far as this rank knows them.
+3. `lanes`: all lanes of a run, as far as this rank knows them. `document_order` says which documents each has;
+   `stream_lanes` says it where proportions count tokens.
 4. `run`: a `PackedRun` counts positions in sequences, and saves lane states in checkpoints.
 5. `reader`: workers read and tokenise chunks of documents. The training process packs them, and `rows` builds batches.
+   `coming_documents` says which are prefetched.
 6. `batches`: batches of a pass. `whole` packs an evaluation set once and whole.
 7. `dataset`: a `StreamingDataLoader` reads a `PackedDataset` like any other. `exchange` shares lane states among ranks.
 8. `explanation`: the documents of a batch. `delivered` remembers the latest ones, and `replay` packs any others again.

@@ -51,7 +51,8 @@ class PackedDataset(StreamingDataset):
         skip: ranges of sequences to skip; see `StreamingDataset`. ``['17doc', '20doc']`` skips the documents
             with these sample ids: padding takes the place of their tokens, in any sequence from the resume on. No other
             document moves.
-        **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them.
+        **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them;
+            see `Packing.weights_count`.
             With ``on_mixture_change='continue'`` another mixture takes over after the last document that a lane has
             placed. Under ``on_bad_sample='skip'`` a document that cannot be read has no tokens; no row stands for it,
             so none is marked.
@@ -82,6 +83,7 @@ class PackedDataset(StreamingDataset):
                 f'several batches, but is {options["batching_method"]!r}.'
             )
         self.packing = packing
+        self._check_weights(options)
         packings = [self._packing_of(stream) for stream in self.streams]
         self.skip, skipped_documents = split_documents(parse_skip(skip))
         if skipped_documents and skipped_documents[-1][1] > self.num_samples:
@@ -97,6 +99,29 @@ class PackedDataset(StreamingDataset):
         self.run.replay = self._replay
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
+
+    def _check_weights(self, options: Mapping[str, Any]) -> None:
+        """Check that options go with proportions that count tokens."""
+        if self.packing.weights_count == 'documents':
+            return
+        reasons = {
+            'epoch_size': (None, 'it counts documents'),
+            'when_exhausted': ('repeat', 'streams are exhausted at other documents than the proportions count'),
+            'sampling_method': ('balanced', 'an epoch takes no part of a stream'),
+            'on_mixture_change': ('refuse', 'the lanes of each stream continue in the same mixture only'),
+        }
+        for name, (default, reason) in reasons.items():
+            if options.get(name) not in (None, default):
+                raise ConfigError(
+                    f"`{name}` must be left out with `weights_count` 'tokens', but is {options[name]!r}: {reason}. "
+                    f"Leave it out, or set `weights_count` to 'documents'."
+                )
+        without = [stream for stream in self.run.mixture.streams if stream.proportion is None]
+        if len(self.streams) > 1 and without and self.run.mixture.schedule is None:
+            raise ConfigError(
+                f"`weights_count` 'tokens' needs a `proportion` of each stream, or a schedule, but stream "
+                f'{without[0].name!r} has none. Give each stream one in the place of `repeat` and `choose`.'
+            )
 
     def _packing_of(self, stream: Stream) -> Packing:
         """The packing of a stream's documents."""
@@ -152,11 +177,13 @@ class PackedDataset(StreamingDataset):
     def promised_token_shares(self) -> npt.NDArray[np.float64]:
         """The share of each stream in the tokens that the mixture promises, float64[streams].
 
-        The weights of streams count documents. Each is multiplied by the mean length of this rank's documents.
+        The weights of streams count documents. Each is multiplied by the mean length of this rank's documents, unless
+        `Packing.weights_count` is `tokens`.
         """
         counts = [self.document_counts[name] for name in self.stream_names]
         taken = self.run.lanes.documents_taken if self.run.lane_count is not None else (0, 0)
-        return promised_shares(self.run.documents.mixture, taken, counts)
+        is_of_tokens = self.packing.weights_count == 'tokens'
+        return promised_shares(self.run.documents.mixture, taken, None if is_of_tokens else counts)
 
     def require_equal_columns(self, *, joined: bool = False) -> None:
         """No check: only the documents' column is read."""
@@ -244,8 +271,9 @@ class PackedDataset(StreamingDataset):
         mixture, order, ids = self.run.documents.mixture, self.run.lanes_for(lanes).documents, pieces[:, 0]
         shards, rows = self.locate(ids)
         names = [self.place(shard) for shard in shards.tolist()]
+        lane_of = [lane for lane, _ in order.sequences(numbers)]
         passes = [
-            order.place(numbers[place] % lanes, document).epoch
+            order.place(lane_of[place], document).epoch
             for place, document in zip(places.tolist(), pieces[:, 1].tolist(), strict=True)
         ]
         return PackedExplanation(

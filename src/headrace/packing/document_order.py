@@ -6,6 +6,7 @@ by then. Lanes that are behind take the earlier mixture's documents up to there.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +23,15 @@ from headrace.order.resume import recorded_mixture
 if TYPE_CHECKING:
     from headrace.order import Mixture, Order
     from headrace.order.arrays import IntArray
+    from headrace.packing.settings import WeightsCount
 
 __all__ = [
     'DocumentOrder',
     'EarlierMixture',
+    'LaneOrder',
     'PassOrder',
     'Place',
+    'ShiftedOrder',
     'check_streams',
     'earlier_from_json',
     'earlier_order',
@@ -137,7 +141,64 @@ def _is_place(value: Any, size: int) -> bool:
     )
 
 
-class DocumentOrder:
+class LaneOrder(ABC):
+    """The documents of each lane, and the sequences that it makes.
+
+    Args:
+        lanes: number of lanes for ranks and batches.
+        streams: those that have so many lanes each; 1: they share them.
+    """
+
+    counts: WeightsCount = 'documents'
+    """What a position of the mixture is: a document, or a sequence."""
+
+    def __init__(self, lanes: int, streams: int = 1) -> None:
+        self.lanes, self.streams = lanes, streams
+
+    @property
+    def lane_count(self) -> int:
+        """All lanes."""
+        return self.lanes * self.streams
+
+    def lanes_at(self, places: Sequence[int]) -> Sequence[int]:
+        """The lanes that make the sequences whose numbers in the run are `places` modulo `lanes`."""
+        return places
+
+    def sequences(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """The lane of each sequence of the run, and the number there."""
+        return [(number % self.lanes, number // self.lanes) for number in numbers]
+
+    def sequences_before(self, lane: int, number: int) -> int:
+        """Sequences that a lane makes before a sequence of the run."""
+        return share(lane, self.lanes, number)
+
+    def shares(self, number: int, count: int) -> list[float]:  # noqa: ARG002
+        """The share of each of `streams` in some sequences of the run from `number` on."""
+        return [1.0]
+
+    def expected_shares(self, number: int) -> list[float]:  # noqa: ARG002
+        """The same at about a sequence, from the proportions."""
+        return [1.0]
+
+    @abstractmethod
+    def first_size(self, lane: int) -> int:
+        """Documents, of all lanes for it, in a pass of the run's first mixture."""
+
+    @property
+    @abstractmethod
+    def most_documents(self) -> int:
+        """Documents in the largest pass."""
+
+    @abstractmethod
+    def place(self, lane: int, document: int) -> Place:
+        """The place of a lane's document, by its number in the lane."""
+
+    @abstractmethod
+    def order(self, mixture: int, epoch: int) -> PassOrder:
+        """The documents of a pass; arguments as in `Place`."""
+
+
+class DocumentOrder(LaneOrder):
     """The place of each document of a lane in the run, and the order of the documents in each pass.
 
     The document at position p of a pass belongs to lane p modulo the lanes.
@@ -163,16 +224,19 @@ class DocumentOrder:
         mixture: Mixture,
         config: OrderConfig,
     ) -> None:
-        self.lanes = lanes
+        super().__init__(lanes)
         self.earlier = tuple(earlier)
-        self.first_size = self.earlier[0].size if self.earlier else size
-        """Documents in a pass of the run's first mixture."""
+        self._first_size = self.earlier[0].size if self.earlier else size
         self._parts = [(mixture.begin, mixture.size) for mixture in self.earlier] + [(begin, size)]
         self._orders: list[Callable[[int], PassOrder] | None] = [
             None if old.pinned is None else partial(earlier_order, old.pinned, old.size, mixture, config)
             for old in self.earlier
         ]
         self._orders.append(order)
+
+    def first_size(self, lane: int) -> int:  # noqa: ARG002
+        """As in the parent class."""
+        return self._first_size
 
     @property
     def most_documents(self) -> int:
@@ -234,7 +298,7 @@ class PassOrder(Protocol):
         ...
 
 
-class _ShiftedOrder:
+class ShiftedOrder:
     """The order of an earlier mixture, in the sample ids of now."""
 
     def __init__(self, order: Order, shifts: IntArray) -> None:
@@ -261,7 +325,7 @@ def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: Or
     first = dict(zip(streams, now.sample_offsets.tolist(), strict=False))
     offsets = zip(order.mixture.streams, order.mixture.sample_offsets.tolist(), strict=False)
     shifts = [first.get(stream.name, 0) - offset for stream, offset in offsets]
-    return _ShiftedOrder(order, np.array(shifts, np.int64))
+    return ShiftedOrder(order, np.array(shifts, np.int64))
 
 
 def check_streams(earlier: Collection[EarlierMixture], now: Mixture) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import ResumeError
 from headrace.order.pinned import short
 from headrace.packing.delivered import DeliveredSequences
-from headrace.packing.document_order import DocumentOrder, share
+from headrace.packing.document_order import LaneOrder
 from headrace.packing.lane import START, Lane, LaneState, Piece
 from headrace.packing.settings import Packing
 
@@ -34,44 +35,47 @@ class Lanes:
         skipped: ranges of ids of documents whose tokens are not in sequences.
     """
 
-    def __init__(self, packing: Packing, documents: DocumentOrder, skipped: Ranges = ()) -> None:
+    def __init__(self, packing: Packing, documents: LaneOrder, skipped: Ranges = ()) -> None:
         self._packing = packing
         self.documents = documents
         """The place of each lane's documents in the run."""
         self._skipped = skipped
         self._skip_begins = [begin for begin, _ in skipped]
         self.count = documents.lanes
-        self.window = max(min(packing.rows_per_window, documents.first_size // self.count), 1)
-        """Sequences that a lane fills at a time, at most its documents in a pass when the run began."""
         self._known: dict[int, list[LaneState]] = {}
         self._live: dict[int, Lane] = {}
         self.delivered = DeliveredSequences()
         """The pieces of the latest sequences."""
         self._first_document: int | None = None
 
+    def window(self, lane: int) -> int:
+        """Sequences that a lane fills at a time, at most its documents in a pass when the run began."""
+        return max(min(self._packing.rows_per_window, self.documents.first_size(lane) // self.count), 1)
+
     def copy_at(self, row: int) -> Lanes:
         """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
         copied = Lanes(self._packing, self.documents, self._skipped)
         for number in self._numbers():
-            copied._remember(number, self._latest_state(number, share(number, self.count, row)))
+            copied._remember(number, self._latest_state(number, self.documents.sequences_before(number, row)))
         return copied
 
     def resume_at(self, lanes: Iterable[int], row: int) -> dict[int, Lane]:
         """Lanes that deliver their sequences from `row` of the run on."""
         found: dict[int, Lane] = {}
         for number in lanes:
-            first = share(number, self.count, row)
+            first = self.documents.sequences_before(number, row)
             lane = self._live.get(number)
             if lane is None or lane.next_row > first:
                 state = self._latest_state(number, first)
-                first_window = 1 + number * self.window // self.count
+                window = self.window(number)
+                first_window = 1 + number % self.count * window // self.count
                 most = self.documents.most_documents
-                lane = Lane(self._packing, state, window=self.window, first_window=first_window, documents=most)
+                lane = Lane(self._packing, state, window=window, first_window=first_window, documents=most)
                 self._remember(number, state)
             found[number] = lane
         self._live = found
         if self._first_document is None:
-            self._first_document = min((lane.received for lane in found.values()), default=0)
+            self._first_document = min(self._turns(), default=0)
         return found
 
     def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
@@ -85,9 +89,17 @@ class Lanes:
 
     @property
     def documents_taken(self) -> tuple[int, int]:
-        """The documents of the run that live lanes took, about: the first, and the one after the last."""
-        last = max((lane.received for lane in self._live.values()), default=0)
-        return (self._first_document or 0) * self.count, last * self.count
+        """The positions of the mixture that live lanes took, about: the first, and the one after the last."""
+        return (self._first_document or 0) * self.count, max(self._turns(), default=0) * self.count
+
+    def _turns(self) -> Collection[int]:
+        """Positions of the mixture that lanes took, by place."""
+        if self.documents.counts == 'documents':
+            return [lane.received for lane in self._live.values()]
+        turns: Counter[int] = Counter()
+        for number, lane in self._live.items():
+            turns[number % self.count] += lane.next_row
+        return turns.values()
 
     @property
     def documents_placed(self) -> dict[int, int]:
@@ -110,12 +122,18 @@ class Lanes:
 
     def states_at(self, row: int) -> dict[str, Any]:
         """JSON values by lane for a checkpoint at sequence `row` of the run; none for a lane at its beginning."""
-        states = {number: self._latest_state(number, share(number, self.count, row)) for number in self._numbers()}
+        states = {
+            number: self._latest_state(number, self.documents.sequences_before(number, row))
+            for number in self._numbers()
+        }
         return {str(number): _to_json(state) for number, state in states.items() if state.row}
 
     def needed_documents(self, row: int) -> dict[int, int]:
         """By lane, the first document that a restart for sequences from `row` of the run on needs."""
-        states = {number: self._latest_state(number, share(number, self.count, row)) for number in range(self.count)}
+        states = {
+            number: self._latest_state(number, self.documents.sequences_before(number, row))
+            for number in range(self.documents.lane_count)
+        }
         return {
             number: min([state.next_document, *(document for document, _ in state.leftover)])
             for number, state in states.items()
@@ -132,17 +150,19 @@ class Lanes:
         """
         self._live = {}
         self._known = {}
+        lanes = self.documents.lane_count
         for name, value in states.items():
-            number = int(name) if name.isdecimal() and len(name) <= len(str(self.count)) else -1
+            number = int(name) if name.isdecimal() and len(name) <= len(str(lanes)) else -1
             state = _from_json(value, self._packing.sequence_length)
-            if state is None or not 0 <= number < self.count or state.row > share(number, self.count, row):
+            if state is None or not 0 <= number < lanes or state.row > self.documents.sequences_before(number, row):
                 raise ResumeError(
                     f'a lane of packing is taken up at [sequences, document, [[document, token], ...]] before the '
-                    f'position, got {short(value)} for lane {short(name)} of {self.count}. The checkpoint is damaged.'
+                    f'position, got {short(value)} for lane {short(name)} of {lanes}. The checkpoint is damaged.'
                 )
             self._known[number] = [state]
         behind = max(
-            share(number, self.count, row) - self._latest_state(number, row).row for number in {0, *self._known}
+            self.documents.sequences_before(number, row) - self._latest_state(number, row).row
+            for number in {*self.documents.lanes_at([0]), *self._known}
         )
         if behind > _MOST_AGAIN:
             raise ResumeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'count_documents', 'f
 
 _MOST_DOCUMENTS = 512  # of a chunk
 _KEPT_BATCHES = 4  # Documents of these are remembered: a trainer judges a batch when it has fetched later ones.
+_LEAST_LOOK_AHEAD = 8  # sequences of each lane
 _EAGERNESS = 1.5  # Tokens received for each one delivered, while lanes are below their target.
 
 
@@ -87,15 +89,15 @@ class Packer:
         self._packing = packing
         self._add = count
         self._row = row
-        self._count = lanes.count
         self._all_lanes = lanes
         self._lanes = lanes.resume_at(own, row)
-        self._window = lanes.window
+        self._order = lanes.documents
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
         self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
-        self._documents, self._tokens = 1, packing.sequence_length // 4  # a first guess
-        self._supplies = {number: self._supply(number) for number in self._lanes}
-        self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
+        self._documents = [1] * self._order.streams
+        self._tokens = [packing.sequence_length // 4] * self._order.streams  # a first guess
+        self._looked_until: float = row
+        self._look_ahead(row)
         self._received = 0  # tokens, for the batch under way
         self._unreadable = 0  # unreadable documents
 
@@ -110,34 +112,54 @@ class Packer:
                 yield ChunkKey(self._row, number, lane.missing)
                 continue
             first = self._asked[number]
-            mean = max(self._tokens / self._documents, 1)
-            rows = max(self._window // 4, 2)
+            rows = max(self._all_lanes.window(number) // 4, 2)
+            mean = max(self._mean(number), 1)
             count = min(max(round(rows * self._packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
             self._asked[number] = first + count
             self._supplies[number] = self._supply(number)
             yield ChunkKey(self._row, number, tuple(range(first, first + count)))
 
     def _supply(self, number: int) -> float:
-        """Sequences that a lane will have once all requested documents have arrived."""
+        """Sequences that a lane will have once all requested documents have arrived, by its share of all sequences."""
+        share = self._shares[number // self._order.lanes]
+        if not share:
+            return math.inf
         if number in self._is_missing:
             return -1
         lane = self._lanes[number]
-        coming = (self._asked[number] - lane.received) * self._tokens / self._documents
+        coming = (self._asked[number] - lane.received) * self._mean(number)
         windows = (lane.pending_tokens + coming) / lane.window_tokens
-        return lane.rows_ahead + (int(windows) + windows / 1000) * self._window
+        return (lane.rows_ahead + (int(windows) + windows / 1000) * self._all_lanes.window(number)) / share
+
+    def _mean(self, number: int) -> float:
+        """Tokens of a document of a lane, on average."""
+        stream = number // self._order.lanes
+        return self._tokens[stream] / self._documents[stream]
+
+    def _look_ahead(self, number: int) -> None:
+        """Know the share of each stream in the sequences from one on, until half of them are delivered."""
+        if number < self._looked_until:
+            return
+        count = self._order.lanes * max(self._packing.rows_per_window, _LEAST_LOOK_AHEAD)
+        self._shares = self._order.shares(number, 2 * count)
+        self._looked_until = number + count if self._order.streams > 1 else math.inf
+        self._supplies = {lane: self._supply(lane) for lane in self._lanes}
+        windows = (self._all_lanes.window(lane) for lane in self._lanes if self._shares[lane // self._order.lanes])
+        self._enough = self._packing.sequence_length * sum(window + 1 for window in windows)
 
     def sequences(self, numbers: Sequence[int], chunks: Iterator[WorkerBatch]) -> list[list[Piece]]:
         """Sequences of the run, by their rising numbers, from chunks in the order of `keys`."""
         rows: list[list[Piece]] = []
         self._received = 0
         self._all_lanes.delivered.keep(_KEPT_BATCHES * len(numbers))
-        for number in numbers:
-            lane, row = self._lanes[number % self._count], number // self._count
+        for number, (lane_number, row) in zip(numbers, self._order.sequences(numbers), strict=True):
+            self._look_ahead(number)
+            lane = self._lanes[lane_number]
             while not lane.has(row):
                 self._receive(next(chunks))
             rows.append(self._all_lanes.without_skipped(lane.take(row)))
             self._all_lanes.delivered.add(number, rows[-1])
-            self._supplies[number % self._count] = self._supply(number % self._count)
+            self._supplies[lane_number] = self._supply(lane_number)
         return rows
 
     def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
@@ -158,8 +180,9 @@ class Packer:
         chunk: Chunk = received.batch
         tokens = len(chunk.tokens)
         self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
-        self._documents += len(chunk.lengths)
-        self._tokens += tokens
+        stream = chunk.key.lane // self._order.lanes
+        self._documents[stream] += len(chunk.lengths)
+        self._tokens[stream] += tokens
         self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
         counts = count_documents(received)
         self._unreadable += sum(count.left_out for count in counts.values())

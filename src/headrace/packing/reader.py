@@ -21,6 +21,7 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import DocumentError
 from headrace.notes import add_note
 from headrace.packing.batches import BatchMaker
+from headrace.packing.coming_documents import BLOCK, ComingDocuments
 from headrace.packing.lane import Document
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
 from headrace.packing.run import PackedRun
@@ -28,7 +29,7 @@ from headrace.packing.tokenizers import Encoder, encoder_of
 from headrace.packing.whole import WholePacker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.order import BatchPlan
     from headrace.packing.document_order import PassOrder
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ['PackedReader']
 
-_BLOCK = 16  # documents of each lane that prefetching looks up together
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
 _NO_TOKENS = Document(np.empty(0, np.int32))
@@ -75,10 +75,11 @@ class PackedReader(Reader[ChunkKey]):
             first = topology.node + topology.nodes * topology.local_replica
             self._own = range(first, lanes.count, topology.replicas)
             self._of_node = range(topology.node, lanes.count, topology.nodes)
+        self._own, self._of_node = map(lanes.documents.lanes_at, (self._own, self._of_node))
         self._encoders: list[Encoder] = []  # of each packing
         self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
         self._row: int | None = None
-        self._blocks_from = 0
+        self._coming = ComingDocuments(lanes.documents, self._packing.sequence_length)
         self.prefetches = True
         """Whether to fetch shards ahead. Only one reader of a process may."""
 
@@ -127,6 +128,7 @@ class PackedReader(Reader[ChunkKey]):
             ids,
             bad,
         )
+        self._coming.count(key.lane, len(ids), len(chunk.tokens))
         streams = self._mixture.streams_of(ids).astype(self._number_type)
         return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
@@ -230,7 +232,7 @@ class PackedReader(Reader[ChunkKey]):
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""
-        places = np.array([self._document_order.place(*document) for document in documents], np.int64)
+        places = np.array([self._document_order.place(*document) for document in documents], np.int64).reshape(-1, 3)
         mixtures, epochs, positions = places.T
         ids = np.empty(len(documents), np.int64)
         for mixture, epoch in np.unique(places[:, :2], axis=0).tolist():
@@ -244,6 +246,7 @@ class PackedReader(Reader[ChunkKey]):
             # Lanes are in one pass over the data or in the next, the look-ahead is in a later one; of few documents, in
             # many at once.
             most = _MOST_ORDERS if self._mixture.epoch_size > _FEW_DOCUMENTS else 16 * _MOST_ORDERS
+            most *= self._document_order.streams
             while len(self._orders) >= most:
                 self._orders.popitem(last=False)
             order = self._orders[mixture, epoch] = self._document_order.order(mixture, epoch)
@@ -251,26 +254,32 @@ class PackedReader(Reader[ChunkKey]):
 
     def _prefetch(self, key: ChunkKey) -> None:
         """Have shards fetched that are needed soon, along the lanes of this rank."""
-        block = min(key.numbers) // _BLOCK
+        number = min(key.numbers)
         if self._row != key.row:
-            self._row, self._blocks_from = key.row, block
+            self._row = key.row
+            self._coming.begin(key.row)
             if self._skipping_reader is not None:
                 self._skipping_reader.begin_pass()
-            ahead = look_ahead(self._source.predownload, max(self._batch_size * _BLOCK, self._packing.window))
+        if self._coming.reach(key.lane, number):
+            ahead = look_ahead(self._source.predownload, max(self._batch_size * BLOCK, self._packing.window))
             progress = self._source.progress
-            self._pool.shards.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
-        self._pool.shards.advance(block)
+            self._pool.shards.follow(self._blocks(), first=0, ahead=ahead, progress=progress)
+        self._pool.shards.advance(self._coming.block(key.lane, number))
 
     def _blocks(self) -> Upcoming:
-        block = self._blocks_from
-        while True:
-            numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
+        for block, documents in self._coming.blocks():
             of_node = None
             if knows_of_node(self._pool, self._topology):
-                of_node = self._shards_of(self._of_node, numbers)
-            yield UpcomingBatch(block, self._shards_of(self._own, numbers), of_node)
-            block += 1
+                of_node = self._shards_of(self._of_node, documents)
+            yield UpcomingBatch(block, self._shards_of(self._own, documents), of_node)
 
-    def _shards_of(self, lanes: range, numbers: range) -> npt.NDArray[np.int64]:
-        ids, _ = self._ids_of([(lane, number) for number in numbers for lane in lanes])
+    def _shards_of(self, lanes: Sequence[int], documents: Mapping[int, range]) -> npt.NDArray[np.int64]:
+        of_stream = len(lanes) // self._document_order.streams  # stream after stream
+        needed = [
+            (lane, number)
+            for stream, numbers in documents.items()
+            for number in numbers
+            for lane in lanes[stream * of_stream : (stream + 1) * of_stream]
+        ]
+        ids, _ = self._ids_of(needed)
         return self._pool.locate(ids)[0]

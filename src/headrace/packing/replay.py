@@ -32,7 +32,7 @@ def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Col
         return {}
     wanted = sorted(numbers)
     lanes = lanes.copy_at(wanted[0])
-    own = sorted({number % lanes.count for number in wanted})
+    own = sorted({lane for lane, _ in lanes.documents.sequences(wanted)})
     packer = Packer(wanted[0], packing, lanes, own, lambda _: None)
     packer.sequences(wanted, map(reader.__getitem__, packer.keys()))
     return lanes.delivered.of(wanted)

@@ -22,6 +22,7 @@ from headrace.packing.document_order import (
 )
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_error
+from headrace.packing.stream_lanes import StreamLanes
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ class PackedRun(Run):
         size = self.packing.sequence_count
         if size is not None and size % count:
             raise ConfigError(lanes_error(size, count).message(size))
-        mixture = self.documents.mixture
+        mixture, config = self.documents.mixture, self.documents.config(1, count)
+        if self.packing.weights_count == 'tokens':
+            return Lanes(self.packing, StreamLanes(count, mixture, config), self.skipped_documents)
         order = DocumentOrder(
             count,
             self._earlier,
@@ -130,7 +133,7 @@ class PackedRun(Run):
             size=documents,
             order=partial(self.documents.order, nodes=1, global_batch_size=count),
             mixture=mixture,
-            config=self.documents.config(1, count),
+            config=config,
         )
         return Lanes(self.packing, order, self.skipped_documents)
 
@@ -221,6 +224,7 @@ class PackedRun(Run):
             **{name: getattr(self.packing, name) for name in ('sequence_length', 'method', 'window')},
             **self._of_documents,
             'lanes': lanes,
+            **({} if self.packing.weights_count == 'documents' else {'weights_count': self.packing.weights_count}),
             **({} if self.whole is None else {'whole': True}),
             **({'streams': self._of_streams} if self._of_streams else {}),
         }
@@ -250,6 +254,8 @@ class PackedRun(Run):
             )
         now = self._pinned(self.packing.lanes or count)
         now['sequences_per_epoch'], then['sequences_per_epoch'] = self.mixture.epoch_size, state.epoch_size
+        for packing in (then, now):
+            packing.setdefault('weights_count', 'documents')
         self._name_streams(then, now, pinned)
         differing = [
             f'{name}: {short(then.get(name))} in the checkpoint, {short(now.get(name))} now'

@@ -15,12 +15,14 @@ __all__ = [
     'Packing',
     'StreamPacking',
     'TokenDtype',
+    'WeightsCount',
     'lanes_error',
     'packing_errors',
     'stream_packing_errors',
 ]
 
 Method: TypeAlias = Literal['best_fit', 'concatenate']
+WeightsCount: TypeAlias = Literal['documents', 'tokens']
 TokenDtype: TypeAlias = Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']
 LEAST: Final[Mapping[str, int]] = {
     'sequence_length': 2,
@@ -73,6 +75,9 @@ class Packing:
     window: int = 32
     """Sequences that `best_fit` fills at a time in each lane. A larger window pads less, but tokenises more before the
     first batch."""
+    weights_count: WeightsCount = 'documents'
+    """What proportions of streams count. `tokens`: each sequence is of one stream, and the proportions are those of
+    sequences, which all have the same number of tokens."""
 
     def __post_init__(self) -> None:
         _refuse_broken(self, 'Packing', packing_errors(self))
@@ -143,6 +148,8 @@ class _Settings(Protocol):
     def lanes(self) -> int | None: ...
     @property
     def sequences_per_epoch(self) -> int | str | None: ...
+    @property
+    def weights_count(self) -> str: ...
 
 
 def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
@@ -154,6 +161,9 @@ def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
     elif isinstance(sequences, str) and lanes:
         rule = '`lanes` must be left out if `sequences_per_epoch` is `all`'
         yield BrokenRule(('lanes', 'sequences_per_epoch'), rule)
+    elif isinstance(sequences, str) and settings.weights_count == 'tokens':
+        rule = "`weights_count` must be 'documents' if `sequences_per_epoch` is `all`, which has each document once"
+        yield BrokenRule(('weights_count', 'sequences_per_epoch'), rule)
     elif isinstance(sequences, int) and lanes and sequences % lanes:
         yield lanes_error(sequences, lanes)
 
@@ -172,7 +182,11 @@ def _value_errors(settings: Any) -> Iterator[BrokenRule]:
         value = getattr(settings, name, None)
         if isinstance(value, int) and value < bound:
             yield BrokenRule((name,), f'`{name}` must be at least {bound}')
-    for name, choices in (('method', get_args(Method)), ('token_dtype', (None, *get_args(TokenDtype)))):
+    for name, choices in (
+        ('method', get_args(Method)),
+        ('weights_count', get_args(WeightsCount)),
+        ('token_dtype', (None, *get_args(TokenDtype))),
+    ):
         if getattr(settings, name, choices[0]) not in choices:
             known = ', '.join(choice for choice in choices if choice)
             yield BrokenRule((name,), f'`{name}` must be one of {known}')

@@ -18,7 +18,7 @@ __all__ = ['promised_shares']
 
 
 def promised_shares(
-    mixture: Mixture, taken: tuple[int, int], counts: Sequence[DocumentCount]
+    mixture: Mixture, taken: tuple[int, int], counts: Sequence[DocumentCount] | None
 ) -> npt.NDArray[np.float64]:
     """The share of each stream in the tokens, float64[streams].
 
@@ -27,8 +27,8 @@ def promised_shares(
 
     Args:
         mixture: of the documents.
-        taken: positions of the documents in the run, for a schedule: begin and end.
-        counts: documents and tokens taken from each stream.
+        taken: positions of the documents, or sequences, in the run, for a schedule: begin and end.
+        counts: documents and tokens taken from each stream; None: the proportions count tokens.
     """
     begin, end, epoch = 0, mixture.epoch_size, mixture.takeover.epoch
     if mixture.schedule is not None and taken[0] < taken[1]:
@@ -36,6 +36,8 @@ def promised_shares(
         begin = max(taken[0] - first, mixture.takeover.sample)  # documents before it followed another mixture
         end = max(taken[1] - first, begin + 1)
     documents = ExpectedCounts(mixture).between(epoch, begin, end)
+    if counts is None:
+        return documents / documents.sum()
     all_documents = max(sum(count.documents for count in counts), 1)
     mean = sum(count.tokens for count in counts) / all_documents
     lengths = [count.tokens / count.documents if count.documents else mean for count in counts]

@@ -30,6 +30,20 @@ def test_scattered_positions_in_bulk_give_what_single_calls_give() -> None:
     assert [int(fresh.at(positions[i : i + 1])[0]) for i in range(50)] == order.at(positions[:50]).tolist()
 
 
+@relaxed
+@given(mixtures(), nodes_used, st.integers(0, 3), st.data())
+def test_streams_and_their_earlier_draws_are_known_at_any_position(
+    mix: Mixture, nodes: int, epoch: int, data: st.DataObject
+) -> None:
+    order = shuffled(mix, epoch, nodes=nodes)
+    positions = np.array(data.draw(st.lists(st.integers(0, len(order) - 1), max_size=5)), np.int64)
+    streams, draws = order.draws_at(positions)
+    assert (streams == mix.streams_of(order.at(positions))).all()
+    before = [order.node_draws_before(position) for position in positions.tolist()]
+    found = zip(streams.tolist(), positions.tolist(), before, strict=True)
+    assert draws.tolist() == [table[stream, position % nodes] for stream, position, table in found]
+
+
 def test_positions_out_of_range_are_refused() -> None:
     for shuffle in (True, False):
         order = shuffled(mixture([10]), shuffle=shuffle)

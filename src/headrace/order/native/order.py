@@ -129,6 +129,17 @@ class NativeOrder:
             ids[where] = self._at(positions[where])
         return ids
 
+    def draws_at(self, positions: IntArray) -> tuple[IntArray, IntArray]:
+        """Return streams int64[n] at positions int64[n], and node draws int64[n] since the streams' first ever."""
+        streams, node_draws = np.empty_like(positions), np.empty_like(positions)
+        numbers, all_nodes = self._begins.searchsorted(positions, 'right') - 1, positions % self.num_canonical_nodes
+        for number in np.unique(numbers):
+            where, segment = (numbers == number).nonzero()[0], self._segments[number]
+            nodes, slots = all_nodes[where], (positions[where] - segment.begin) // self.num_canonical_nodes
+            streams[where], before = segment.interleave.at(nodes, slots)
+            node_draws[where] = before + segment.node_draws.take(streams[where] * self.num_canonical_nodes + nodes)
+        return streams, node_draws
+
     def _at(self, positions: IntArray) -> IntArray:
         if len(self._segments) == 1:
             return self._in_segment(self._segments[0], positions)
