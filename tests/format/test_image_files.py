@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.format import mds_decode, mds_encode
-from headrace.format.encodings import images
+from headrace.format.encodings import encoding
 
 Image = pytest.importorskip('PIL.Image')
 
@@ -19,8 +19,8 @@ Image = pytest.importorskip('PIL.Image')
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The warnings of a test; each text comes once."""
     said: list[str] = []
-    monkeypatch.setattr(images, 'warn', said.append)
-    images.warn_once.cache_clear()
+    monkeypatch.setattr(encoding, 'warn', said.append)
+    encoding.warn_once.cache_clear()
     return said
 
 

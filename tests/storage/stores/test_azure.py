@@ -287,6 +287,11 @@ class TestHierarchicalNamespace:
         # as https://github.com/Azure/azure-sdk-for-go/issues/24210 shows it
         tree = ['A', 'A/dat1', 'A-B', 'A-B/dat2', 'A.C', 'AB', 'AB/AB', 'AB.txt']
         blobs = [SimpleNamespace(name=name, size=1, etag='"e"', metadata=None) for name in tree]
-        monkeypatch.setattr('azure.storage.blob.ContainerClient.list_blobs', lambda *args, **how: iter(blobs))
+
+        class Pages:
+            def by_page(self):
+                return iter([iter(blobs[:5]), iter(blobs[5:])])
+
+        monkeypatch.setattr('azure.storage.blob.ContainerClient.list_blobs', lambda *args, **how: Pages())
         store = open_store('azure-dl://data', StoreOptions(anonymous=True))
         assert [info.key for info in store.list('')] == sorted(tree)

@@ -189,7 +189,7 @@ class TestDefaultAzureCredential:
         monkeypatch.setenv('AZURE_TOKEN_CREDENTIALS', 'AzureCliCredential')
         program = tmp_path / 'az'
         program.write_text(
-            f'#!{sys.executable}\n'
+            f'#!/bin/sh\n"exec" "{sys.executable}" "$0"\n'  # for the kernel, a path ends at its first space
             'import base64, json, sys, time\n'
             f'open({str(tmp_path / "log")!r}, "a").write("login\\n")\n'
             'now = int(time.time())\n'

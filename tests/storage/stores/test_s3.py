@@ -121,7 +121,7 @@ class TestErrors:
         calls, program = tmp_path / 'calls', tmp_path / 'program.py'
         program.write_text(PROGRAM.format(calls=str(calls)))
         config = tmp_path / 'config'
-        config.write_text(f'[profile short]\ncredential_process = {sys.executable} {program}\n')
+        config.write_text(f'[profile short]\ncredential_process = "{sys.executable}" "{program}"\n')
         store = rgw.store(bucket, extra={'profile': 'short'})
         for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
             monkeypatch.setenv(f'TEST_{name}', os.environ[name])
@@ -188,7 +188,7 @@ import json, uuid
 print(json.dumps({'Version': 1, 'AccessKeyId': uuid.uuid4().hex, 'SecretAccessKey': 'wrong'}))
 """
         )
-        config.write_text(f'[profile new]\ncredential_process = {sys.executable} {program}\n')
+        config.write_text(f'[profile new]\ncredential_process = "{sys.executable}" "{program}"\n')
         monkeypatch.setenv('AWS_CONFIG_FILE', str(config))
         for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
             monkeypatch.delenv(name)

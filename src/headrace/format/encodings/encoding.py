@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from headrace.errors import FormatError
+from headrace.redaction import warn
 
 __all__ = [
     'ENCODINGS',
@@ -21,6 +23,7 @@ __all__ = [
     'shown',
     'stored_bytes',
     'too_long',
+    'warn_once',
     'wrong_type',
 ]
 
@@ -169,6 +172,12 @@ def stored_bytes(encoding: Encoding, obj: Any, *, check: bool = True) -> bytes:
                 f'make the column `bytes`.'
             ) from None
     return obj
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Warn, unless this process has said the same."""
+    warn(message)
 
 
 def too_long(size: int) -> ValueError:

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, MissingDependencyError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, warn_once, wrong_type
 from headrace.format.file_bytes import read_file
-from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -255,24 +254,19 @@ class PNG(_ImageFile):
     loss = 'as a PNG, which loses nothing but takes long'
 
     def _storable(self, image: Any) -> Any:
-        """The image; integers as the 16 bits of a PNG, which Pillow would clip."""
+        """The image. Integers are clipped to the 16 bits of a PNG, as Pillow did itself before version 13."""
         if image.mode != 'I':
             return image
         low, high = image.getextrema()
         if low < 0 or high >= 1 << 16:
-            raise ValueError(
-                f'A column of encoding `png` holds pixels from 0 to 65535, but got an image of mode I with {low} to '
-                f'{high}. Scale the pixels, or store an `ndarray:int32`.'
+            warn_once(
+                'A column of encoding `png` holds pixels from 0 to 65535, so those of an image of mode I were clipped. '
+                'Scale the pixels, or store an `ndarray:int32`.'
             )
         return image.convert('I;16')
 
 
 _FORMATS: Final = {'jpeg': ('JPEG', 'MPO'), 'png': ('PNG',)}
-
-
-@cache
-def warn_once(message: str) -> None:
-    warn(message)
 
 
 def _join(items: list[bytes]) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, shown, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, shown, warn_once, wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,17 +42,22 @@ def _integer_bytes(name: str, number: int, size: int, signed: bool) -> bytes:
 
 
 def _whole(name: str, value: Any) -> int:
-    """A number without a fraction, or a text of one, as a Python int."""
+    """A number, or a text of a whole one, as a Python int. A fraction is cut off, as MosaicML Streaming does."""
     if isinstance(value, np.generic):
         value = value.item()  # a time in units of its own becomes an int
     try:
         number = int(value)
     except (ValueError, OverflowError):  # nan, an infinity, or other text
         number = None
-    if number is None or (not isinstance(value, str) and number != value):
+    if number is None:
         raise ValueError(
             f'A column of encoding `{name}` holds whole numbers, but got {shown(value, str)}. Round it, or give the '
             f'column an encoding of floats.'
+        )
+    if not isinstance(value, str) and number != value:
+        warn_once(
+            f'A column of encoding `{name}` holds whole numbers, so fractions of its floats were cut off. Round them, '
+            f'or give the column an encoding of floats.'
         )
     return number
 
@@ -122,9 +127,11 @@ class Scalar(Encoding):
     def encode(self, obj: Any) -> bytes:
         """The number in the column's type, floats rounded to its precision. Text is read as a number.
 
+        A float in an integer column loses its fraction, with a warning.
+
         Raises:
             AttributeError: no single number.
-            ValueError: an integer column cannot hold the fraction, nan or infinity of a float; or a text is no number.
+            ValueError: an integer column cannot hold nan or infinity; or a text is no number.
             OverflowError: the number is out of range. A float column stores infinity only for infinity.
         """
         name, dtype = self.dtype.name, self.dtype
