@@ -60,7 +60,8 @@ MOST_SECONDS: Final = 60.0
 """Real time of a run on the page, after which it is ended; others wait meanwhile."""
 MOST_MEMORY: Final = 4 << 30
 """Bytes of a run on the page."""
-_FORK: Final = multiprocessing.get_context('fork')
+# Not a fork of the server, whose threads may hold locks. The process that forks loads this module once.
+_CONTEXT: Final = multiprocessing.get_context('forkserver')
 _UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))
 
 
@@ -109,7 +110,8 @@ class _Simulations:
             HeadraceError: a value breaks a rule, or the run takes a minute or too much memory.
         """
         received, sent = multiprocessing.Pipe(duplex=False)
-        process = _FORK.Process(target=self._send_answer, args=(given, sent), daemon=True)
+        _CONTEXT.set_forkserver_preload([__name__])
+        process = _CONTEXT.Process(target=self._send_answer, args=(given, sent, MOST_MEMORY), daemon=True)
         process.start()
         sent.close()
         fix = f'Give fewer {_LABELS["batches"]}, ranks, workers or epochs.'
@@ -127,9 +129,9 @@ class _Simulations:
             raise answer
         return answer
 
-    def _send_answer(self, given: Mapping[str, str], sent: Connection) -> None:
+    def _send_answer(self, given: Mapping[str, str], sent: Connection, memory: int) -> None:
         with contextlib.suppress(OSError, ValueError):  # where the system has no such limit, or a lower one
-            resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         try:
             sent.send(self.answer(given))
         except MemoryError:

@@ -43,6 +43,7 @@ class TestDeletedFolder:
     def test_one_that_is_deleted_each_time_is_an_error(self, plain, tmp_path, limit):
         def delete(data, out):
             shutil.rmtree(tmp_path / 'cache')
+            out.write(data)
 
         cache = cache_of(plain, tmp_path / 'cache', limit=limit, store=FaultyStore(plain.store, [delete] * 1000))
         with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
