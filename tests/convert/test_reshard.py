@@ -213,7 +213,7 @@ def test_a_killed_call_is_continued(data: Path, tmp_path: Path) -> None:
     out = tmp_path / 'out'
     with Program([sys.executable, '-c', RESHARD, f'stuck://{data}', str(out)]) as program:
         # A shard that the journal does not list is written again.
-        until(lambda: any(b'shard.00000.mds' in path.read_bytes() for path in out.glob('.headrace-written.*')))
+        until(lambda: any(b'shard.00000.mds' in path.read_bytes() for path in out.glob('.headrace-written.?????')))
         program.process.kill()
         program.process.wait()
     assert not (out / 'index.json').exists()
