@@ -14,7 +14,7 @@ from source_cases import MemoryStore
 from headrace import StreamingDataset
 from headrace.errors import HeadraceError
 from headrace.sources.formats import format_of
-from headrace.sources.unpack import unpack_part
+from headrace.sources.source_index import unpack_part
 
 __all__ = ['damaged', 'read', 'read_all']
 

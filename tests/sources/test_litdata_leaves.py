@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from litdata_folders import tensors, write
 from source_cases import index, rows
 
+from example_counts import scaled
 from headrace.errors import FormatError, ShardError
 from headrace.sources import litdata as source_format
+from headrace.sources.litdata_leaves import parse_nested
 
 
 @pytest.mark.parametrize(
@@ -86,3 +92,55 @@ def test_an_empty_array_is_refused(tmp_path):
     objects = write(tmp_path, [{'t': torch.arange(n), 'n': 1} for n in range(3)])
     with pytest.raises(ShardError, match=r"column 't' of chunk-0-0.bin has the shape \(0,\)"):
         rows(index(source_format, objects), objects)
+
+
+def test_items_without_names(tmp_path):
+    objects = write(tmp_path / 'tuples', [(n, b'x' * n, [n, 'a']) for n in range(6)])
+    # litdata 0.2.76 stores a list in a tuple as leaves of their own.
+    found = rows(index(source_format, objects), objects)
+    assert found == [{'0': n, '1': b'x' * n, '2': [n, 'a']} for n in range(6)]
+    objects = write(tmp_path / 'numbers', list(range(6)))
+    assert rows(index(source_format, objects), objects) == [{'value': n} for n in range(6)]
+
+
+def test_names_of_inner_columns(tmp_path):
+    samples = [{'a': {'x': np.full(2, n), 'y': b'y'}, 'b': {'c': n}} for n in range(3)]
+    objects = write(tmp_path / 'inner', samples)
+    source = index(source_format, objects)
+    assert dict(source.columns) == {'a.x': 'ndarray:int64', 'a.y': 'bytes', 'b': 'json'}
+    assert [(row['a.x'].tolist(), row['a.y'], row['b']) for row in rows(source, objects)] == [
+        ([n, n], b'y', {'c': n}) for n in range(3)
+    ]
+    objects = write(tmp_path / 'twice', [{'a': {'x': np.ones(2)}, 'a.x': 1}])
+    with pytest.raises(FormatError, match="two of these are 'a.x'"):
+        index(source_format, objects)
+
+
+nested = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(nested)
+@settings(max_examples=scaled(100), deadline=None)
+def test_nested_values(value):
+    serializers = pytest.importorskip('litdata.streaming.serializers')
+    data, _ = serializers.JsonSerializer().serialize(serializers.JsonLeaf(value))
+    assert parse_nested(data) == serializers.JsonSerializer().deserialize(data)
+
+
+@given(nested, st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4), st.integers(0, 20))
+@settings(max_examples=scaled(100), deadline=None)
+def test_damaged_nested_values(value, edits, end):
+    serializers = pytest.importorskip('litdata.streaming.serializers')
+    data = bytearray(serializers.JsonSerializer().serialize(serializers.JsonLeaf(value))[0])
+    for at, byte in edits:
+        data[at % len(data)] = byte
+    with contextlib.suppress(FormatError):
+        parse_nested(bytes(data[: len(data) - end]))

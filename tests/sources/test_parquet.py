@@ -17,7 +17,7 @@ from example_counts import scaled
 from headrace import StreamingDataset
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import parquet
-from headrace.sources.unpack import unpack_part
+from headrace.sources.source_index import unpack_part
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -10,8 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.format import is_mds_encoding
-from headrace.sources.arrow_types import arrow_columns
-from headrace.sources.arrow_values import NullValueError
+from headrace.sources.arrow_types import NullValueError, arrow_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -94,7 +94,7 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
     info = (root / path).stat()
     version = f'{info.st_size:x}-{info.st_mtime_ns:x}'
     size = info.st_size - begin if size is None else size
-    from headrace.sources.tar_members import read_members  # it loads numpy, and help needs none of it
+    from headrace.sources.tar import read_members  # it loads numpy, and help needs none of it
 
     with open(root / path, 'rb') as file:
         for member in read_members(_TarWindow(file, path, begin, size), path, has_end=True):
@@ -102,7 +102,7 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
 
 
 class _TarWindow:
-    """A run of bytes of a file; see `headrace.sources.windows.Window`."""
+    """A run of bytes of a file; see `headrace.sources.ranges.Window`."""
 
     def __init__(self, file: BinaryIO, path: str, begin: int, size: int) -> None:
         self._file, self._path, self._begin, self._size = file, path, begin, size

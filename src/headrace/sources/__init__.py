@@ -4,7 +4,7 @@
    `Source` of columns and parts, and turns the bytes of a part into batches of columns.
 2. `source_index` is the index as a file of the cache folder, and names the shards that parts become.
 3. `source_store` offers the index and the parts as objects of a store. The cache fetches them like shards.
-4. `unpack` writes a part as an MDS shard.
+4. `source_index.unpack_part` writes a part as an MDS shard.
 """
 
 from headrace.sources.protocol import Part, Source, SourceFormat

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
-from headrace.sources.arrow_layout import ArrowLayout
-from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, read_messages
+from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, ArrowLayout, read_messages
 from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,
@@ -27,12 +26,10 @@ from headrace.sources.arrow_types import (
     to_columns,
     with_meanings,
 )
-from headrace.sources.object_names import folder_of, is_hidden, name_of
-from headrace.sources.part_table import PartTable
+from headrace.sources.formats import folder_of, is_hidden, name_of
 from headrace.sources.protocol import Part
-from headrace.sources.ranges import ByteRange, read_range
-from headrace.sources.source_bytes import pack_source, unpack_source
-from headrace.sources.windows import RangedWindow, in_parallel
+from headrace.sources.ranges import ByteRange, RangedWindow, in_parallel, read_range
+from headrace.sources.source_bytes import PartTable, pack_source, unpack_source
 
 if TYPE_CHECKING:
     import pyarrow as pa

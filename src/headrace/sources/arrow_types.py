@@ -21,6 +21,9 @@ A column with nulls is ``json``: None survives. A list of numbers with nulls or 
 Datasets of Hugging Face name the types of their columns in the schema's metadata. Their images are ``jpeg``, which
 reads images of all kinds, lists of images are ``jpeg_array``, and `Array2D` to `Array5D` are ``ndarray:DTYPE:SHAPE``.
 Other structs of ``bytes`` and ``path``, such as audio, are ``bytes``: the content of the file.
+
+A conversion takes an array, which may be a slice of another, and returns as many values. Numbers stay in the array's
+memory where possible. Any error of pyarrow, or ValueError, means that the array is damaged.
 """
 
 from __future__ import annotations
@@ -31,24 +34,38 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from headrace.errors import FormatError, MissingDependencyError, ShardError
-from headrace.sources import arrow_values as values_of
-from headrace.sources.column_choice import choose_columns
+from headrace.sources.formats import choose_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     'ArrowColumn',
+    'NullValueError',
     'arrow_columns',
+    'bools',
     'class_names',
+    'decimals',
+    'decode_dictionary',
+    'decode_runs',
+    'files',
     'import_pyarrow',
+    'json_values',
+    'lists_of_files',
+    'lists_of_numbers',
     'meanings_of',
+    'numbers',
     'refuse_different',
+    'shaped',
+    'storage',
+    'texts_or_bytes',
+    'times',
     'to_columns',
     'with_meanings',
 ]
@@ -209,7 +226,7 @@ def to_columns(
     for name, column in columns.items():
         try:
             values[name] = column.convert(batch.column(name))
-        except values_of.NullValueError as error:  # noqa: PERF203
+        except NullValueError as error:  # noqa: PERF203
             raise ShardError(
                 f'Row {first_row + error.row} of column {name!r} of {source} is {error.what}, but a column of '
                 f'encoding `{column.encoding}` stores no such value. The statistics of the file do not tell of it. '
@@ -244,36 +261,36 @@ def _column(kind: pa.DataType, feature: Any, *, has_nulls: bool, depth: int = 0)
     if isinstance(kind, pa.BaseExtensionType):
         shape = tuple(getattr(kind, 'shape', None) or ())
         if isinstance(kind, pa.FixedShapeTensorType) and shape and not has_nulls and _is_in_order(kind.permutation):
-            return _after(values_of.storage, *_fixed_arrays(kind.storage_type.value_type, (math.prod(shape),), shape))
-        return _after(values_of.storage, *inner(kind.storage_type, feature))
+            return _after(storage, *_fixed_arrays(kind.storage_type.value_type, (math.prod(shape),), shape))
+        return _after(storage, *inner(kind.storage_type, feature))
     if types.is_dictionary(kind):
-        return _after(values_of.decode_dictionary, *inner(kind.value_type, feature))
+        return _after(decode_dictionary, *inner(kind.value_type, feature))
     if types.is_run_end_encoded(kind):
-        return _after(values_of.decode_runs, *inner(kind.value_type, feature))
+        return _after(decode_runs, *inner(kind.value_type, feature))
     if _is_file(kind):
         if has_nulls:
             raise _NoEncodingError('it holds nulls, and files of bytes have no place for them')
-        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), values_of.files
+        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), files
     if _is_list(kind) and _is_file(kind.value_type) and _feature_type(_inner_feature(feature)) == 'Image':
         if has_nulls:
             raise _NoEncodingError('it holds nulls or empty lists, and lists of images have no place for them')
-        return 'jpeg_array', values_of.lists_of_files
+        return 'jpeg_array', lists_of_files
     if not has_nulls and (array := _array(kind, feature)) is not None:
         return array
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or _is_view(kind, 'b'):
         if has_nulls:
             raise _NoEncodingError('it holds nulls, and a column of bytes has no place for them')
-        return 'bytes', values_of.texts_or_bytes
+        return 'bytes', texts_or_bytes
     if has_nulls:
         return _json(kind)
     if (dtype := _number(kind)) is not None:
-        return dtype.name, values_of.bools if types.is_boolean(kind) else values_of.numbers
+        return dtype.name, bools if types.is_boolean(kind) else numbers
     if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, 's'):
-        return 'str', values_of.texts_or_bytes
+        return 'str', texts_or_bytes
     if types.is_decimal(kind):
-        return 'str_decimal', values_of.decimals
+        return 'str_decimal', decimals
     if types.is_temporal(kind) and not types.is_interval(kind):
-        return 'int64', values_of.times
+        return 'int64', times
     return _json(kind)
 
 
@@ -338,7 +355,7 @@ def _inner_feature(feature: Any) -> Any:
 
 
 def _array(kind: pa.DataType, feature: Any) -> tuple[str, _Convert] | None:
-    """The encoding of lists of values_of.numbers, as arrays; None for other types."""
+    """The encoding of lists of numbers, as arrays; None for other types."""
     from pyarrow import types
 
     if _feature_type(feature) in {'Array2D', 'Array3D', 'Array4D', 'Array5D'}:
@@ -358,7 +375,7 @@ def _array(kind: pa.DataType, feature: Any) -> tuple[str, _Convert] | None:
             return _fixed_arrays(inner, tuple(shape))
         return None
     if _is_list(kind) and (dtype := _number(kind.value_type)) is not None:
-        return f'ndarray:{dtype.name}', values_of.lists_of_numbers
+        return f'ndarray:{dtype.name}', lists_of_numbers
     return None
 
 
@@ -384,12 +401,12 @@ def _fixed_arrays(kind: pa.DataType, lists: _Shape, shape: _Shape | None = None)
         raise _NoEncodingError('only arrays of numbers can be stored')
     if math.prod(axes) * dtype.itemsize >= 1 << 32:
         raise _NoEncodingError('a value takes 4 GiB or more')
-    return f'ndarray:{dtype.name}:{",".join(map(str, axes))}', lambda array: values_of.shaped(array, lists, axes)
+    return f'ndarray:{dtype.name}:{",".join(map(str, axes))}', lambda array: shaped(array, lists, axes)
 
 
 def _json(kind: pa.DataType) -> tuple[str, _Convert]:
     plain = _plain(kind, 0)
-    return 'json', lambda array: values_of.json_values(array, plain)
+    return 'json', lambda array: json_values(array, plain)
 
 
 def _plain(kind: pa.DataType, depth: int) -> pa.DataType:
@@ -431,3 +448,181 @@ def _plain(kind: pa.DataType, depth: int) -> pa.DataType:
     if types.is_large_list(kind):
         return pa.large_list(_plain(kind.value_type, depth + 1))
     raise _NoEncodingError(f'{_short(kind)} has no place in JSON')
+
+
+class NullValueError(Exception):
+    """A value is missing.
+
+    Args:
+        row: its number in the array.
+        what: 'null', or what else the encoding cannot store.
+    """
+
+    def __init__(self, row: int, what: str = 'null') -> None:
+        super().__init__(row, what)
+        self.row, self.what = row, what
+
+
+def storage(array: Any) -> Any:
+    """The values of an array of an extension type."""
+    return array.storage
+
+
+def decode_dictionary(array: Any) -> Any:
+    """The values of an array of a dictionary type."""
+    return array.dictionary_decode()
+
+
+def decode_runs(array: Any) -> Any:
+    """The values of a run-end encoded array."""
+    import pyarrow.compute as pc
+
+    return pc.call_function('run_end_decode', [array])
+
+
+def _require_values(array: Any, rows_of: Callable[[int], int] = lambda row: row) -> None:
+    """Refuse an array with nulls."""
+    if array.null_count:
+        nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
+        raise NullValueError(rows_of(int(np.flatnonzero(nulls)[0])))
+
+
+def numbers(array: Any) -> np.ndarray[Any, Any]:
+    """Numbers: a view of the array's memory."""
+    _require_values(array)
+    return array.to_numpy(zero_copy_only=False)
+
+
+def bools(array: Any) -> np.ndarray[Any, Any]:
+    """Bools as uint8, 0 or 1."""
+    _require_values(array)
+    return array.to_numpy(zero_copy_only=False).view(np.uint8)
+
+
+def times(array: Any) -> np.ndarray[Any, Any]:
+    """Timestamps, dates, times of day and durations as int64, in their unit."""
+    _require_values(array)
+    return _as_integers(array).to_numpy(zero_copy_only=False)
+
+
+def _as_integers(array: Any) -> Any:
+    """Times as int64, in their unit."""
+    import pyarrow as pa
+
+    return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).cast(pa.int64())
+
+
+def texts_or_bytes(array: Any) -> list[Any]:
+    """Text as str, binary values as bytes."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    _require_values(array)
+    if str(array.type) == 'string_view':
+        array = array.cast(pa.large_string())
+    elif str(array.type) == 'binary_view':
+        array = array.cast(pa.large_binary())
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        array.validate(full=True)  # UTF-8
+    return array.to_numpy(zero_copy_only=False).tolist()
+
+
+def decimals(array: Any) -> list[Any]:
+    """`decimal.Decimal` objects."""
+    _require_values(array)
+    return array.to_pylist()
+
+
+def _flat(array: Any) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Any]:
+    """The offsets of lists, from 0, and the values that they cut."""
+    _require_values(array)
+    offsets = np.asarray(array.offsets.to_numpy()).astype(np.int64)
+    if len(offsets) and (offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(array.values)):
+        raise ValueError('the offsets of its lists are not in order')
+    first = int(offsets[0]) if len(offsets) else 0
+    values = array.values.slice(first, int(offsets[-1]) - first if len(offsets) else 0)
+    offsets -= first
+    _require_values(values, lambda value: int(offsets.searchsorted(value, 'right')) - 1)
+    return offsets, values
+
+
+def lists_of_numbers(array: Any) -> list[np.ndarray[Any, Any]]:
+    """Arrays of one axis: views of the array's memory."""
+    offsets, values = _flat(array)
+    empty = np.flatnonzero(offsets[1:] == offsets[:-1])
+    if len(empty):
+        raise NullValueError(int(empty[0]), 'an empty list')
+    from pyarrow import types
+
+    flat = bools(values) if types.is_boolean(values.type) else numbers(values)
+    ends = offsets.tolist()
+    return [flat[begin:end] for begin, end in pairwise(ends)]
+
+
+def shaped(array: Any, lists: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Nested lists of fixed lengths as one array ``[n, *shape]``."""
+    from pyarrow import types
+
+    rows, values = len(array), array
+    for size in lists:
+        if types.is_fixed_size_list(values.type):
+            _require_values(values, _row_of(rows, len(values)))
+            values = values.flatten()
+            continue
+        offsets, inner = _flat(values)
+        if (np.diff(offsets) != size).any():
+            raise ValueError(f'its values have the shape {shape}, but some lists do not have {size} items')
+        values = inner
+    _require_values(values, _row_of(rows, len(values)))
+    flat = bools(values) if types.is_boolean(values.type) else numbers(values)
+    return flat.reshape(rows, *shape)
+
+
+def _row_of(rows: int, values: int) -> Callable[[int], int]:
+    """The row of a value, if each row has as many."""
+    return lambda value: value * rows // max(1, values)
+
+
+def files(array: Any) -> list[bytes]:
+    """The content of files, of structs with their paths."""
+    names = [array.type.field(i).name for i in range(array.type.num_fields)]
+    content = array.flatten()[names.index('bytes')]
+    if content.null_count:
+        row = int(np.flatnonzero(np.asarray(content.is_null().to_numpy(zero_copy_only=False)))[0])
+        raise NullValueError(row, 'null, or names a file elsewhere')
+    return texts_or_bytes(content)
+
+
+def lists_of_files(array: Any) -> list[list[bytes]]:
+    """The contents of files, of lists of structs with their paths."""
+    _require_values(array)
+    offsets = np.asarray(array.offsets.to_numpy()).astype(np.int64)
+    first = int(offsets[0]) if len(offsets) else 0
+    contents = files(array.values.slice(first, int(offsets[-1]) - first if len(offsets) else 0))
+    ends = (offsets - first).tolist()
+    return [contents[begin:end] for begin, end in pairwise(ends)]
+
+
+def json_values(array: Any, plain: pa.DataType) -> list[Any]:
+    """Objects that JSON can express."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_temporal(array.type):
+        array = _as_integers(array)
+    elif not array.type.equals(plain):
+        array = array.cast(plain)
+    array.validate(full=True)
+    if _has_map(array.type):
+        return array.to_pylist(maps_as_pydicts='strict')
+    return array.to_pylist()
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return types.is_map(kind) or any(_has_map(kind.field(i).type) for i in range(kind.num_fields))

@@ -1,20 +1,35 @@
-"""The formats that are read without conversion, by name, and those of a listing."""
+"""The formats that are read without conversion, by name and in a listing, and what they share: names, columns."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from headrace.errors import StreamError
-from headrace.sources.object_names import name_of
+from headrace.display import printable
+from headrace.errors import FormatError, StreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import ObjectInfo
 
-__all__ = ['DESCRIPTIONS', 'FORMATS', 'check_format', 'format_of', 'formats_in', 'how_to_rename', 'one_format']
+__all__ = [
+    'DESCRIPTIONS',
+    'FORMATS',
+    'check_format',
+    'choose_columns',
+    'folder_of',
+    'format_of',
+    'formats_in',
+    'how_to_rename',
+    'is_hidden',
+    'name_of',
+    'one_format',
+]
 
 _MODULES: Final = {
     'parquet': 'parquet',
@@ -87,3 +102,51 @@ def how_to_rename(keys: Iterable[str]) -> str:
     if not names:
         return ''
     return f' A .json, such as {names[0]}, may be one large value: rename it to .jsonl if each line is an object.'
+
+
+def is_hidden(key: str) -> bool:
+    """Whether an object is of another program: its name, or that of a folder, begins with '_' or '.'."""
+    return any(part.startswith(('.', '_')) for part in key.split('/'))
+
+
+def folder_of(key: str) -> str:
+    """The folder of an object; '' for the root."""
+    return key.rpartition('/')[0]
+
+
+def name_of(key: str) -> str:
+    """The name of an object in its folder."""
+    return key.rpartition('/')[2]
+
+
+_MOST: Final = 32  # columns that a message names
+
+
+def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, source: str) -> list[str]:
+    """The columns to read, in the order of the data.
+
+    Args:
+        names: the columns of the data.
+        columns: the columns that are asked for; None: all.
+        source: the place of the data, for messages.
+
+    Raises:
+        FormatError: two columns have one name.
+        StreamError: the data lack one of `columns`.
+    """
+    twice = sorted({name for name in names if list(names).count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise FormatError(
+            f'The columns of a dataset have different names, but {source} has several columns {twice[0]!r}. Write it '
+            f'again with other names.'
+        )
+    if columns is None:
+        return list(names)
+    for name in columns:
+        if name not in names:
+            nearest = difflib.get_close_matches(name, names, n=1)
+            meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
+            known = printable(', '.join(names[:_MOST]))
+            more = f' and {len(names) - _MOST} more' if len(names) > _MOST else ''
+            raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {known}{more}.{meant}')
+    return [name for name in names if name in columns]

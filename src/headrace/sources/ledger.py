@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from headrace.sources.formats import DESCRIPTIONS
-from headrace.sources.object_names import is_hidden, name_of
+from headrace.sources.formats import DESCRIPTIONS, is_hidden, name_of
 
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo

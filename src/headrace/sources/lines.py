@@ -2,7 +2,7 @@
 
 `index` reads all data once: it finds the ends of records, and the type of each column in all rows. A part is a run of
 records of about 32 MiB, or a compressed file. A column has a type if all its values have; see
-`headrace.sources.line_types`.
+`headrace.sources.line_records`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import FormatError, ShardError
 from headrace.format.compression_algorithms import CHUNK
 from headrace.redaction import logger_of
-from headrace.sources.column_choice import choose_columns
-from headrace.sources.index_bytes import dump_index, load_index
-from headrace.sources.line_records import Record, read_objects, read_texts, require_utf8
-from headrace.sources.line_types import JsonTypes, TextTypes, json_columns, text_columns
-from headrace.sources.object_names import is_hidden
-from headrace.sources.part_table import PartTable
+from headrace.sources.formats import choose_columns, is_hidden
+from headrace.sources.line_records import (
+    JsonTypes,
+    Record,
+    TextTypes,
+    json_columns,
+    read_objects,
+    read_texts,
+    require_utf8,
+    text_columns,
+)
 from headrace.sources.protocol import Part
-from headrace.sources.ranges import ByteRange, read_ranges
-from headrace.sources.windows import algorithm_of, unpack
+from headrace.sources.ranges import ByteRange, algorithm_of, read_ranges, unpack
+from headrace.sources.source_bytes import PartTable, dump_index, load_index
 
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo, Store

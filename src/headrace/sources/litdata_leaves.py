@@ -14,7 +14,10 @@ json                                                    json                    
 pickle                                                  pkl, if unsafe types are        any object
 ======================================================  ==============================  =============================
 
-bfloat16 becomes float32, bool uint8.
+bfloat16 becomes float32, bool uint8. Items are trees of lists and dicts, whose leaves are numbered in their order.
+
+The binary form of a list or dict (`parse_nested`) is a tag of one byte and what follows it. Texts are u32 size and
+UTF-8, and numbers are little-endian. Older versions stored JSON text.
 """
 
 from __future__ import annotations
@@ -23,21 +26,25 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from headrace.errors import FormatError, ShardError
-from headrace.sources.litdata_json import parse_nested
-from headrace.sources.litdata_tree import Node, children, leaves_of, parse_tree
+from headrace.format.encodings.texts import parse_json
 from headrace.sources.npy import Array, storable
 
 __all__ = [
     'LitdataColumn',
+    'Node',
     'arrow_values',
+    'children',
     'data_formats',
     'item_columns',
     'leaf_values',
+    'leaves_of',
+    'parse_nested',
+    'parse_tree',
     'scalar_encodings',
     'split_leaves',
 ]
@@ -384,3 +391,159 @@ def _array(text: str, data: bytes) -> Array:
     if name == _BFLOAT16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array if shape is None else array.reshape(shape)
+
+
+Node: TypeAlias = 'int | dict[str, Node] | list[Node] | None'
+"""A leaf's number, a container of nodes, or nothing."""
+
+_MAX_TREE_DEPTH: Final = 64
+
+
+def parse_tree(spec: Any, leaves: int) -> Node:
+    """The tree of items.
+
+    Args:
+        spec: ``data_spec`` of the index: JSON text.
+        leaves: number of leaves.
+
+    Raises:
+        FormatError: the text is damaged, or has another number of leaves.
+    """
+    value = parse_json(spec, '`data_spec` of an index of litdata') if isinstance(spec, str) else None
+    if not isinstance(value, list) or len(cast('list[Any]', value)) != 2 or cast('list[Any]', value)[0] != 1:
+        raise FormatError(f'`data_spec` of an index of litdata is a tree, version 1, but got {spec!r:.80}.')
+    taken = iter(range(leaves))
+    root = _tree_node(cast('list[Any]', value)[1], taken, 0)
+    if next(taken, None) is not None:
+        raise FormatError('`data_spec` of an index of litdata has fewer leaves than `data_format`. Write it again.')
+    return root
+
+
+def _tree_node(value: Any, taken: Any, depth: int) -> Node:
+    node = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
+    kind, children = node.get('type'), node.get('children_spec')
+    if not isinstance(children, list) or depth > _MAX_TREE_DEPTH:
+        raise FormatError('`data_spec` of an index of litdata is damaged, or nested too deeply. Write the data again.')
+    if kind is None:
+        leaf = next(taken, None)
+        if leaf is None or children:
+            raise FormatError('`data_spec` of an index of litdata has more leaves than `data_format`. Write it again.')
+        return cast('int', leaf)
+    nodes = [_tree_node(child, taken, depth + 1) for child in cast('list[Any]', children)]
+    if kind in {'builtins.list', 'builtins.tuple', 'collections.deque'}:
+        return nodes
+    context = node.get('context')
+    keys = parse_json(context, '`context` in an index of litdata') if isinstance(context, str) else None
+    if kind not in {'builtins.dict', 'collections.OrderedDict'} or not isinstance(keys, list):
+        raise FormatError(f'Items of litdata are lists, tuples and dicts of leaves, but got {kind!r:.80}.')
+    names = [str(key) for key in cast('list[Any]', keys)]
+    if len(set(names)) != len(nodes) or len(names) != len(nodes):
+        raise FormatError('`data_spec` of an index of litdata has other keys than values. Write the data again.')
+    return dict(zip(names, nodes, strict=True))
+
+
+def children(node: dict[str, Node] | list[Node] | None) -> list[tuple[str, Node]]:
+    """The nodes of a container, with their keys or numbers."""
+    if node is None:
+        return []
+    return list(node.items()) if isinstance(node, dict) else [(str(n), child) for n, child in enumerate(node)]
+
+
+def leaves_of(node: Node) -> list[int]:
+    """The numbers of the leaves below a node."""
+    return [node] if isinstance(node, int) else [leaf for _, child in children(node) for leaf in leaves_of(child)]
+
+
+_MAX_VALUE_DEPTH: Final = 200
+
+
+def parse_nested(data: bytes) -> Any:
+    """The value.
+
+    Raises:
+        FormatError: the bytes are damaged.
+    """
+    try:
+        if not data or data[0] > 0x20:  # JSON text
+            return parse_json(data.decode('utf-8'), 'A value of litdata')
+        reader = _ValueReader(data)
+        value = reader.value(0)
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise FormatError(f'A value of litdata ends too early or is damaged: {error}.') from None
+    if reader.at != len(data):
+        raise FormatError(f'A value of litdata ends at byte {reader.at}, but has {len(data)}.')
+    return value
+
+
+class _ValueReader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def value(self, depth: int) -> Any:
+        """The value at the position, with its tag."""
+        if depth > _MAX_VALUE_DEPTH:
+            raise FormatError(
+                f'Values of litdata are nested at most {_MAX_VALUE_DEPTH} deep, but one is nested deeper.'
+            )
+        tag = self.byte()
+        if tag == 0:
+            return parse_json(self.text(), 'A value of litdata')
+        if tag == 1:
+            return [self.text() for _ in range(self.count(4))]
+        if tag in {2, 3}:
+            size = self.count(8)
+            return np.frombuffer(self.take(8 * size), '<i8' if tag == 2 else '<f8').tolist()
+        if tag == 4:
+            return [byte != 0 for byte in self.take(self.count(1))]
+        if tag == 5:
+            return {self.text(): self.value(depth + 1) for _ in range(self.count(5))}
+        if tag == 6:
+            return self.records()
+        return self.scalar(tag - 7, tag)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Dicts with the same keys."""
+        rows = self.count(0)
+        keys = [self.text() for _ in range(self.count(4))]
+        if not keys or rows > (len(self.data) - self.at) // len(keys):
+            raise FormatError(f'A value of litdata announces {rows} records of {len(keys)} keys, which do not fit.')
+        found: list[dict[str, Any]] = []
+        for _ in range(rows):
+            row: dict[str, Any] = {}
+            for key in keys:
+                tag = self.byte()
+                row[key] = None if tag == 0x10 else self.scalar(tag - 0x11, tag)
+            found.append(row)
+        return found
+
+    def scalar(self, kind: int, tag: int) -> Any:
+        """Text, int, float, bool or None."""
+        if kind == 0:
+            return self.text()
+        if kind in {1, 2}:
+            return struct.unpack('<q' if kind == 1 else '<d', self.take(8))[0]
+        if kind == 3:
+            return self.byte() != 0
+        if kind == 4 and tag == 11:
+            return None
+        raise FormatError(f'A value of litdata has an unknown tag {tag}.')
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def count(self, least: int) -> int:
+        """A number of things that take at least so many bytes each."""
+        number = int.from_bytes(self.take(4), 'little')
+        if number * least > len(self.data) - self.at:
+            raise FormatError(f'A value of litdata announces {number} items, which do not fit into it.')
+        return number
+
+    def text(self) -> str:
+        return self.take(self.count(1)).decode('utf-8')
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise FormatError('A value of litdata ends too early.')
+        self.at += size
+        return self.data[self.at - size : self.at]

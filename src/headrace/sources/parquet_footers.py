@@ -1,9 +1,13 @@
-"""The footers of Parquet files: read concurrently, checked, and kept compressed."""
+"""The footers of Parquet files: read concurrently, checked, and kept compressed.
+
+pyarrow ends the process when it is asked for row groups of some damaged footers. So `read_row_groups` reads the few
+numbers that headrace needs, in Thrift's compact protocol. The format is that of ``parquet.thrift`` of Apache Parquet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import zstandard
 
@@ -15,7 +19,17 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['MAGIC', 'pack_footer', 'parse_footer', 'read_footers', 'unpack_footer']
+__all__ = [
+    'MAGIC',
+    'ColumnChunk',
+    'DamagedFooterError',
+    'RowGroup',
+    'pack_footer',
+    'parse_footer',
+    'read_footers',
+    'read_row_groups',
+    'unpack_footer',
+]
 
 MAGIC: Final = b'PAR1'
 """The first and the last bytes of a file."""
@@ -98,3 +112,194 @@ def pack_footer(footer: bytes) -> bytes:
 def unpack_footer(packed: bytes | memoryview) -> bytes:
     """The footer of `pack_footer`."""
     return zstandard.ZstdDecompressor().decompress(packed, max_output_size=_LARGEST)
+
+
+_Wanted: TypeAlias = 'Mapping[int, Any]'
+"""The fields to read, by their numbers, each with the fields of its structs; the others are skipped."""
+
+_BOOLS: Final = (1, 2)
+_BYTE: Final = 3
+_INTEGERS: Final = (4, 5, 6)
+_DOUBLE: Final = 7
+_BINARY: Final = 8
+_LISTS: Final = (9, 10)
+_MAP: Final = 11
+_STRUCT: Final = 12
+_DEEPEST: Final = 32
+
+_STATISTICS: Final[_Wanted] = {3: None}
+_COLUMN_METADATA: Final[_Wanted] = {3: None, 6: None, 7: None, 9: None, 11: None, 12: _STATISTICS, 14: None, 15: None}
+_COLUMN_CHUNK: Final[_Wanted] = {1: None, 3: _COLUMN_METADATA, 4: None, 5: None, 6: None, 7: None}
+_ROW_GROUP: Final[_Wanted] = {1: _COLUMN_CHUNK, 3: None}
+_FILE: Final[_Wanted] = {4: _ROW_GROUP}
+
+
+class DamagedFooterError(Exception):
+    """A footer is damaged. Its reader adds the file's name."""
+
+
+class ColumnChunk(NamedTuple):
+    """The pages of one leaf column in one row group."""
+
+    path: str
+    """The leaf's path in the schema, its parts joined by dots."""
+    offset: int
+    """The first byte in the file."""
+    size: int
+    """Bytes in the file."""
+    unpacked_size: int
+    """Bytes of the pages, uncompressed."""
+    null_count: int | None
+    """Nulls and empty lists; None: the writer did not count."""
+    end: int
+    """Where its pages, indexes and Bloom filter end in the file, as far as the footer tells."""
+
+
+class RowGroup(NamedTuple):
+    """The rows that a file stores together."""
+
+    rows: int
+    columns: list[ColumnChunk]
+    """In the order of the schema's leaves."""
+
+
+def read_row_groups(footer: bytes) -> list[RowGroup]:
+    """The row groups of a footer.
+
+    Args:
+        footer: the file's metadata, without its size and the magic bytes.
+
+    Raises:
+        DamagedFooterError: it is damaged, or tells of columns in other files or encrypted ones.
+    """
+    try:
+        found, _ = _read_struct(footer, 0, _FILE, 0)
+        return [_row_group(group) for group in found.get(4, [])]
+    except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+        raise DamagedFooterError(
+            f'the row groups of its footer are damaged ({type(error).__name__}: {error})'
+        ) from error
+
+
+def _row_group(fields: Mapping[int, Any]) -> RowGroup:
+    return RowGroup(int(fields[3]), [_column_chunk(chunk) for chunk in fields[1]])
+
+
+def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:
+    if fields.get(1):
+        raise DamagedFooterError('a column lies in another file')
+    if 3 not in fields:
+        raise DamagedFooterError('a column is encrypted')
+    about = fields[3]
+    first, dictionary = int(about[9]), int(about.get(11, 0))
+    offset, size = dictionary if 0 < dictionary < first else first, int(about[7])
+    indexes = (fields, 4), (fields, 6), (about, 14)
+    return ColumnChunk(
+        path='.'.join(cast('bytes', part).decode() for part in about[3]),
+        offset=offset,
+        size=size,
+        unpacked_size=int(about[6]),
+        null_count=about.get(12, {}).get(3),
+        end=max(
+            (offset or dictionary) + size,
+            *(int(found.get(key, 0)) + int(found.get(key + 1, 0)) for found, key in indexes),
+        ),
+    )
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    at += 1
+    if value < 128:
+        return value, at
+    value &= 127
+    for shift in range(7, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise DamagedFooterError('a number of its footer has more than 10 bytes')
+
+
+def _read_integer(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _read_struct(data: bytes, at: int, wanted: _Wanted, depth: int) -> tuple[dict[int, Any], int]:
+    """The wanted fields of a struct, and the position after it."""
+    if depth > _DEEPEST:
+        raise DamagedFooterError(f'its footer nests more than {_DEEPEST} structs')
+    found: dict[int, Any] = {}
+    field = 0
+    while head := data[at]:
+        at += 1
+        if head > 15:
+            field += head >> 4
+        else:
+            field, at = _read_integer(data, at)
+        kind = head & 15
+        # Most values are integers of few bytes and short texts: a call for each would take twice as long.
+        if kind in _INTEGERS:
+            value: Any = data[at]
+            at += 1
+            if value > 127:
+                value, at = _read_varint(data, at - 1)
+            value = (value >> 1) ^ -(value & 1)
+        elif kind == _BINARY:
+            size = data[at]
+            at += 1
+            if size > 127:
+                size, at = _read_varint(data, at - 1)
+            value, at = data[at : at + size], at + size
+        elif kind in _BOOLS:  # the kind is the value
+            continue
+        else:
+            value, at = _read_value(data, at, kind, wanted.get(field), depth, keeps=field in wanted)
+        if field in wanted:
+            found[field] = value
+    return found, at + 1
+
+
+def _read_value(data: bytes, at: int, kind: int, wanted: _Wanted | None, depth: int, *, keeps: bool) -> tuple[Any, int]:
+    """A value, or None for one that is skipped, and the position after it."""
+    if kind in _INTEGERS:
+        return _read_integer(data, at)
+    if kind == _BINARY:
+        size, at = _read_varint(data, at)
+        return data[at : at + size], at + size
+    if kind == _STRUCT:
+        return _read_struct(data, at, wanted or {}, depth + 1)
+    if kind in _LISTS:
+        head = data[at]
+        count, at = (head >> 4, at + 1) if head >> 4 < 15 else _read_varint(data, at + 1)
+        return _read_list(data, at, count, (head & 15,), wanted, depth + 1, keeps=keeps)
+    if kind == _MAP:
+        count, at = _read_varint(data, at)
+        kinds = (data[at] >> 4, data[at] & 15) if count else (_BYTE, _BYTE)
+        return _read_list(data, at + bool(count), count, kinds, None, depth + 1, keeps=False)
+    if kind == _BYTE:
+        return data[at], at + 1
+    if kind == _DOUBLE:
+        return None, at + 8
+    raise DamagedFooterError(f'its footer has a value of the unknown kind {kind}')
+
+
+def _read_list(
+    data: bytes, at: int, count: int, kinds: tuple[int, ...], wanted: _Wanted | None, depth: int, *, keeps: bool
+) -> tuple[list[Any], int]:
+    """The values of a list, or of a map in turn; each takes a byte at least."""
+    if count > len(data) - at or depth > _DEEPEST:
+        raise DamagedFooterError(f'its footer has a list of {count} values')
+    values: list[Any] = []
+    if kinds == (_STRUCT,) and not keeps:
+        for _ in range(count):
+            at = _read_struct(data, at, {}, depth + 1)[1]
+        return values, at
+    for _ in range(count):
+        for kind in kinds:
+            value, at = _read_value(data, at, _BYTE if kind in _BOOLS else kind, wanted, depth, keeps=keeps)
+            if keeps:
+                values.append(value)
+    return values, at

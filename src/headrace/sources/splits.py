@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import EmptyDatasetError, StreamError
-from headrace.sources.object_names import folder_of, name_of
+from headrace.sources.formats import folder_of, name_of
 
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo

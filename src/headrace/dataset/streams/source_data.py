@@ -14,9 +14,8 @@ from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings import is_mds_encoding_safe
 from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
-from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
-from headrace.sources.unpack import size_at
 from headrace.storage import CachePart, StoreOptions, local_path
 
 __all__ = ['SourceData', 'SourceFinder']

@@ -14,7 +14,7 @@ from headrace.convert.protocol import BadRow
 from headrace.errors import FormatError
 from headrace.originals.members import Member
 from headrace.sources.line_records import lines_of
-from headrace.sources.windows import algorithm_of, unpack
+from headrace.sources.ranges import algorithm_of, unpack
 
 __all__ = ['json_lines', 'read_chunks', 'text_of']
 
