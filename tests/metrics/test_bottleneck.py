@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from headrace.dataset.statistics import StreamStats
 from headrace.metrics import BottleneckWatch
+
+NOTHING = StreamStats(*[0] * len(StreamStats._fields))
 
 
 @dataclass
@@ -27,7 +30,7 @@ class Loader:
 
     def stats(self) -> Any:
         streams = {
-            name: SimpleNamespace(seconds_waited=seconds, seconds_unpacking=self.unpacking / 2)
+            name: NOTHING._replace(seconds_waited=seconds, seconds_unpacking=self.unpacking / 2)
             for name, seconds in self.waited.items()
         }
         return SimpleNamespace(

@@ -8,7 +8,7 @@ import pytest
 from together import FORK
 
 from headrace.storage import stats
-from headrace.storage.stats import CacheStats
+from headrace.storage.stats import CacheCounts, CacheStats
 
 
 @pytest.mark.once
@@ -16,8 +16,8 @@ def test_a_process_that_was_forked_while_another_thread_counted_counts_by_itself
     counted = CacheStats()
 
     def work(_):
-        counted.add(fetches=1)
-        os._exit(counted.fetches)
+        counted.add(CacheCounts(shards_fetched=1))
+        os._exit(counted.counts.shards_fetched)
 
     with stats._counting:
         child = FORK.Process(target=work, args=(0,))

@@ -87,6 +87,8 @@ class WorkerReads:
 class StreamStats(NamedTuple):
     """Counters of one stream in one loader, on one rank; see `LoaderStats`."""
 
+    # Those of reads are the fields of `CacheCounts`, in their order.
+
     samples: int
     """Rows handed out that are no padding; with packing, documents that were read."""
     bad_samples: int
@@ -184,20 +186,8 @@ class _ByStream(Mapping[str, StreamStats]):
         if self._numbers is None:
             self._numbers = {name: number for number, name in enumerate(self._names)}
         number = self._numbers[name]
-        read = CacheCounts(*self._counts[number].tolist())
-        return StreamStats(
-            *self._samples[:, number].tolist(),
-            bytes_downloaded=read.bytes_downloaded,
-            bytes_unpacked=read.bytes_unpacked,
-            requests=read.requests,
-            shards_fetched=read.fetches,
-            cache_hits=read.hits,
-            evictions=read.evictions,
-            retries=read.retries,
-            shards_waited_for=read.waits,
-            seconds_waited=read.nanoseconds_waited / 1e9,
-            seconds_unpacking=read.nanoseconds_unpacking / 1e9,
-        )
+        *counts, waited, unpacking = self._counts[number].tolist()
+        return StreamStats._make([*self._samples[:, number].tolist(), *counts, waited / 1e9, unpacking / 1e9])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -363,8 +353,8 @@ class LoaderCounters:
             bytes_downloaded=read.bytes_downloaded,
             bytes_unpacked=read.bytes_unpacked,
             requests=read.requests,
-            shards_fetched=read.fetches,
-            cache_hits=read.hits,
+            shards_fetched=read.shards_fetched,
+            cache_hits=read.cache_hits,
             evictions=read.evictions,
             retries=read.retries,
             streams=_ByStream(self._names, samples, table),

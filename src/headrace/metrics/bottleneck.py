@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from headrace.storage.stats import difference_of
+
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
     from headrace.dataset.statistics import LoaderStats
@@ -23,7 +25,7 @@ _PART_SHARE = 0.5  # Of the reading processes' time or waits: a part is the slow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """Data slow a run down."""
+    """Data loading slows the run."""
 
     part: Part
     share: float
@@ -33,20 +35,6 @@ class Bottleneck:
 
     def __str__(self) -> str:
         return f'The trainer waits {self.share:.0%} of its time for data. {self.advice}'
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Counters of a loader at one time."""
-
-    seconds: float
-    waiting: float
-    stalls: int
-    bytes_downloaded: int
-    shards_waited_for: dict[str, float]
-    """Time by stream that reading processes waited for shards."""
-    unpacking: float
-    first_batch: float
 
 
 class BottleneckWatch:
@@ -69,7 +57,7 @@ class BottleneckWatch:
     ) -> None:
         self._every, self._silence, self._clock = every, silence, clock
         self._cores = len(os.sched_getaffinity(0)) if cores is None and hasattr(os, 'sched_getaffinity') else cores
-        self._seen: dict[str, tuple[StreamingDataLoader, _Seen]] = {}
+        self._seen: dict[str, tuple[StreamingDataLoader, float, LoaderStats]] = {}
         self._next = clock() + every
         self._quiet_until = 0.0
 
@@ -84,11 +72,10 @@ class BottleneckWatch:
         self._next = now + self._every
         found: Bottleneck | None = None
         for name, loader in loaders.items():
-            seen = self._counters(loader, now)
             before = self._seen.get(name)
-            self._seen[name] = loader, seen
+            self._seen[name] = loader, now, (stats := loader.stats())
             if before is not None and before[0] is loader and found is None and now >= self._quiet_until:
-                found = self._judged(loader, before[1], seen)
+                found = self._judged(loader, before[2], stats, now - before[1])
         if found is not None:
             self._quiet_until = now + self._silence
         return found
@@ -97,35 +84,24 @@ class BottleneckWatch:
         """Leave out the time since the last look: the trainer did something else."""
         self._seen.clear()
 
-    def _counters(self, loader: StreamingDataLoader, now: float) -> _Seen:
-        stats: LoaderStats = loader.stats()
-        waits = {name: stream.seconds_waited for name, stream in stats.streams.items()}
-        unpacking = sum(stream.seconds_unpacking for stream in stats.streams.values())
-        return _Seen(
-            now,
-            stats.seconds_waiting,
-            stats.stalls,
-            stats.bytes_downloaded,
-            waits,
-            unpacking,
-            stats.seconds_to_first_batch or 0.0,
-        )
-
-    def _judged(self, loader: StreamingDataLoader, before: _Seen, now: _Seen) -> Bottleneck | None:
-        seconds, waiting = now.seconds - before.seconds, now.waiting - before.waiting
+    def _judged(
+        self, loader: StreamingDataLoader, before: LoaderStats, now: LoaderStats, seconds: float
+    ) -> Bottleneck | None:
+        waiting = now.seconds_waiting - before.seconds_waiting
         if seconds <= 0 or waiting < _WAIT_SHARE * seconds:
             return None
         part, advice = self._part(loader, before, now, seconds, waiting)
         return Bottleneck(part=part, share=min(1.0, waiting / seconds), advice=advice)
 
     def _part(
-        self, loader: StreamingDataLoader, before: _Seen, now: _Seen, seconds: float, waiting: float
+        self, loader: StreamingDataLoader, before: LoaderStats, now: LoaderStats, seconds: float, waiting: float
     ) -> tuple[Part, str]:
         workers = loader.num_workers
-        waits = {name: of_now - before.shards_waited_for[name] for name, of_now in now.shards_waited_for.items()}
+        since = {name: difference_of(stream, before.streams[name]) for name, stream in now.streams.items()}
+        waits = {name: stream.seconds_waited for name, stream in since.items()}
         # Each worker waits for itself, while the trainer waits for the next one of them.
         if sum(waits.values()) / max(workers, 1) >= _PART_SHARE * waiting:
-            unpacking = now.unpacking - before.unpacking
+            unpacking = sum(stream.seconds_unpacking for stream in since.values())
             if unpacking >= _PART_SHARE * sum(waits.values()):
                 return 'decompression', (
                     f'The shards are there, but decompressing them took {unpacking:.0f} s of processor time in '
@@ -143,9 +119,10 @@ class BottleneckWatch:
             return 'workers', (
                 'There are no worker processes, so the trainer reads and decodes by itself. Set num_workers, such as 4.'
             )
-        if now.stalls == before.stalls and now.first_batch >= _PART_SHARE * waiting:
+        first_batch = now.seconds_to_first_batch or 0.0
+        if now.stalls == before.stalls and first_batch >= _PART_SHARE * waiting:
             return 'start', (
-                f'It waits for the start of the workers, {now.first_batch:.1f} s at the begin of each pass. Set '
+                f'It waits for the start of the workers, {first_batch:.1f} s at the begin of each pass. Set '
                 f'persistent_workers=True.'
             )
         ranks = loader.dataset.topology.ranks_per_node

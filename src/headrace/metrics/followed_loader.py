@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,15 @@ from headrace.dataset.statistics import LoaderStats, StreamStats
 from headrace.metrics.stream_counts import labelled, scaled_to
 from headrace.order import BatchPlan
 from headrace.packing import PackedDataset
+from headrace.storage.stats import difference_of
 
-__all__ = ['FollowedLoader', 'Read', 'StreamRead', 'difference_of', 'sum_of']
+__all__ = ['FollowedLoader', 'Read', 'StreamRead']
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
 
 class Read(NamedTuple):
-    """Counters that are added over loaders and over ranks."""
+    """Counters that are added over loaders and over ranks: fields of `LoaderStats`, then those of tokens."""
 
     seconds_waiting: float = 0.0
     stalls: float = 0
@@ -42,23 +43,13 @@ class Read(NamedTuple):
 
     @classmethod
     def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
-        """The counters of a loader; trained tokens are counted elsewhere.
+        """The counters of a loader; `tokens` and `has_tokens` are counted elsewhere.
 
         Args:
             stats: the loader's.
             sequence_length: tokens that a packed sequence can hold; None: batches are not packed.
         """
-        read = cls(
-            stats.seconds_waiting,
-            stats.stalls,
-            stats.bytes_downloaded,
-            stats.requests,
-            stats.cache_hits,
-            stats.bad_samples,
-            stats.retries,
-            stats.evictions,
-            stats.bytes_unpacked,
-        )
+        read = cls._make(getattr(stats, name, 0) for name in cls._fields)
         if sequence_length is None:
             return read
         return read._replace(
@@ -67,7 +58,7 @@ class Read(NamedTuple):
 
 
 class StreamRead(NamedTuple):
-    """Counters of one stream."""
+    """Counters of one stream: fields of `StreamStats`."""
 
     bytes_downloaded: float = 0
     requests: float = 0
@@ -78,22 +69,7 @@ class StreamRead(NamedTuple):
     @classmethod
     def of(cls, stats: StreamStats) -> StreamRead:
         """The counters of a stream."""
-        return cls(
-            stats.bytes_downloaded, stats.requests, stats.cache_hits, stats.shards_waited_for, stats.seconds_waited
-        )
-
-
-_Counters = TypeVar('_Counters', Read, StreamRead)
-
-
-def sum_of(one: _Counters, other: _Counters) -> _Counters:
-    """The sum of both, counter by counter."""
-    return one._make(a + b for a, b in zip(one, other, strict=True))
-
-
-def difference_of(one: _Counters, other: _Counters) -> _Counters:
-    """The difference of both, counter by counter."""
-    return one._make(a - b for a, b in zip(one, other, strict=True))
+        return cls._make(getattr(stats, name) for name in cls._fields)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
 from headrace.display import human_decimal_size
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill
-from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead, difference_of, sum_of
+from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
 from headrace.metrics.spike_report import TrainedBatch
 from headrace.metrics.stream_counts import (
     add_counts,
@@ -25,6 +25,7 @@ from headrace.metrics.stream_counts import (
     shares_of,
     to_state,
 )
+from headrace.storage.stats import difference_of, sum_of
 
 __all__ = ['DataMeter', 'print_line', 'print_summary']
 

@@ -29,7 +29,7 @@ class TestBadDownloads:
         cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
         with cache.acquire(remote.entries[0]) as lease:
             remote.check(lease)
-        assert cache.stats.retries == 1
+        assert cache.stats.counts.retries == 1
 
     @pytest.mark.parametrize('fault', ['short', 'flipped', 'long', 'empty'])
     def test_two_bad_downloads_are_an_error_that_names_everything(self, remote, tmp_path, fault):
@@ -55,7 +55,7 @@ class TestBadDownloads:
         cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
         with cache.acquire(remote.entries[0]) as lease:
             remote.check(lease)
-        assert cache.stats.retries == 3
+        assert cache.stats.counts.retries == 3
 
     def test_and_given_up(self, remote, tmp_path):
         store = FaultyStore(remote.store, ['busy'] * 3)

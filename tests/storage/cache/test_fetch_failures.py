@@ -52,9 +52,9 @@ class TestDeletedFolder:
     @pytest.mark.parametrize('limit', [None, 10 * SIZE])
     def test_one_that_is_deleted_after_each_fetch_is_an_error_and_leaves_no_open_file(self, plain, tmp_path, limit):
         class Deleting(CacheStats):
-            def add(self, *, fetches=0, **others):
-                super().add(fetches=fetches, **others)
-                if fetches:
+            def add(self, change):
+                super().add(change)
+                if change.shards_fetched:
                     (tmp_path / 'cache' / plain.entries[0].key).unlink()
 
         cache = cache_of(plain, tmp_path / 'cache', limit=limit, stats=Deleting())
@@ -62,7 +62,7 @@ class TestDeletedFolder:
         with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
             cache.acquire(plain.entries[0])
         assert open_descriptors(tmp_path) == before
-        assert cache.stats.fetches > 1
+        assert cache.stats.counts.shards_fetched > 1
 
 
 class TestFolderProblems:

@@ -39,7 +39,7 @@ def test_threads_fetch_each_shard_once(remote, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert set(store.calls.values()) == {1}
-    assert cache.stats.fetches == 4
+    assert cache.stats.counts.shards_fetched == 4
     assert cache.stats.seconds_waiting > 0
 
 
@@ -217,7 +217,7 @@ class TestKill:
             assert cache.fetch(remote.entries[0])
             _kill_halfway(remote, cache.folder, remote.entries[1])
         assert caches[0].fetch(remote.entries[2])
-        assert sum(cache.stats.evictions for cache in caches) == 0
+        assert sum(cache.stats.counts.evictions for cache in caches) == 0
 
     def test_a_fetch_in_progress_is_not_reclaimed(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 2)

@@ -43,7 +43,7 @@ class TestShrunkFiles:
             as_somebody_waits(shrink)
             with cache.acquire(plain.entries[0]) as lease:
                 plain.check(lease)
-            assert cache.stats.fetches == 2
+            assert cache.stats.counts.shards_fetched == 2
 
         run_alone(work)
 

@@ -30,8 +30,8 @@ class TestFetch:
                 with cache.acquire(entry) as lease:
                     remote.check(lease)
         assert names(tmp_path / 'cache') == raw_names(remote, 0, 1, 2, 3)
-        assert (cache.stats.fetches, cache.stats.hits) == (4, 4)
-        assert cache.stats.retries == 0
+        assert (cache.stats.counts.shards_fetched, cache.stats.counts.cache_hits) == (4, 4)
+        assert cache.stats.counts.retries == 0
 
     def test_fetch_makes_present_and_counts(self, remote, tmp_path):
         store = CountingStore(remote.store)
@@ -45,8 +45,8 @@ class TestFetch:
         assert (bool(there), there.size) == (True, 0)
         cache.acquire(entry).release()
         assert sum(store.calls.values()) == len(entry.parts)
-        assert cache.stats.bytes_downloaded == sum(part.packed_size or part.size for part in entry.parts)
-        assert cache.stats.bytes_unpacked == sum(part.size for part in entry.parts if part.packed_name)
+        assert cache.stats.counts.bytes_downloaded == sum(part.packed_size or part.size for part in entry.parts)
+        assert cache.stats.counts.bytes_unpacked == sum(part.size for part in entry.parts if part.packed_name)
 
     def test_nothing_is_touched_before_it_is_needed(self, plain, tmp_path):
         cache_of(plain, tmp_path / 'cache', limit=10 * SIZE)
@@ -117,7 +117,7 @@ class TestFetch:
         assert (copy.folder, copy.keep_packed, copy.retry) == (cache.folder, True, FAST)
         with copy.acquire(plain.entries[1]) as lease:
             plain.check(lease)
-        assert copy.stats.fetches == 1
+        assert copy.stats.counts.shards_fetched == 1
 
 
 class TestLocalOnly:

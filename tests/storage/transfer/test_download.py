@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from example_counts import scaled
 from headrace.errors import AccessDeniedError, ChecksumError, TransferError
-from headrace.storage import CacheStats, Retry, download
+from headrace.storage import CacheCounts, CacheStats, Retry, download
 from headrace.storage.stores.local import LocalStore
 from headrace.storage.transfer.download import TransferPool
 from headrace.storage.transfer.retry import BrokenTransferError
@@ -80,7 +80,7 @@ class TestOneRequest:
     def test_requests_retries_and_bytes_are_counted(self, local, fetch):
         stats = CacheStats()
         fetch(FaultyStore(local, ['broken', 'busy'], etag=None), stats=stats)
-        assert (stats.requests, stats.retries, stats.bytes_downloaded) == (3, 2, len(DATA) * 3 // 2)
+        assert stats.counts == CacheCounts(requests=3, retries=2, bytes_downloaded=len(DATA) * 3 // 2)
 
 
 @pytest.mark.usefixtures('ranges')

@@ -22,7 +22,7 @@ from headrace.dataset.streams.stream import Stream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.format import ShardReader, open_shard
-from headrace.storage import CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
+from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
 __all__ = ['CachedShards', 'DatasetShards']
@@ -111,7 +111,7 @@ class CachedShards:
 
     def waited(self, shard: int, nanoseconds: int) -> None:
         """Count the time for which a reader waited for a shard."""
-        self.place(shard)[0].cache().stats.add(waits=1, nanoseconds_waited=nanoseconds)
+        self.place(shard)[0].cache().stats.add(CacheCounts(shards_waited_for=1, nanoseconds_waited=nanoseconds))
 
     def evict(self, shard: int) -> bool:
         """Remove a shard from its cache; False if it stays."""

@@ -17,6 +17,7 @@ from headrace.storage.cache.index_fetch import index_change
 from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
 from headrace.storage.cache.presence import missing
+from headrace.storage.stats import CacheCounts
 from headrace.storage.transfer.download import Transfer, download
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Fetcher:
                 )
                 return self._publish(request, maker.make(absent), lock)
         finally:
-            self._stats.add(seconds_waiting=lock.waited)
+            self._stats.add_wait(lock.waited)
 
     def _reclaim(self) -> None:
         """Remove what ended processes left, once per process; until then it is harmless."""
@@ -140,7 +141,7 @@ class Fetcher:
                     os.close(handle)
                 raise
         self._files.verified(entry)
-        self._stats.add(fetches=1)
+        self._stats.add(CacheCounts(shards_fetched=1))
         return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
 
 
@@ -210,7 +211,7 @@ class _FileMaker:
                 if self.store is None:
                     raise self._explained(part, error, times=1) from error
                 # A good one is in the store.
-                self.stats.add(retries=1)
+                self.stats.add(CacheCounts(retries=1))
                 delete_file(self.folder, part.packed_name)
             else:
                 if self.store is not None and not self.keep_packed:
@@ -233,7 +234,7 @@ class _FileMaker:
         if part.size_at is None and size != part.size:
             raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
         _verify(part, raw)
-        self.stats.add(bytes_unpacked=size, nanoseconds_unpacking=taken)
+        self.stats.add(CacheCounts(bytes_unpacked=size, nanoseconds_unpacking=taken))
 
     def _twice(self, part: CachePart, key: str, size: int | None, target: Path, check: Callable[[], None]) -> None:
         """Download a file and check it. A bad one is fetched again once: the fault may lie in the transfer."""
@@ -242,7 +243,7 @@ class _FileMaker:
             try:
                 check()
             except FormatError:
-                self.stats.add(retries=1)
+                self.stats.add(CacheCounts(retries=1))
                 self._download(key, target, size)
                 check()
         except FormatError as error:

@@ -26,6 +26,7 @@ from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.cache.mapped_file import delete_file, open_file
 from headrace.storage.cache.remote_marker import REMOTE_MARKER, check_remote, is_from, marker_text
+from headrace.storage.stats import CacheCounts
 from headrace.storage.transfer.download import Transfer, download
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class IndexFetch:
             except FormatError:
                 if pause is None:
                     raise
-                self.stats.add(retries=1)
+                self.stats.add(CacheCounts(retries=1))
                 self.retry.sleep(pause)
             else:
                 break
@@ -276,12 +277,12 @@ class IndexFetch:
         if not has_changed:
             with locked_index(path):
                 lock.publish(made)
-            self.stats.add(fetches=1)
+            self.stats.add(CacheCounts(shards_fetched=1))
             return
         with locked_index(path), locked_folders([folder]):
             removed = self._remove(self.reader.unproven(path))
             lock.publish(made)
-        self.stats.add(fetches=1)
+        self.stats.add(CacheCounts(shards_fetched=1))
         _log.warning(
             'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
             url,

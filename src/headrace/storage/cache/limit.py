@@ -35,6 +35,7 @@ from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.cache.mapped_file import delete_file
+from headrace.storage.stats import CacheCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -262,7 +263,7 @@ class CacheLimit:
             elif outcome:
                 freed += outcome
                 add_to_ledger(item.limited.folder, -outcome)
-                item.limited.stats.add(evictions=1)
+                item.limited.stats.add(CacheCounts(evictions=1))
         for ranked in kept:
             heapq.heappush(heap, ranked)
         return freed, busy

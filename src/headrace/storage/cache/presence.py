@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.cache.entry import CacheEntry, EntrySet
 from headrace.storage.cache.mapped_file import delete_file
-from headrace.storage.stats import CacheStats
+from headrace.storage.stats import CacheCounts, CacheStats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ class PresentFiles:
                         f'{path} is not what its index says: {error} Restore the file, or pass the `remote` that '
                         f'holds it.'
                     ) from error
-                self._stats.add(retries=1)
+                self._stats.add(CacheCounts(retries=1))
                 delete_file(self._folder, part.name)
                 return False
         self.verified(entry)

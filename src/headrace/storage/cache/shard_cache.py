@@ -31,7 +31,7 @@ from headrace.storage.cache.mapped_file import Lease, close_files, map_files
 from headrace.storage.cache.presence import PresentFiles
 from headrace.storage.cache.remote_marker import REMOTE_MARKER
 from headrace.storage.protocol import Store
-from headrace.storage.stats import CacheStats
+from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
 from headrace.storage.transfer.retry import Retry
 
@@ -161,7 +161,7 @@ class ShardCache:
             release_leases()
             if not wait:
                 return result
-            self.stats.add(seconds_waiting=result.wait())
+            self.stats.add_wait(result.wait())
         return FetchResult(FetchStatus.PRESENT)
 
     def acquire(self, entry: CacheEntry, *, next_use: NextUse | None = None) -> Lease:
@@ -182,7 +182,7 @@ class ShardCache:
                     self._index.require_same(max(file.written for file in files))
                     if self._files.verify(entry):
                         if not tries:
-                            self.stats.hit()
+                            self.stats.add(CacheCounts(cache_hits=1))
                         return Lease(entry, files, locked=is_limited)
             except BaseException:
                 close_files(files)
@@ -194,7 +194,7 @@ class ShardCache:
             handle = result.handle
             if result.status is FetchStatus.BLOCKED:
                 release_leases()
-                self.stats.add(seconds_waiting=result.wait())
+                self.stats.add_wait(result.wait())
             else:
                 tries += 1
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage.protocol import is_blocking
-from headrace.storage.stats import CacheStats
+from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.almost_done import AlmostDone
 from headrace.storage.transfer.http_body import BadRangeError
 from headrace.storage.transfer.outage import outages
@@ -223,7 +223,7 @@ def download(
                 raise
             if pause is None:
                 raise type(error)(f'{error} It changes: the first answer was another. {first}') from error
-        stats.add(retries=1)
+        stats.add(CacheCounts(retries=1))
         retry.sleep(pause)
     raise AssertionError('the last pause is None')
 
@@ -256,7 +256,7 @@ def _download(
 
         def attempt() -> None:
             nonlocal etag
-            stats.add(requests=1)
+            stats.add(CacheCounts(requests=1))
             if near is not None:
                 near.ask()
             offset, left = span.start + span.written, None if span.size is None else span.size - span.written
@@ -277,7 +277,7 @@ def _download(
                 what,
                 attempt,
                 progress=lambda: span.written,
-                on_retry=lambda: stats.add(retries=1),
+                on_retry=lambda: stats.add(CacheCounts(retries=1)),
             )
         finally:
             is_blocking.reset(before)
@@ -372,7 +372,7 @@ class _Span(io.RawIOBase):
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
             self.heard = self._hear()
-            self._stats.add(bytes_downloaded=count)
+            self._stats.add(CacheCounts(bytes_downloaded=count))
             if self._near is not None:
                 self._near.count(count)
             view = view[count:]
