@@ -31,6 +31,7 @@ from tqdm import tqdm
 from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
+from headrace.convert.inputs.hugging_face import HuggingFaceInputs
 from headrace.convert.inputs.image_folder import ImageFolder
 from headrace.convert.inputs.parts import PartInputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
@@ -474,6 +475,8 @@ class _Conversion:
         for name, data in files.items():
             put_bytes(store, name, data, job.retry)
         self._remove_leftovers({_stored_name(entry) for entry in entries})
+        inputs = job.inputs
+        ledger = inputs.ledger if isinstance(inputs, ImageFolder | PartInputs | HuggingFaceInputs) else Ledger()
         report = ConversionReport(
             out=store.url,
             kind=job.inputs.kind if self.stream is None else 'iterable',
@@ -488,7 +491,8 @@ class _Conversion:
             errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
             num_errors=len(errors),
             ledger=replace(
-                job.inputs.ledger if isinstance(job.inputs, ImageFolder | PartInputs) else Ledger(),
+                ledger,
+                dropped=ledger.dropped or tuple(dict.fromkeys(name for record in records for name in record.dropped)),
                 nulls=dict(sum((Counter(record.nulls) for record in records), Counter[str]())),
             ),
             rows_before=sum(entry['samples'] for entry in entries[: len(entries) - len(added)]),
@@ -527,7 +531,8 @@ class _Conversion:
 def _report_of(found: dict[str, Any]) -> ConversionReport:
     errors = tuple(InputError(**error) for error in found.pop('errors'))
     ledger = found.pop('ledger')
-    ledger['left_out'], ledger['keys'] = tuple(LeftOut(**one) for one in ledger['left_out']), tuple(ledger['keys'])
+    ledger['left_out'] = [LeftOut(**one) for one in ledger['left_out']]
+    ledger.update({name: tuple(value) for name, value in ledger.items() if isinstance(value, list)})
     return ConversionReport(**found, errors=errors, ledger=Ledger(**ledger))
 
 

@@ -64,26 +64,29 @@ class _Shards:
     number: int
     encoder: MDSEncoder
     store: Callable[[str, bytes], Future[None]]
-    may_be_null: Sequence[str]
+    columns: Mapping[str, str]
     entries: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     stored: deque[Future[None]] = field(default_factory=deque[Future[None]])
     rows: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
     nulls: Counter[str] = field(default_factory=Counter[str])
+    dropped: dict[str, None] = field(default_factory=dict[str, None])
 
     def add(self, sample: Mapping[str, Any]) -> None:
         shards = self.encoder.add(sample)
         self.rows += 1
         self.nulls.update(name for name, value in sample.items() if value is None)
+        if len(sample) > len(self.columns):
+            self.dropped.update((name, None) for name in sample if name not in self.columns)
         for shard in shards:
             self._put(shard)
 
     def add_batch(self, columns: Mapping[str, Sequence[Any]], rows: int) -> None:
         shards = self.encoder.add_batch(columns)
         self.rows += rows
-        for name in self.may_be_null:
-            if nulls := sum(value is None for value in columns[name]):
+        for name, encoding in self.columns.items():
+            if encoding == 'json' and (nulls := sum(value is None for value in columns[name])):
                 self.nulls[name] += nulls
         for shard in shards:
             self._put(shard)
@@ -144,8 +147,7 @@ class Worker:
         """
         job = self._job
         encoder = MDSEncoder(job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit)
-        may_be_null = [name for name, encoding in job.columns.items() if encoding == 'json']
-        shards = _Shards(job.first_shard + task.number, encoder, self._store, may_be_null)
+        shards = _Shards(job.first_shard + task.number, encoder, self._store, job.columns)
         errors: list[InputError] = []
         for number, read in self._reads(task):
             self._progress.began(number)
@@ -168,6 +170,7 @@ class Worker:
             tuple(shards.entries),
             tuple(errors),
             dict(shards.nulls),
+            tuple(shards.dropped),
         )
         self._put(TaskRecord.key(task.number), record.dump())
         return record

@@ -83,6 +83,8 @@ class TaskRecord:
     errors: tuple[InputError, ...]
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of each column that has any."""
+    dropped: tuple[str, ...] = ()
+    """Columns of samples that are not converted."""
 
     @staticmethod
     def key(task: int) -> str:
@@ -98,7 +100,8 @@ class TaskRecord:
         """Read what `dump` gave."""
         found = json.loads(data)
         errors = tuple(InputError(**error) for error in found.pop('errors'))
-        return cls(shards=tuple(found.pop('shards')), errors=errors, **found)
+        dropped = tuple(found.pop('dropped', ()))
+        return cls(shards=tuple(found.pop('shards')), errors=errors, dropped=dropped, **found)
 
 
 def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bool) -> dict[str, Any]:

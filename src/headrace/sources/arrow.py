@@ -152,6 +152,12 @@ class ArrowSource:
         return pack_source(settings, {**self.parts.arrays(), 'schema_of': self._schema_of}, self._schemas)
 
     @property
+    def dropped(self) -> Sequence[str]:
+        """See `Source.dropped`."""
+        names = dict.fromkeys(name for schema in self._schemas for name in _schema(schema, 'the data').names)
+        return [name for name in names if name not in self.columns]
+
+    @property
     def class_names(self) -> dict[str, list[str]]:
         """See `arrow_types.class_names`."""
         return class_names(_schema(self._schemas[0], 'the data'))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from headrace.display import printable
 from headrace.sources.formats import DESCRIPTIONS, is_hidden, name_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _DATA: Final = re.compile(
     r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip)(\.\w+)?$', re.IGNORECASE
 )
 """Names that data may have."""
+_MOST: Final = 32  # columns that a message names
 _HIVE: Final = re.compile(r'([^=/]+)=[^/]*/')
 
 
@@ -45,6 +47,8 @@ class Ledger:
     """Several splits that a glob names, and that are read as one."""
     classes: tuple[str, ...] = ()
     """Columns with numbers of classes, whose names are no values of the data."""
+    dropped: tuple[str, ...] = ()
+    """Columns of the source that `columns` leaves out."""
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Nulls in each column that has any; of a conversion."""
 
@@ -64,6 +68,10 @@ class Ledger:
             found.append(
                 f'Numbers of classes are in {", ".join(self.classes)}. A conversion writes their names to classes.json.'
             )
+        if self.dropped:
+            more = f' and {len(self.dropped) - _MOST:,} more' if len(self.dropped) > _MOST else ''
+            names = printable(', '.join(self.dropped[:_MOST]))
+            found.append(f'Left out {_count(len(self.dropped), "column")}: {names}{more}.')
         if self.nulls:
             found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
         return found

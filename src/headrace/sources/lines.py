@@ -100,7 +100,12 @@ class LineFormat:
             )
         chosen = choose_columns(list(found), columns, source=f'the {self.NAME} data')
         return LineSource(
-            self, {name: found[name] for name in chosen}, PartTable.of(parts), reader.headers, reader.header_of
+            self,
+            {name: found[name] for name in chosen},
+            PartTable.of(parts),
+            reader.headers,
+            reader.header_of,
+            [name for name in found if name not in chosen],
         )
 
     def load(self, data: bytes) -> LineSource:
@@ -126,6 +131,7 @@ class LineSource:
     """The different first rows of files of CSV."""
     header_of: Mapping[str, int]
     """The number of a file's header, if it is not the first."""
+    dropped: Sequence[str] = ()
 
     @property
     def format(self) -> str:

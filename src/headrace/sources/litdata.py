@@ -214,6 +214,12 @@ class LitdataSource:
         return {column.name: column.encoding for column in self.chosen}
 
     @property
+    def dropped(self) -> Sequence[str]:
+        """See `Source.dropped`."""
+        known = item_columns(self.settings, self.scalars, allow_unsafe_types=self.allow_unsafe_types)
+        return [name for name in known if name not in self.columns]
+
+    @property
     def meanings(self) -> Mapping[str, str]:
         """See `Source.meanings`."""
         bools = [

@@ -116,6 +116,7 @@ def index(
         groups=np.array([row.group for row in table.groups], np.int64),
         files=[info.key for info in objects],
         footers=footers,
+        dropped=table.dropped(),
     )
 
 
@@ -156,6 +157,7 @@ class ParquetSource:
         groups: np.ndarray[Any, np.dtype[np.int64]],
         files: Sequence[str],
         footers: Sequence[bytes | memoryview],
+        dropped: Sequence[str] = (),
     ) -> None:
         """Take an index.
 
@@ -168,8 +170,9 @@ class ParquetSource:
             groups: int64[parts], number of each part's row group in its file.
             files: the objects.
             footers: the compressed footer of each file.
+            dropped: see `Source.dropped`.
         """
-        self.columns, self.meanings, self.parts = dict(columns), dict(meanings), parts
+        self.columns, self.meanings, self.parts, self.dropped = dict(columns), dict(meanings), parts, dropped
         self._base, self._with_nulls, self._groups = base, list(with_nulls), groups
         self._files, self._footers = list(files), footers
         self._number = {key: number for number, key in enumerate(self._files)}
@@ -338,6 +341,11 @@ class _FooterTable:
                 return known
         self._schemas.append((schema, source))
         return schema
+
+    def dropped(self) -> list[str]:
+        """The columns of any file that are not read."""
+        names = dict.fromkeys(name for schema, _ in self._schemas for name in schema.names)
+        return [name for name in names if self._wanted is not None and name not in self._wanted]
 
     def encodings(self) -> dict[str, str]:
         """The encoding of each column, which is that of all files."""

@@ -48,6 +48,11 @@ class Source(Protocol):
         ...
 
     @property
+    def dropped(self) -> Sequence[str]:
+        """Columns of the data that are not read, for the ledger. A loaded source may not know them."""
+        ...
+
+    @property
     def meanings(self) -> Mapping[str, str]:
         """What the values of columns mean that their encodings do not say, such as 'timestamp[us]' or 'bool'."""
         ...

@@ -254,7 +254,9 @@ class SourceStore:
         with_rows = {part.key for part in source.parts}
         ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
         splits = splits_of(objects) if self._glob else ()
-        self.ledger = replace(ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)))
+        self.ledger = replace(
+            ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)), dropped=tuple(source.dropped)
+        )
         if lines := self.ledger.lines():
             level = logging.WARNING if self.ledger.is_suspect else logging.INFO
             _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))

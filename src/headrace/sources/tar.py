@@ -89,7 +89,10 @@ def index(
     """
     del allow_unsafe_types
     scans = in_parallel(lambda info: _Scan(store, info, columns), objects)
-    return TarSource(_columns(scans, columns), PartTable.of(part for scan in scans for part in scan.parts))
+    parts = PartTable.of(part for scan in scans for part in scan.parts)
+    known = [_KEY, *sorted({name for scan in scans for name in scan.seen})]
+    chosen = _columns(scans, known, columns)
+    return TarSource(chosen, parts, [name for name in known if name not in chosen])
 
 
 def load(data: bytes) -> TarSource:
@@ -104,6 +107,7 @@ class TarSource:
 
     columns: Mapping[str, str]
     parts: Sequence[Part]
+    dropped: Sequence[str] = ()
 
     @property
     def format(self) -> str:
@@ -260,19 +264,18 @@ class _Scan:
             )
 
 
-def _columns(scans: Sequence[_Scan], columns: Collection[str] | None) -> dict[str, str]:
-    """The columns to read, which each sample has."""
-    known = sorted({name for scan in scans for name in scan.seen})
-    chosen = choose_columns([_KEY, *known], columns, source='the samples of the tars')
+def _columns(scans: Sequence[_Scan], known: Sequence[str], columns: Collection[str] | None) -> dict[str, str]:
+    """The columns to read of those that are known, which each sample has."""
+    chosen = choose_columns(known, columns, source='the samples of the tars')
     lacking: dict[str, str] = {}
     for scan in scans:
-        for name in known if scan.first else ():
+        for name in known[1:] if scan.first else ():
             sample = scan.lacking.get(name) if name in scan.seen else scan.first
             if sample is not None:
                 lacking.setdefault(name, sample)
     for name in chosen:
         if name in lacking:
-            common = [_KEY, *(other for other in known if other not in lacking)]
+            common = [other for other in known if other not in lacking]
             raise FormatError(
                 f'Each sample has every column, but sample {lacking[name]} has no {name!r}. Read the columns that all '
                 f'samples have, with columns={common[:20]}, or write the tars again.'

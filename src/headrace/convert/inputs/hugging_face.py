@@ -9,6 +9,7 @@ from headrace.convert.inputs.programs import measure
 from headrace.convert.inputs.samples import classes_file
 from headrace.convert.protocol import Sizes
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, to_columns
+from headrace.sources.ledger import Ledger
 
 __all__ = ['HuggingFaceInputs', 'is_hugging_face', 'is_transformed']
 
@@ -55,6 +56,7 @@ class HuggingFaceInputs:
         self._schema = schema
         found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
         self.columns = {name: column.encoding for name, column in found.items()}
+        self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in found))
         names = class_names(schema)
         self.files: Mapping[str, bytes] = classes_file({name: names[name] for name in self.columns if name in names})
         mean = measure(self.rows, lambda row: self._columns(row, row + 1), self.columns, is_batch=True)

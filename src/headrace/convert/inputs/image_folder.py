@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -104,7 +105,7 @@ class ImageFolder:
         retry: Retry,
         ledger: Ledger,
     ) -> None:
-        self._store, self._retry, self.ledger = store, retry, ledger
+        self._store, self._retry = store, retry
         self._root = store.url
         self._keys = [info.key for info in images]
         self._sizes = np.array([info.size for info in images], np.int64)
@@ -134,6 +135,8 @@ class ImageFolder:
         if unknown or not wanted:
             raise ConfigError(f'An ImageFolder has the columns {list(known)}, but got {wanted} to be read.')
         self.columns: Mapping[str, str] = {name: known[name] for name in wanted}
+        dropped = tuple(name for name in ('image', 'label') if name not in wanted)
+        self.ledger = replace(ledger, dropped=dropped)
 
     @property
     def identity(self) -> Mapping[str, object]:
