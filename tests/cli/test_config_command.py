@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from headrace.cli import main
-from headrace.config.json_schema import json_schema
+from headrace.config.reference import json_schema
 
 
 class TestCommand:

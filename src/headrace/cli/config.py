@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; a mistake in the file is raised, with all others."""
     if arguments.action == 'schema':
-        from headrace.config.json_schema import json_schema
+        from headrace.config.reference import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         return 0

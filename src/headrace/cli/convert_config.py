@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         config = config_of_foundry(arguments.config, overrides=arguments.overrides)
     notes = [str(warning.message) for warning in caught]
     if arguments.native:
-        from headrace.config.native import as_native
+        from headrace.config.foundry import as_native
 
         config, changes = as_native(config)
         notes += changes

@@ -2,7 +2,7 @@
 
 1. `load.load_config` reads the file, its includes and overrides, and resolves interpolations (`yaml_reader`,
    `resolver`).
-2. `validate` makes the dataclasses of `schema`, `streams` and `packing` from plain values, or one error with all
+2. `validate` makes the dataclasses of `schema` and `packing` from plain values, or one error with all
    mistakes.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 

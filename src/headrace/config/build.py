@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.packing import packing_of, stream_packing_of
 from headrace.config.problems import refuse
-from headrace.config.schema import DatasetConfig, LoaderConfig
-from headrace.config.streams import SelectionConfig, StreamConfig
+from headrace.config.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
 from headrace.config.validate import field_types
 from headrace.errors import TopologyError
 

@@ -2,29 +2,44 @@
 
 The dataclasses here list Foundry's keys, as `schema` lists ours. Keys of MosaicML Streaming are translated, with their
 defaults. Keys of token pipelines (tokenising, masking, packing) are refused if they ask for a feature that headrace
-lacks, and named in a warning if they have no effect.
+lacks, and named in a warning if they have no effect. `as_native` changes a configuration to the native order.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
-from headrace.config.constraints import AtLeast, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
-from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
-from headrace.config.streams import SchedulePointConfig, SelectionConfig, StreamConfig
-from headrace.config.validate import Validator, field_types, unwrap
-from headrace.order.shuffle import ALGORITHMS
+from headrace.config.schema import (
+    Config,
+    DatasetConfig,
+    LoaderConfig,
+    SelectionConfig,
+    StreamConfig,
+    WorkerConfig,
+)
+from headrace.config.validate import (
+    AtLeast,
+    Count,
+    Named,
+    OneOf,
+    Parsed,
+    Validator,
+    field_types,
+    unwrap,
+)
+from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.redaction import warn
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
-__all__ = ['config_of_foundry']
+__all__ = ['as_native', 'config_of_foundry']
 
 _KINDS = ('text', 'finetuning', 'contrastive_pairs')
 _LOADERS = ('train_loader', 'eval_loader')
@@ -150,35 +165,15 @@ class _Stream(SelectionConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dataset(SelectionConfig):
-    """The section ``dataset``. Defaults other than None are Foundry's, and do not follow ours.
+class _Dataset(DatasetConfig):
+    """The section ``dataset``, with Foundry's defaults.
 
     It may have headrace's own keys: Foundry hands all arguments of `StreamingDataset` on to it.
     """
 
-    streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()
-    remote: str | None = None
-    local: str | None = None
-    split: str | None = None
-    epoch_size: Annotated[int, Count()] | None = None
-    predownload: Annotated[int, AtLeast(0)] | None = None
-    cache_limit: Annotated[int, Bytes()] | None = None
-    sampling_method: Literal['balanced', 'fixed'] = 'balanced'
-    sampling_granularity: Annotated[int, AtLeast(1)] = 1
-    partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
-    num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
-    shuffle: bool = False
+    streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] = 'py1e'
-    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    shuffle_block_size: Annotated[float, AtLeast(1)] | None = None
-    batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
-    allow_unsafe_types: bool = False
-    replication: Annotated[int, AtLeast(1)] | None = None
-    schedule: tuple[SchedulePointConfig, ...] = ()
-    when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
-    on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
-    skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
-    on_bad_sample: Literal['raise', 'skip'] = 'raise'
+    shuffle_block_size: Annotated[float, AtLeast(1)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     max_seq_len: Annotated[object, _WITHOUT_EFFECT] = None
     decoder_only_format: Annotated[object, _WITHOUT_EFFECT] = None
@@ -212,7 +207,7 @@ class _Dataset(SelectionConfig):
 
     def arguments(self) -> dict[str, Any]:
         """Our loader's keys for this section."""
-        values = {name: getattr(self, name) for name in field_types(_Dataset) if name in field_types(DatasetConfig)}
+        values = {name: getattr(self, name) for name in field_types(DatasetConfig)}
         if self.shuffle_block_size is not None:
             values['shuffle_block_size'] = int(self.shuffle_block_size)  # Foundry, too, cuts a fraction off
         if self.streams:
@@ -348,3 +343,51 @@ def _with_named_streams(dataset: Any) -> Any:
         for index, stream in enumerate(cast('list[Any]', section['streams']))
     ]
     return {**section, 'streams': streams}
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(LoaderConfig)}
+_ORDER = (
+    'shuffle_algo: native, in place of {}. Each global batch holds the same samples on any number of ranks, nodes and '
+    'workers. A checkpoint of the order of before continues with the file of before only.'
+)
+_MEANINGS = {
+    'num_canonical_nodes': 'which tied the order to a number of nodes. The native order has its own default, for any',
+    'partition_algo': 'which dealt shards to nodes. The native order deals them in one way, to any number',
+    'shuffle_block_size': 'which bounded the samples that are shuffled together. The native order chooses its own by '
+    'the sizes of shards',
+    'sampling_granularity': 'which took neighbours of a shard together. The native order has it with '
+    '`sampling_method: fixed` only',
+}
+
+
+def as_native(config: Config) -> tuple[Config, list[str]]:
+    """The configuration with the native order in each loader, and a line for each change, with its meaning.
+
+    Args:
+        config: such as `config_of_foundry` returns. Loaders of the native order stay as they are.
+    """
+    notes: list[str] = []
+    changes: dict[str, object] = {}
+    for section in ('train', 'eval', 'test', 'predict'):
+        value: LoaderConfig | tuple[LoaderConfig, ...] | None = getattr(config, section)
+        if isinstance(value, LoaderConfig):
+            changes[section] = _loader_as_native(value, section, notes)
+        elif value:
+            changes[section] = tuple(_loader_as_native(each, f'{section}.{each.name}', notes) for each in value)
+    return dataclasses.replace(config, **changes), notes  # pyright: ignore[reportArgumentType]
+
+
+def _loader_as_native(loader: LoaderConfig, name: str, notes: list[str]) -> LoaderConfig:
+    if loader.shuffle_algo not in PERMUTATIONS:
+        return loader
+    notes.append(f'{name}: {_ORDER.format(loader.shuffle_algo)}')
+    removed = list(_removed(loader))
+    notes += [f'{name}: without {key}: {getattr(loader, key)}, {_MEANINGS[key]}.' for key in removed]
+    return dataclasses.replace(loader, shuffle_algo='native', **{key: _DEFAULTS[key] for key in removed})
+
+
+def _removed(loader: LoaderConfig) -> Iterator[str]:
+    for key in _MEANINGS:
+        is_kept = key == 'sampling_granularity' and loader.sampling_method == 'fixed'
+        if getattr(loader, key) != _DEFAULTS[key] and not is_kept:
+            yield key

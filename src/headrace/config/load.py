@@ -11,16 +11,22 @@ depth of both, and the size of a file are bounded.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
-from headrace.config.interpolations import as_written, variables_in, written_at
 from headrace.config.problems import MAX_LINES, Path, Problem, as_line, dotted, refusal, refuse, shown
-from headrace.config.resolver import is_omegaconf, plain_omegaconf, raw_whole, resolve
+from headrace.config.resolver import (
+    as_written,
+    is_omegaconf,
+    plain_omegaconf,
+    raw_whole,
+    resolve,
+    variables_in,
+    written_at,
+)
 from headrace.config.schema import Config, FileDirectives
 from headrace.config.validate import Validator, field_types
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
@@ -90,71 +96,45 @@ class YamlSource:
         source: str | os.PathLike[str] | Mapping[str, Any],
         overrides: Sequence[str] | Mapping[str, Any] = (),
     ) -> None:
-        self._layers = _Layers()
+        self._values: dict[Any, Any] = {}
+        self._places: dict[Path, _KeyPlace] = {}  # of each key: the last one that wrote it
+        self._variables: set[str] = set()  # environment variables that interpolations name
+        self._budget = Budget()
+        self._included = 0
+        self._files: dict[str, _File] = {}  # by real path, so that each is read once
         if isinstance(source, (str, os.PathLike)):
             self._label = os.fspath(source)
-            self._layers.add_file(FilePath(source), chain=(), asked_by='')
+            self._add_file(FilePath(source), chain=(), asked_by='')
         else:
             self._label = 'the given mapping'
-            self._layers.add_mapping(source, self._label)
-        refuse(self._layers.override(overrides))
+            self._add_mapping(source)
+        refuse(self._override(overrides))
 
     @property
     def keys(self) -> tuple[Any, ...]:
         """The keys at the top level."""
-        return tuple(self._layers.values)
+        return tuple(self._values)
 
     def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
         """Plain values of some top-level keys, or of all (None). Unresolvable values are noted and omitted."""
         try:
-            return resolve(self._layers.values, problems, keys)
+            return resolve(self._values, problems, keys)
         except YamlError as error:
             raise refusal(f'{self._label}: {error}') from error
 
     def written(self, path: Path, value: object) -> object:
         """The value at a path for messages, with interpolations as they are written."""
-        return written_at(self._layers.values, path, value)
+        return written_at(self._values, path, value)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise one ConfigError for all problems with their places; do nothing if there are none."""
-        located = [(self._layers.place(problem.path) or _KeyPlace(self._label), problem) for problem in problems]
-        if not located:
-            return
-        variables = [name for name in self._layers.variables if name in os.environ]
+        located = [(_nearest(self._places, problem.path) or _KeyPlace(self._label), problem) for problem in problems]
+        variables = [name for name in self._variables if name in os.environ]
         ordered = sorted(located, key=lambda item: item[0])
         lines = [f'{place}: {as_written(as_line(problem), variables)}' for place, problem in ordered[:MAX_LINES]]
         refuse(lines, count=len(located))
 
-
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class _KeyPlace:
-    """The place where a key was written."""
-
-    source: str
-    """A file, an override, or another source for messages."""
-    line: int = 0
-    """From 1; 0 where the source has no lines."""
-
-    def __str__(self) -> str:
-        return f'{self.source}:{self.line}' if self.line else self.source
-
-
-class _Layers:
-    """Raw values merged from files, mappings and overrides, and the place of each key."""
-
-    def __init__(self) -> None:
-        self.values: dict[Any, Any] = {}
-        self._places: dict[Path, _KeyPlace] = {}
-        self.variables: set[str] = set()  # environment variables that interpolations name
-        self._budget = Budget()
-        self._included = 0
-        self._files: dict[str, _File] = {}  # by real path, so that each is read once
-
-    def place(self, path: Path) -> _KeyPlace | None:
-        """The place of the key at `path`, or else of the nearest one around it."""
-        return _nearest(self._places, path)
-
-    def add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
+    def _add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
         """Merge a file over the present values, after the files that it includes."""
         try:
             real = os.path.realpath(path)
@@ -173,8 +153,8 @@ class _Layers:
             raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
         places = {key: _KeyPlace(_named(path), line) for key, line in file.lines.items()}
         for index, included in enumerate(_included(file.values, places)):
-            self._count_include(asked := f'{_nearest(places, ("defaults", index))}: defaults[{index}]: ')
-            self.add_file(path.parent / included, chain=(*chain, real), asked_by=asked)
+            asked = f'{_nearest(places, ("defaults", index))}: defaults[{index}]: '
+            self._include(path.parent / included, (*chain, real), asked)
         self._merge(file.values, places)
 
     def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:
@@ -193,101 +173,101 @@ class _Layers:
         file = self._files[real] = _File(cast('dict[Any, Any]', values or {}), lines, size=self._budget.used - before)
         return file
 
-    def _count_include(self, asked: str) -> None:
+    def _include(self, path: FilePath, chain: tuple[str, ...], asked_by: str) -> None:
         self._included += 1
         if self._included > _MAX_INCLUDES:
-            raise refusal(f'{asked}at most {_MAX_INCLUDES:,} files are included, each time counted; include fewer')
+            raise refusal(f'{asked_by}at most {_MAX_INCLUDES:,} files are included, each time counted; include fewer')
+        self._add_file(path, chain=chain, asked_by=asked_by)
 
-    def add_mapping(self, source: Mapping[str, Any], label: str) -> None:
+    def _add_mapping(self, source: Mapping[str, Any]) -> None:
         """Merge a mapping; files that it includes are relative to the working directory."""
         try:
             # A part of a larger configuration may refer to the whole, which it would lose here.
             if is_omegaconf(source):
-                self.variables.update(variables_in(raw_whole(source)))
+                self._variables.update(variables_in(raw_whole(source)))
                 values = plain_omegaconf(source)
             else:
                 values = _plain(source, (), self._budget)
         except YamlError as error:
-            raise refusal(f'{label}: {as_written(str(error), self.variables)}') from None  # it quotes what it resolved
-        places: dict[Path, _KeyPlace] = {(str(key),): _KeyPlace(label) for key in values}
+            message = f'{self._label}: {as_written(str(error), self._variables)}'  # it quotes what it resolved
+            raise refusal(message) from None
+        places: dict[Path, _KeyPlace] = {(str(key),): _KeyPlace(self._label) for key in values}
         for index, included in enumerate(_included(values, places)):
-            self._count_include(asked := f'{label}: defaults[{index}]: ')
-            self.add_file(FilePath(included), chain=(), asked_by=asked)
+            self._include(FilePath(included), (), f'{self._label}: defaults[{index}]: ')
         self._merge(values, places)
 
-    def override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    def _override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
         """Apply overrides; returns a line for each that fails."""
         if isinstance(overrides, str):
             raise TypeError(f'overrides must be a list of texts, got one text: {overrides!r}; write [{overrides!r}]')
-        items = (
-            [(f'override {shown(f"{key}={value}")}', key, self._given(value)) for key, value in overrides.items()]
-            if isinstance(overrides, Mapping)
-            else [(f'override {shown(text)}', *self._parse_override(text)) for text in overrides]
-        )
-        return [f'{label}: {wrong}' for label, key, value in items if (wrong := self._override_one(label, key, value))]
+        given: Mapping[str, Any] | None = overrides if isinstance(overrides, Mapping) else None
+        mistakes: list[str] = []
+        for text in overrides:
+            label = f'override {shown(text if given is None else f"{text}={given[text]}")}'
+            try:
+                key, value = self._parsed(text) if given is None else (text, _plain(given[text], (), self._budget))
+                self._override_one(label, key, value)
+            except YamlError as error:
+                mistakes.append(f'{label}: {error}')
+        return mistakes
 
-    def _given(self, value: Any) -> Any:
-        try:
-            return _plain(value, (), self._budget)
-        except YamlError as error:
-            return _Malformed(str(error))
-
-    def _parse_override(self, text: str) -> tuple[str, Any]:
+    def _parsed(self, text: str) -> tuple[str, Any]:
         """``key=value`` as a key and a value, read as YAML; ``~key`` has no value."""
         key, equals, value = text.partition('=')
         if key.startswith('~') and not equals:
             return key, None
         if not equals:
-            return key, _Malformed('has no value; write key=value, or ~key to remove a key')
+            raise YamlError('has no value; write key=value, or ~key to remove a key')
         try:
             return key, read_yaml(value, self._budget)[0]
         except YamlError as error:
-            return key, _Malformed(f'the value is {error}')
+            raise YamlError(f'the value is {error}') from error
 
-    def _override_one(self, label: str, key: str, value: Any) -> str | None:
-        """Set or remove one key; returns the mistake, or None."""
+    def _override_one(self, label: str, key: str, value: Any) -> None:
+        """Set or remove one key, or raise a YamlError with the mistake."""
         parts = [match[1] if match[1] is not None else match[0] for match in _KEY_PART.finditer(key.removeprefix('~'))]
-        if isinstance(value, _Malformed) or not parts:
-            return value.rule if isinstance(value, _Malformed) else 'names no key; write key=value'
+        if not parts:
+            raise YamlError('names no key; write key=value')
         if len(parts) > MAX_DEPTH:
-            return f'keys are nested at most {MAX_DEPTH} deep'
-        *outer, last = parts
-        container: Any = self.values
+            raise YamlError(f'keys are nested at most {MAX_DEPTH} deep')
+        container: Any = self._values
         path: Path = ()
-        for part in outer:
-            if not _holds(container, part):
-                return _no_place(path, container)
-            step = _step(container, part)
+        for part in parts[:-1]:
+            step = _step(container, part, path)
             path = (*path, step)
             if isinstance(container, dict) and cast('dict[Any, Any]', container).get(step) is None:
                 container[step] = {}
                 self._places[path] = _KeyPlace(label)
             container = container[step]
-        if not _holds(container, last):
-            return _no_place(path, container)
-        step = _step(container, last)
+        step = _step(container, parts[-1], path)
         path = (*path, step)
         if key.startswith('~'):
             if isinstance(container, dict) and step not in container:
-                return f'there is no key {dotted(path)} to remove'
+                raise YamlError(f'there is no key {dotted(path)} to remove')
             del container[step]
-            return None
-        self.variables.update(variables_in(value))
+            return
+        self._variables.update(variables_in(value))
         old = container[step] if isinstance(container, list) else cast('dict[Any, Any]', container).get(step)
         container[step] = _merged(old, value)
         self._places.update(dict.fromkeys([path, *_paths_in(value, path)], _KeyPlace(label)))
-        return None
 
     def _merge(self, values: dict[Any, Any], places: dict[Path, _KeyPlace]) -> None:
-        self.variables.update(variables_in(values))
-        self.values = _merged(self.values, {key: value for key, value in values.items() if key != 'defaults'})
+        self._variables.update(variables_in(values))
+        self._values = _merged(self._values, {key: value for key, value in values.items() if key != 'defaults'})
         self._places.update(places)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _File:
-    """The content of a file."""
+class _KeyPlace(NamedTuple):
+    """The place where a key was written: a file, an override or another source, and the line from 1, or 0 for none."""
 
+    source: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f'{self.source}:{self.line}' if self.line else self.source
+
+
+class _File(NamedTuple):
     values: dict[Any, Any]
     lines: dict[Path, int]
     size: int
@@ -311,38 +291,26 @@ def _included(values: dict[Any, Any], places: Mapping[Path, _KeyPlace]) -> tuple
 
 
 def _nearest(places: Mapping[Path, _KeyPlace], path: Path) -> _KeyPlace | None:
+    """The place of the key at `path`, or else of the nearest one around it."""
     return next((places[path[:size]] for size in range(len(path), 0, -1) if path[:size] in places), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Malformed:
-    """The mistake in an override's value, in place of the value."""
-
-    rule: str
 
 
 _SCALARS = (str, int, float)  # and bool, which is an int
 _KEY_PART = re.compile(r'\[([^\]]*)\]|[^.\[\]]+')
 
 
-def _holds(container: Any, part: str) -> bool:
-    """Whether `part` of an override's key can stand in the container."""
-    if isinstance(container, list):
-        return part.isdecimal() and len(part) < 10 and int(part) < len(cast('list[Any]', container))
-    return isinstance(container, dict)
-
-
-def _step(container: Any, part: str) -> Any:
-    return int(part) if isinstance(container, list) else part
-
-
-def _no_place(path: Path, container: Any) -> str:
-    if isinstance(container, str) and '${' in container:
-        return f'{dotted(path)} is an interpolation, {container}; override what it refers to'
+def _step(container: Any, part: str, path: Path) -> Any:
+    """The key or position in the container at `path` that a part of an override's key names."""
+    if isinstance(container, dict):
+        return part
     if isinstance(container, list):
         size = len(cast('list[Any]', container))
-        return f'{dotted(path)} is a list of {size}; write a position from 0 to {size - 1}, or the whole list'
-    return f'{dotted(path)} is {shown(container)}, which holds no keys'
+        if part.isdecimal() and len(part) < 10 and int(part) < size:
+            return int(part)
+        raise YamlError(f'{dotted(path)} is a list of {size}; write a position from 0 to {size - 1}, or the whole list')
+    if isinstance(container, str) and '${' in container:
+        raise YamlError(f'{dotted(path)} is an interpolation, {container}; override what it refers to')
+    raise YamlError(f'{dotted(path)} is {shown(container)}, which holds no keys')
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from headrace.config.constraints import AtLeast, Parsed
+from headrace.config.validate import AtLeast, Parsed
 from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
 from headrace.packing.settings import (

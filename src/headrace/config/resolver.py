@@ -4,27 +4,39 @@ Texts without ``${`` are left as they are. Texts made of references such as ``${
 environment such as ``${oc.env:NAME}``, are put together here; OmegaConf evaluates each different variable once.
 OmegaConf evaluates all others, with other resolvers or relative references. In its tree, each text with an
 interpolation calls back to here. So nothing is evaluated twice, and the limits hold for all references.
+
+Messages show interpolations as they are written, never their values (`written_at`, `as_written`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from headrace.config.problems import Path, Problem, shown
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError
+from headrace.redaction import SHORTEST
 
-__all__ = ['is_omegaconf', 'plain_omegaconf', 'raw_whole', 'resolve', 'yaml_text']
+__all__ = [
+    'as_written',
+    'is_omegaconf',
+    'plain_omegaconf',
+    'raw_whole',
+    'resolve',
+    'variables_in',
+    'written_at',
+    'yaml_text',
+]
 
 _MAX_TEXT: Final = 4096  # Characters of a text with an interpolation.
 _MAX_REFERENCES: Final = 64  # References in one text.
 _MAX_RESULT: Final = 16_384  # Characters of a resolved text.
-_MAX_CHARACTERS: Final = 1 << 24  # Characters of all resolved texts.
 _MAX_PARSED: Final = 1 << 19  # Characters that OmegaConf parses, at up to 60 us each.
 
 _REFERENCE = re.compile(r'\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}', re.ASCII)
@@ -49,12 +61,6 @@ def resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[An
     return {key: value for key, value in plain.items() if value is not _UNRESOLVED}
 
 
-class _Failure(NamedTuple):
-    """Placeholder for an unresolvable value."""
-
-    rule: str
-
-
 class _UnresolvableError(Exception):
     """An interpolation has no value; the message is the rule that it breaks."""
 
@@ -65,10 +71,9 @@ class _Resolver:
     def __init__(self, values: dict[Any, Any]) -> None:
         self._values = values
         self._budget = Budget()
-        self._known: dict[Path, Any] = {}
-        self._characters = self._parsed = self._depth = 0
+        self._known: dict[Path | str, Any] = {}  # By the place of a text, or the interpolation of a variable.
+        self._parsed = self._depth = 0
         self._tree: DictConfig | None = None
-        self._variables: dict[str, Any] = {}  # Environment variables by interpolation.
         self._places: list[Path] = []  # Places of the texts that the tree calls back for.
         self._containers: dict[int, Any] = {}  # Results that are mappings or lists.
 
@@ -108,22 +113,24 @@ class _Resolver:
 
     def _evaluated(self, text: str, at: Path) -> Any:
         """The value of a text with an interpolation at a place."""
-        value = self._known.get(at, _UNRESOLVED)
+        return self._once(at, lambda: self._made(text, at))
+
+    def _once(self, key: Path | str, make: Callable[[], Any]) -> Any:
+        value = self._known.get(key, _UNRESOLVED)
         if value is _OPEN:
             raise _UnresolvableError('cannot be resolved: Recursive interpolation detected')
-        if isinstance(value, _Failure):
-            raise _UnresolvableError(value.rule)
-        if value is not _UNRESOLVED:
-            return value
-        self._known[at] = _OPEN
-        self._depth += 1
-        try:
-            value = self._known[at] = self._made(text, at)
-        except _UnresolvableError as error:
-            self._known[at] = _Failure(str(error))
-            raise
-        finally:
-            self._depth -= 1
+        if isinstance(value, _UnresolvableError):
+            raise _UnresolvableError(str(value))
+        if value is _UNRESOLVED:
+            self._known[key] = _OPEN
+            self._depth += 1
+            try:
+                value = self._known[key] = make()
+            except _UnresolvableError as error:
+                self._known[key] = error
+                raise
+            finally:
+                self._depth -= 1
         return value
 
     def _made(self, text: str, at: Path) -> Any:
@@ -136,12 +143,8 @@ class _Resolver:
         value = self._of_pieces(text, at)
         if value is _UNRESOLVED:
             value = self._by_omegaconf(text, at)
-        if isinstance(value, str):
-            self._characters += len(value)
-            if len(value) > _MAX_RESULT:
-                raise _UnresolvableError(f'gives a text of {len(value):,} characters; at most {_MAX_RESULT:,} may come')
-            if self._characters > _MAX_CHARACTERS:
-                raise YamlError(f'interpolations give texts of more than {_MAX_CHARACTERS:,} characters; write fewer')
+        if isinstance(value, str) and len(value) > _MAX_RESULT:
+            raise _UnresolvableError(f'gives a text of {len(value):,} characters; at most {_MAX_RESULT:,} may come')
         return value
 
     def _of_pieces(self, text: str, at: Path) -> Any:
@@ -156,18 +159,9 @@ class _Resolver:
 
     def _of_piece(self, piece: str, at: Path) -> Any:
         """The value of one interpolation; unresolved if only OmegaConf can resolve it."""
-        reference = _REFERENCE.fullmatch(piece)
-        if reference is not None:
+        if reference := _REFERENCE.fullmatch(piece):
             return self._scalar(reference[1])
-        if piece not in self._variables:
-            try:
-                self._variables[piece] = self._by_omegaconf(piece, at)
-            except _UnresolvableError as error:
-                self._variables[piece] = _Failure(str(error))
-        value = self._variables[piece]
-        if isinstance(value, _Failure):
-            raise _UnresolvableError(value.rule)
-        return value
+        return self._once(piece, lambda: self._by_omegaconf(piece, at))
 
     def _scalar(self, reference: str) -> Any:
         """The value of a reference; unresolved if only OmegaConf can resolve it."""
@@ -319,3 +313,44 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(item) for item in cast('list[Any]', value)]
     return value.replace('${', '\\${') if isinstance(value, str) else value
+
+
+def written_at(values: Any, path: Path, value: object) -> object:
+    """The raw value at `path` if it holds an interpolation; else `value`."""
+    found: Any = values
+    for part in path:
+        if isinstance(found, str) and '${' in found:
+            return found
+        key: Any = part
+        if isinstance(found, dict) and part not in found and str(part).isdecimal():
+            key = int(part)
+        try:
+            found = found[key]
+        except (LookupError, TypeError):
+            return value
+    return found if any(_interpolations_in(found)) else value
+
+
+def variables_in(values: Any) -> Iterator[str]:
+    """Environment variables that interpolations name, anywhere in raw values."""
+    for text in _interpolations_in(values):
+        yield from re.findall(r'oc\.env:\s*([^,}\s]+)', text)
+
+
+def as_written(text: str, variables: Iterable[str]) -> str:
+    """A text with the values of these variables replaced by the interpolations that they came from."""
+    for name in sorted(variables):
+        if len(value := os.environ.get(name, '')) >= SHORTEST:
+            text = text.replace(value, f'${{oc.env:{name}}}')
+    return text
+
+
+def _interpolations_in(values: Any) -> Iterator[str]:
+    """The texts among raw values that hold interpolations."""
+    if isinstance(values, dict):
+        values = list(cast('dict[Any, Any]', values).values())
+    if isinstance(values, list):
+        for item in cast('list[Any]', values):
+            yield from _interpolations_in(item)
+    elif isinstance(values, str) and '${' in values:
+        yield values

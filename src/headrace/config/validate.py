@@ -2,7 +2,7 @@
 
 The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
 Annotations may be plain types, ``Literal[...]``, ``X | None``, another dataclass, ``Mapping[str, X]``, and
-``Annotated[...]`` with one of `constraints`. ``null`` in a file means that the key is omitted.
+``Annotated[...]`` with a constraint, such as `AtLeast`. ``null`` in a file means that the key is omitted.
 
 Rules between keys belong to the dataclass: an optional method ``cross_field_errors`` yields the broken ones. A rule is
 dropped when one of its keys is wrong or misspelt, so that one mistake gives one line.
@@ -15,14 +15,14 @@ import dataclasses
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import (
     Annotated,
     Any,
     Final,
     Literal,
     NamedTuple,
-    Protocol,
     TypeVar,
     Union,
     cast,
@@ -31,19 +31,110 @@ from typing import (
     get_type_hints,
 )
 
-from headrace.config.constraints import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed
-from headrace.config.problems import Path, Problem, dotted, shown
-from headrace.config.similar import LONGEST_NAME, closest, did_you_mean
+from headrace.config.problems import LONGEST_NAME, Path, Problem, closest, did_you_mean, dotted, shown
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.order.skip import read_range
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
-__all__ = ['Validator', 'choices_of', 'describe_number', 'field_types', 'unwrap']
+__all__ = [
+    'AtLeast',
+    'Bytes',
+    'Count',
+    'MoreThan',
+    'Named',
+    'OneOf',
+    'Parsed',
+    'Validator',
+    'choices_of',
+    'describe_number',
+    'field_types',
+    'read_skip',
+    'unwrap',
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Constraint on a number: the smallest value allowed, inclusive."""
+
+    bound: int
+
+    def __str__(self) -> str:
+        return f'of at least {self.bound}'
+
+
+@dataclass(frozen=True, slots=True)
+class MoreThan:
+    """Constraint on a number: the value that it must exceed, exclusive."""
+
+    bound: int
+
+    def __str__(self) -> str:
+        return f'greater than {self.bound}'
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Constraint on an integer that may be written with a unit of 1000: ``100k``, ``64M``, ``1.5b``, ``1t``."""
+
+    least: int = 1
+
+    def __str__(self) -> str:
+        return f"of at least {self.least}, or text like '100k', '64m', '1.5b'"
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Constraint on a size in bytes that may be written with a unit of 1024: ``100kb``, ``64mb``, ``1.5gb``."""
+
+    least: int = 1
+
+    def __str__(self) -> str:
+        return f"of at least {self.least}, or text like '100kb', '64mb', '10gb'"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Constraint on a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Constraint on a tuple of named dataclasses: a mapping from names, or a list of items with a ``name``."""
+
+    what: str
+    """Noun for one item, in messages."""
+    or_single: bool = False
+    """Also accept one item in place of the mapping, named by its key; a list is refused then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Constraint on a value whose form another package owns."""
+
+    read: Callable[[object, list[Mistake]], Any]
+    """Makes the value; returns None after adding its mistakes."""
+    what: str
+    """Noun for the value, in the documentation."""
+
+
+def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:
+    """Read ranges of a run's sequence, for `Parsed`; add their mistakes to `mistakes`."""
+    if not isinstance(value, list):
+        mistakes.append(Mistake((), value, 'must be a list of ranges [begin, end]'))
+        return ()
+    items = cast('list[Any]', value)
+    found = [read_range(item) for item in items]
+    wrong = [(i, rule) for i, rule in enumerate(found) if isinstance(rule, str)]
+    mistakes += [Mistake((i,), items[i], rule) for i, rule in wrong]
+    return () if wrong else tuple((begin, end) for begin, end in items)
+
 
 T = TypeVar('T')
-
-
 _INVALID: Any = object()
 _SUGGESTIONS: Final = 200  # wrong keys for which similar ones are looked for, which takes milliseconds each
 _YAML_SCALAR = re.compile(r'[-+]?[\d.]+(e[-+]?\d+)?|true|false', re.IGNORECASE)
@@ -118,7 +209,8 @@ class Validator:
         for problem in inside:
             here = len(problem.path) == len(path) + 1
             (wrong if here else wrong_inside).update(problem.path[-1:], problem.meant)
-        for broken in cast('_HasRules', config).cross_field_errors() if hasattr(config, 'cross_field_errors') else ():
+        rules: Callable[[], Iterable[BrokenRule]] = getattr(config, 'cross_field_errors', tuple)
+        for broken in rules():
             if wrong.isdisjoint(broken.keys) and wrong_inside.isdisjoint(broken.inner):
                 at = next(((key,) for key in broken.keys if given.get(key) is not None), ())
                 self.problems.append(Problem((*path, *at), broken.rule, self._got(given, broken.keys, path)))
@@ -136,9 +228,7 @@ class Validator:
                 return self._wrong(path, value, f'must be a mapping of keys{_how_to_write(hint, value)}')
             mapping = cast('Mapping[Any, Any]', value)
             return (
-                self._mapping(hint, mapping, path)
-                if get_origin(hint)
-                else self.read(cast('type[Any]', hint), mapping, path)
+                self._mapping(hint, mapping, path) if get_origin(hint) else self.read(cast('Any', hint), mapping, path)
             )
         if get_origin(hint) is tuple:
             if not isinstance(value, list):
@@ -256,8 +346,8 @@ class Validator:
         if len(self.problems) >= _SUGGESTIONS or len(key) > LONGEST_NAME:
             return []
         path, cls, raw = self._outer[-1]
-        other_names = cast('_HasOtherNames', cls).other_names() if hasattr(cls, 'other_names') else {}
-        if called_so := other_names.get(key.lower(), ()):
+        other_names: Callable[[], Mapping[str, tuple[str, ...]]] = getattr(cls, 'other_names', dict)
+        if called_so := other_names().get(key.lower(), ()):
             return [name for name in called_so if name in here]
         elsewhere = [(*path, *inner) for inner in _inner_keys(cls, raw)]
         for outer in reversed(self._outer[:-1]):
@@ -284,14 +374,6 @@ def _how_to_write(cls: Any, value: object) -> str:
     if 'remote' in names:
         return '; write a folder as `{local: FOLDER}`, a URL as `{remote: URL}`'
     return f'; its keys are {", ".join(names)}'
-
-
-class _HasOtherNames(Protocol):
-    def other_names(self) -> Mapping[str, tuple[str, ...]]: ...
-
-
-class _HasRules(Protocol):
-    def cross_field_errors(self) -> Iterator[BrokenRule]: ...
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
