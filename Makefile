@@ -105,17 +105,17 @@ format: .venv/.ready ## Format the code
 	.venv/bin/ruff format
 
 contract: .venv/.ready ## The contract's tests on every store, counted into docs/stores.md
-	PYTHONPATH=tests .venv/bin/python tests/storage/contract_table.py docs/stores.md
+	.venv/bin/python -m tests.support.pages.contract_table docs/stores.md
 
 faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
-	PYTHONPATH=tests .venv/bin/python tests/dataset/fault_matrix.py docs/faults.md
+	.venv/bin/python -m tests.support.pages.fault_matrix docs/faults.md
 
 transcripts: .venv/.ready ## What the commands of the docs print, into their pages; `headrace demo` excepted
-	PYTHONPATH=tests .venv/bin/python tests/transcripts.py \
+	.venv/bin/python -m tests.support.pages.transcripts \
 		$(addprefix docs/,transcripts.md inspect.md packing.md start_images.md start_llm.md start_parquet.md)
 
 fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: only our errors, bounded memory, no hang
-	.venv/bin/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),600)
+	.venv/bin/python -m tests.support.fuzz.fuzz --seconds $(or $(SECONDS),600)
 
 site: .venv/.ready ## The documentation as a site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet

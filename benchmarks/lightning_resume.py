@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-TESTS = Path(__file__).parents[1] / 'tests'
-sys.path[:0] = [str(TESTS), str(TESTS / 'lightning')]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lightning.pytorch import LightningDataModule  # noqa: E402
-from lightning_matrix import OPTIONS, Option, Scenario, chain_of  # noqa: E402
-from lightning_oracle import trained_before  # noqa: E402
-from lightning_run import Run, newest  # noqa: E402
-from resume_table import compare, failure, show  # noqa: E402
+from lightning.pytorch import LightningDataModule
+from resume_table import compare, failure, show
 
-from chains import run_chains  # noqa: E402
+from tests.support import support_file
+from tests.support.trainers.chains import run_chains
+from tests.support.trainers.lightning_matrix import OPTIONS, Option, Scenario, chain_of
+from tests.support.trainers.lightning_oracle import trained_before
+from tests.support.trainers.lightning_run import Run, newest
 
 SAMPLES = 96
 LIBRARIES = {'headrace': 'headrace', 'mosaicml-streaming': 'streaming', 'litdata': 'litdata'}
@@ -216,7 +216,7 @@ def column(library: str, folder: Path, folders: dict[str, str]) -> dict[str, str
     """The result of each row with a library."""
     found = chains(library, folders, str(folder))
     fields = [[dataclasses.asdict(run) for run in runs] for runs in found.values()]
-    errors = run_chains(TESTS / 'lightning' / 'lightning_chains.py', fields, folder, timeout=3600, programs=1)
+    errors = run_chains(support_file('trainers/lightning_chains.py'), fields, folder, timeout=3600, programs=1)
     return {row: cell(error, *runs) for (row, runs), error in zip(found.items(), errors, strict=True)}
 
 

@@ -23,21 +23,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / 'tests'
-sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ('convert', 'vision', 'multimodal', 'text'))]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import text_originals as text  # noqa: E402
-import vision_originals as vision  # noqa: E402
-from image_server import image_server  # noqa: E402
-from laion_originals import make_laion  # noqa: E402
-from sources_to_convert import digests  # noqa: E402
-from webvid_originals import make_webvid  # noqa: E402
-
-from headrace.cli.originals import ORIGINALS  # noqa: E402
-from headrace.convert import ConversionReport  # noqa: E402
-from headrace.inspect import verify  # noqa: E402
-from headrace.originals import Original  # noqa: E402
-from killed_children import in_a_child  # noqa: E402
+from headrace.cli.originals import ORIGINALS
+from headrace.convert import ConversionReport
+from headrace.inspect import verify
+from headrace.originals import Original
+from tests.support.originals import text_originals as text
+from tests.support.originals import vision_originals as vision
+from tests.support.originals.laion_originals import make_laion
+from tests.support.originals.webvid_originals import make_webvid
+from tests.support.programs.killed_children import in_a_child
+from tests.support.servers.image_server import image_server
+from tests.support.sources.sources_to_convert import digests
 
 SIZE = {'width': 224, 'height': 224}
 WORKERS = (1, 4)

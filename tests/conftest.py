@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, settings
 # Processes of tests share the cores: several threads of each would wait for each other. Read where torch is imported.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-from example_counts import USUAL
 from headrace import MDSWriter, redaction
 from headrace.storage import resolve
+from tests.support.suite.example_counts import USUAL
 
 if TYPE_CHECKING:
     from headrace.testing.servers.s3 import S3Server
 
-pytest_plugins = ['durations']
+pytest_plugins = ['tests.support.suite.durations']
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'

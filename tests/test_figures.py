@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from processes import run_well
+from tests.support.programs.processes import run_well
 
 pytest.importorskip('matplotlib')
 

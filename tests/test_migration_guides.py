@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sources_to_convert import make_images
 
 from headrace.cli import main
+from tests.support.sources.sources_to_convert import make_images
 
 DOCS = Path(__file__).parents[1] / 'docs'
 pytestmark = pytest.mark.once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from headrace.notes import add_note
-from planted import (
+from tests.support.suite.planted import (
     USER,
     found_in_error,
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from optional_modules import OTHER_NAMES, REPOSITORY, SOURCES, optional_modules
+from tests.support.suite.optional_modules import OTHER_NAMES, REPOSITORY, SOURCES, optional_modules
 
 ARCHITECTURE = (REPOSITORY / 'docs' / 'architecture.md').read_text()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from optional_modules import REPOSITORY, SOURCES
+from tests.support.suite.optional_modules import REPOSITORY, SOURCES
 
 PAGE = (REPOSITORY / 'docs' / 'private_names.md').read_text()
 ROWS = re.findall(r'^\| `([\w.]+)` \| `([\w/]+\.py)` \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)

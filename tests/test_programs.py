@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from processes import Program, is_alive, run_program, run_well
-from ranks import run_ranks
-from waiting import until
+from tests.support.programs.processes import Program, is_alive, run_program, run_well
+from tests.support.programs.waiting import until
+from tests.support.trainers.ranks import run_ranks
 
 HANGS = """
 import subprocess, sys, time

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import ConfigError, TransferError
 from headrace.redaction import redact, redact_value, warn
-from planted import (
+from tests.support.suite.planted import (
     USER,
     VARIABLE,
 )

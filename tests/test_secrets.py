@@ -25,8 +25,8 @@ from headrace.mixing import build_loader, load_config
 from headrace.redaction import redact, redact_value
 from headrace.storage import StoreOptions, open_store, split_url
 from headrace.storage.resolve import backends
-from paramiko_server import paramiko_server
-from planted import (
+from tests.support.servers.paramiko_server import paramiko_server
+from tests.support.suite.planted import (
     PASSWORD,
     SIGNATURE,
     TOKEN,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transcripts import with_transcripts
+from tests.support.pages.transcripts import with_transcripts
 
 DOCS = Path(__file__).parents[1] / 'docs'
 _MEASURED = re.compile(r'\b(stored|rows/s|ratio|about)\b')

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
-from tests_of import ELSEWHERE, SOURCE, TESTS, dotted, elsewhere, find_tests, holds_behaviour, like_named, modules
+from tests.tests_of import ELSEWHERE, SOURCE, TESTS, dotted, elsewhere, find_tests, holds_behaviour, like_named, modules
 
+SUPPORT = TESTS / 'support'
 EXCEPTIONS = 137
 """The lines of `tests/data/tests_elsewhere.txt`. This number only falls."""
 
@@ -48,3 +50,18 @@ def test_each_test_file_has_a_name_of_its_own() -> None:
     """Or pytest collects only one of two: `test_PACKAGE_MODULE.py` is the second one's name."""
     names = [path.name for path in TESTS.rglob('test_*.py')]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def test_helpers_lie_in_support() -> None:
+    """Their names are whole there, `tests.support.FOLDER.MODULE`, and a README says what each folder has."""
+    own = {'conftest.py', 'tests_of.py', '__init__.py'}
+    folders = [path for path in TESTS.rglob('*.py') if path.relative_to(TESTS).parts[0] not in ('data', 'support')]
+    assert [path for path in folders if path.name not in own and not path.name.startswith('test_')] == [], (
+        'Move these to a folder of tests/support.'
+    )
+    helpers = '|'.join(path.stem for path in SUPPORT.glob('*/*.py') if path.name != '__init__.py')
+    bare = re.compile(rf'^ *(from ({helpers}) import|import ({helpers})$)', re.MULTILINE)
+    found = {path: each[0].strip() for path in TESTS.rglob('*.py') if (each := bare.search(path.read_text()))}
+    assert found == {}, 'Import these as tests.support.FOLDER.MODULE.'
+    page = (SUPPORT / 'README.md').read_text()
+    assert {path.parent.name for path in SUPPORT.glob('*/*.py')} == {*re.findall(r'^\| `(\w+)` \|', page, re.M)}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from optional_modules import REPOSITORY, SOURCES
+from tests.support.suite.optional_modules import REPOSITORY, SOURCES
 
 PAGE = (REPOSITORY / 'docs' / 'troubleshooting.md').read_text()
 QUOTES = [quote for head in re.findall(r'^\*\*(.*?)\*\*', PAGE, re.MULTILINE) for quote in re.findall('`(.*?)`', head)]

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import StreamingDataset
 from headrace.format.encodings.encoding import ENCODINGS
-from page_code import DOCS, run_page
+from tests.support.pages.page_code import DOCS, run_page
 
 
 @pytest.mark.once

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +110,7 @@ def read_with_mosaicml(remote: Path, local: Path, node: int, nodes: int, epochs:
     """Read all epochs on one of so many nodes, and write down the bytes of its cache folder after each."""
     from streaming import StreamingDataLoader, StreamingDataset
 
-    from fake_world import fake_world
+    from tests.support.trainers.fake_world import fake_world
 
     numbers = {'RANK': node, 'WORLD_SIZE': nodes, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1}
     os.environ.update({name: str(value) for name, value in numbers.items()})
@@ -127,7 +126,7 @@ def read_with_mosaicml(remote: Path, local: Path, node: int, nodes: int, epochs:
 def downloaded_by_mosaicml(remote: Path, caches: Path, nodes: int, epochs: int) -> list[int]:
     import streaming  # noqa: F401  once, for all that are forked
 
-    from chains import fork_ranks
+    from tests.support.trainers.chains import fork_ranks
 
     caches.mkdir()
     for node in range(nodes):
@@ -143,7 +142,6 @@ def downloaded_by_mosaicml(remote: Path, caches: Path, nodes: int, epochs: int) 
 
 
 def measure(small: bool) -> Result:
-    sys.path.insert(0, str(Path(__file__).parents[2] / 'tests'))
     nodes, epochs = (NODES[:2], 1) if small else (NODES, 2)
     described, found = machine('torch'), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,9 +79,8 @@ def train(shards: Path, records: Path, batches: int, workers: int, seed: int) ->
 
 
 def measure(small: bool) -> Result:
-    sys.path.insert(0, str(Path(__file__).parents[2] / 'tests'))
-    from chains import fork_ranks
     from headrace.demo.records import read_run
+    from tests.support.trainers.chains import fork_ranks
 
     batches = 3 if small else 150
     worlds = {**WORLDS, OTHER_SEED: (1, 0)}

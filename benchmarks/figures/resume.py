@@ -82,7 +82,7 @@ def write_text(folder: Path, samples: int) -> dict[str, str]:
 
 def chain_of(library: str, plan: Plan, out: str, streams: dict[str, str]) -> list[Any]:
     """The uninterrupted run, and the three legs of the interrupted one."""
-    from lightning_run import Run
+    from tests.support.trainers.lightning_run import Run
 
     def leg(name: str, ranks: int, **more: Any) -> Run:
         return Run(
@@ -106,10 +106,10 @@ def chain_of(library: str, plan: Plan, out: str, streams: dict[str, str]) -> lis
 def train(run: Any) -> None:
     """Train a GPT on this rank, and record samples and losses."""
     import torch
-    from lightning_run import Crash, Model
-    from lightning_run import train as train_model
 
     from headrace.demo.model import make_model, make_optimizer, next_byte_loss
+    from tests.support.trainers.lightning_run import Crash, Model
+    from tests.support.trainers.lightning_run import train as train_model
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:
@@ -144,7 +144,7 @@ def train(run: Any) -> None:
 
 
 def run_ranks(run: Any) -> None:
-    from chains import fork_ranks
+    from tests.support.trainers.chains import fork_ranks
 
     fork_ranks(
         functools.partial(train, run),
@@ -159,7 +159,7 @@ def run_ranks(run: Any) -> None:
 
 def trained(run: Any, checkpoint: Path | None) -> dict[str, Any]:
     """The global batches of a run that its checkpoint holds: ids, epochs, losses."""
-    from lightning_oracle import records, trained_before
+    from tests.support.trainers.lightning_oracle import records, trained_before
 
     batches = trained_before(run, checkpoint)
     losses = [np.mean([record['loss'] for record in step]) for step in zip(*records(run, 'loss'), strict=True)]
@@ -172,10 +172,10 @@ def trained(run: Any, checkpoint: Path | None) -> dict[str, Any]:
 
 
 def measure(small: bool) -> Result:
-    paths = [str(path) for path in (ROOT / 'tests', ROOT / 'tests' / 'lightning', ROOT / 'benchmarks')]
+    paths = [str(path) for path in (ROOT, ROOT / 'benchmarks')]
     sys.path[:0] = paths
     os.environ['PYTHONPATH'] = os.pathsep.join([*paths, os.environ.get('PYTHONPATH', '')])
-    from lightning_run import newest
+    from tests.support.trainers.lightning_run import newest
 
     plan = SMALL if small else FULL
     libraries = [name for name, (module, _) in LIBRARIES.items() if importlib.util.find_spec(module)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import run_program
+from tests.support.programs.processes import run_program
 
 PROGRAM = """
 import os, subprocess, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import COMMANDS
-from transcripts import comparable, with_transcripts, without_numbers
+from tests.support.pages.transcripts import comparable, with_transcripts, without_numbers
 
 DOCS = Path(__file__).parents[2] / 'docs'
 PAGE = (DOCS / 'transcripts.md').read_text()

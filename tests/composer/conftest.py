@@ -11,9 +11,8 @@ try:
 except ImportError:
     collect_ignore_glob = ['*']
 else:
-    from composer_runs import make_data
-
-    import composer_machine  # noqa: F401
+    from tests.support.trainers import composer_machine  # noqa: F401
+    from tests.support.trainers.composer_runs import make_data
 
 
 @pytest.fixture(scope='session')

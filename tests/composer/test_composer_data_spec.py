@@ -14,16 +14,16 @@ import torch.distributed.checkpoint
 from composer.core import DataSpec, State
 from composer.devices import DeviceCPU
 from composer.utils.parallelism import FSDPConfig, ParallelismConfig, TPConfig
-from composer_legs import Linear
 
 from composer import Trainer
-from fake_world import fake_world
 from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
 from headrace.composer.topology import composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
 from headrace.mixing import load_config
 from headrace.order import Topology
+from tests.support.trainers.composer_legs import Linear
+from tests.support.trainers.fake_world import fake_world
 
 pytestmark = [
     pytest.mark.composer,

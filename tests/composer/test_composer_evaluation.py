@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace import MDSWriter
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(400)]
 
@@ -23,7 +24,7 @@ def test_metrics_of_several_ranks_are_those_of_the_data(tmp_path: Path, ranks: i
         with MDSWriter(out=str(tmp_path / str(size)), columns={'id': 'int'}, size_limit=300) as writer:
             for number in range(size):
                 writer.write({'id': number * number})
-    program = Path(__file__).with_name('composer_evaluation.py')
+    program = support_file('trainers/composer_evaluation.py')
     run_ranks('composer', ranks, program, tmp_path, replication, *SIZES, folder=tmp_path)
     for rank in range(ranks):
         found = json.loads((tmp_path / f'rank{rank}.json').read_text())

@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composer_legs import Linear
-from composer_mix import MixLeg, row_loss, run
-from composer_runs import lines, run_legs, trained
 from torch.utils.data import DataLoader
 
 from composer import Trainer
@@ -23,6 +20,9 @@ from headrace.errors import ConfigError
 from headrace.metrics import PerStream, PerStreamMean
 from headrace.mixing import build_loader, load_config
 from headrace.order import Topology
+from tests.support.trainers.composer_legs import Linear
+from tests.support.trainers.composer_mix import MixLeg, row_loss, run
+from tests.support.trainers.composer_runs import lines, run_legs, trained
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from composer_legs import Leg, run
-from composer_runs import lines, trained
 
 from headrace.dataset import StreamingDataset
+from tests.support.trainers.composer_legs import Leg, run
+from tests.support.trainers.composer_runs import lines, trained
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 

@@ -9,11 +9,20 @@ import pytest
 import torch
 from composer.core import Callback
 from composer.loggers import InMemoryLogger
-from packed_streams import SIZE, unpadded
 
 from composer import ComposerModel, Trainer
 from headrace.composer import DataStatistics, LossSpikes, StreamingPosition, streaming_data_spec
-from packed_story import SPIKE, STEPS, batches_of, check_resumed, check_story, documents_in, without, write_run
+from tests.support.packings.packed_streams import SIZE, unpadded
+from tests.support.trainers.packed_story import (
+    SPIKE,
+    STEPS,
+    batches_of,
+    check_resumed,
+    check_story,
+    documents_in,
+    without,
+    write_run,
+)
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 

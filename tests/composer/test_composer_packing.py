@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from composer_packing import train
 
 from headrace.errors import ConfigError
-from packed_text import BATCH, LENGTH, make_text, sequences, written
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.composer_packing import train
+from tests.support.trainers.packed_text import BATCH, LENGTH, make_text, sequences, written
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.composer,
@@ -66,7 +67,7 @@ def test_a_subset_of_an_epoch_that_has_no_end_is_refused_before_the_first_step(c
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_a_run_continues_on_other_ranks(config, tmp_path, before, after):
     whole = sequences(config, 12)
-    program = Path(__file__).with_name('composer_packing.py')
+    program = support_file('trainers/composer_packing.py')
     run_ranks('composer', before, program, tmp_path, 'first', config, '7ba', folder=tmp_path)
     assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]
     arguments = [tmp_path, 'second', config, '12ba', tmp_path / 'first.pt']

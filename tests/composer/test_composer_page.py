@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from page_code import DOCS, run_page
+from tests.support.pages.page_code import DOCS, run_page
 
 
 @pytest.mark.once

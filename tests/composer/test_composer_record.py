@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from composer.core import Callback
-from composer_legs import Linear
-from composer_runs import make_data
 
 from composer import Trainer
 from headrace.composer import RunRecord, StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.watching import RecordedRun
-from statistics_mix import mix
+from tests.support.trainers.composer_legs import Linear
+from tests.support.trainers.composer_runs import make_data
+from tests.support.trainers.statistics_mix import mix
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 

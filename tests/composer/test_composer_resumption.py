@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from composer_legs import Leg
-from composer_matrix import (
+
+from tests.support import support_file
+from tests.support.suite.covering import covering, pairs
+from tests.support.trainers.composer_legs import Leg
+from tests.support.trainers.composer_matrix import (
     BATCHES,
     DIMENSIONS,
     EPOCHS,
@@ -24,11 +27,9 @@ from composer_matrix import (
     scenarios,
     without_units,
 )
-from composer_oracle import judge, random_fault, resumed_at
-from composer_runs import launch, lines, make_data, sequence, trained
-
-from covering import covering, pairs
-from ranks import run_chains
+from tests.support.trainers.composer_oracle import judge, random_fault, resumed_at
+from tests.support.trainers.composer_runs import launch, lines, make_data, sequence, trained
+from tests.support.trainers.ranks import run_chains
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(600)]
 
@@ -93,7 +94,7 @@ def outcome(scenario: Scenario, first: Leg, second: Leg) -> str:
 def check(cases: Sequence[Scenario], folder: Path, table: list[str], timeout: float, server: str | None = None) -> None:
     data, evaluate = make_data(folder / 'data', SAMPLES), make_data(folder / 'evaluate', 10)
     chains = [chain_of(case, f's{number}', str(folder), data, evaluate) for number, case in enumerate(cases)]
-    program = Path(__file__).with_name('composer_chains.py')
+    program = support_file('trainers/composer_chains.py')
     fields = [[dataclasses.asdict(leg) for leg in legs] for legs in chains]
     failures: list[str] = []
     outcomes = run_chains(program, fields, folder, timeout, server=server)

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import torch
 from composer.loggers import FileLogger
-from composer_legs import Linear
 
 from composer import Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
-from planted import SIGNATURE, TOKEN, USER, found_in, found_in_files, planted_url, register_planted_store
+from tests.support.suite.planted import (
+    SIGNATURE,
+    TOKEN,
+    USER,
+    found_in,
+    found_in_files,
+    planted_url,
+    register_planted_store,
+)
+from tests.support.trainers.composer_legs import Linear
 
 pytestmark = pytest.mark.composer
 

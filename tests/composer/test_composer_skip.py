@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composer_legs import Leg, Linear, run, trainer_of
-from composer_runs import lines, run_legs, trained
 
 from composer import Trainer
 from headrace.composer import StreamingPosition
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, ResumeError
+from tests.support.trainers.composer_legs import Leg, Linear, run, trainer_of
+from tests.support.trainers.composer_runs import lines, run_legs, trained
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger
-from composer_legs import Linear
-from composer_runs import make_data
-from composer_statistics import train
 from torch.utils.data import DataLoader
 
 from composer import Trainer
 from headrace.composer import DataStatistics, StreamingPosition
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
-from ranks import run_ranks
-from statistics_mix import mix
+from tests.support import support_file
+from tests.support.trainers.composer_legs import Linear
+from tests.support.trainers.composer_runs import make_data
+from tests.support.trainers.composer_statistics import train
+from tests.support.trainers.ranks import run_ranks
+from tests.support.trainers.statistics_mix import mix
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
@@ -66,7 +67,7 @@ def test_a_resumed_run_counts_on(folders: dict[str, str], tmp_path: Path, at: in
 
 
 def test_ranks_are_logged_together(folders: dict[str, str], tmp_path: Path) -> None:
-    program = Path(__file__).with_name('composer_statistics.py')
+    program = support_file('trainers/composer_statistics.py')
     run_ranks('composer', 2, program, tmp_path, *folders.values(), folder=tmp_path)
     ranks: list[dict[str, Any]] = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
     last = {name: values[-1] for name, values in ranks[0]['logged'].items()}

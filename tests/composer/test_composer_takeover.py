@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composer_legs import Leg
-from composer_oracle import resumed_at, trained_before
 
-from ranks import run_chains
+from tests.support import support_file
+from tests.support.trainers.composer_legs import Leg
+from tests.support.trainers.composer_oracle import resumed_at, trained_before
+from tests.support.trainers.ranks import run_chains
 
 pytestmark = [
     pytest.mark.composer,
@@ -36,7 +37,7 @@ def check(data: str, folder: Path, rests: list[tuple[str, int, int, str]]) -> No
             if which == [algorithm, before]
         ]
         chains.append([whole, *resumed])
-    program = Path(__file__).with_name('composer_chains.py')
+    program = support_file('trainers/composer_chains.py')
     fields = [[dataclasses.asdict(leg) for leg in chain] for chain in chains]
     # One after the other: mosaicml-streaming lets no two programs of a machine read the same folder.
     errors = run_chains(program, fields, folder, timeout=580, server='composer')

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 from composer.utils import checkpoint
-from composer_legs import Leg, Linear, Recorder, run, train_dataset, train_spec
-from composer_runs import lines, make_data, sequence, trained
 
 from composer import Callback, Evaluator, Trainer
 from headrace import MDSWriter
@@ -23,6 +21,8 @@ from headrace.composer import DataStatistics, StreamingPosition, streaming_data_
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.packing import PackedDataset, Packing
+from tests.support.trainers.composer_legs import Leg, Linear, Recorder, run, train_dataset, train_spec
+from tests.support.trainers.composer_runs import lines, make_data, sequence, trained
 
 pytestmark = [
     pytest.mark.composer,

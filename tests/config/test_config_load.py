@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import MINIMAL, changed, errors, train, write
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
+from tests.support.datasets.refusals import MINIMAL, changed, errors, train, write
 
 
 def test_a_whole_file(tmp_path: Path) -> None:

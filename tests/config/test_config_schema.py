@@ -11,8 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from refusals import MINIMAL
-from schema_classes import CLASSES, fields, parameters
 
 from headrace import mixing
 from headrace.mixing import (
@@ -25,6 +23,8 @@ from headrace.mixing import (
     load_config,
     to_yaml,
 )
+from tests.support.datasets.refusals import MINIMAL
+from tests.support.datasets.schema_classes import CLASSES, fields, parameters
 
 
 @pytest.mark.parametrize('cls', CLASSES)

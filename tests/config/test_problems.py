@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from refusals import ALGORITHMS, ALL_KEYS, PLACES, SIZE, TWO_STREAMS, changed, errors
 
 from headrace.config.validate import field_types
+from tests.support.datasets.refusals import ALGORITHMS, ALL_KEYS, PLACES, SIZE, TWO_STREAMS, changed, errors
 
 
 def test_everything_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:

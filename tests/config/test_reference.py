@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from schema_classes import CLASSES
 
 from headrace.config.reference import field_texts, json_schema, updated
 from headrace.errors import ConfigError
 from headrace.mixing import load_config
-from optional_modules import REPOSITORY
+from tests.support.datasets.schema_classes import CLASSES
+from tests.support.suite.optional_modules import REPOSITORY
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'configuration.md'
 

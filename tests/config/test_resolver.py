@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from refusals import MINIMAL, changed, errors, train, write
 
 from headrace.errors import ConfigError
 from headrace.mixing import WorkerConfig, config_of_foundry, load_config
+from tests.support.datasets.refusals import MINIMAL, changed, errors, train, write
 
 
 def test_a_mapping_that_contains_itself_by_interpolation_ends() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from refusals import ALGORITHMS, ALL_KEYS, SIZE, changed, errors
 
 from headrace.config.validate import field_types
 from headrace.errors import ConfigError
 from headrace.mixing import Config, load_config
+from tests.support.datasets.refusals import ALGORITHMS, ALL_KEYS, SIZE, changed, errors
 
 COUNT = "or text like '100k', '64m', '1.5b'"
 DECODE = 'the value is text: write it without quotes, or, from the environment, ${oc.decode:${oc.env:NAME}}'

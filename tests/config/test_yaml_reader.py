@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from refusals import errors
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, config_of_foundry, load_config
+from tests.support.datasets.refusals import errors
 
 GOOD = """
 shuffle_seed: 7

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from object_store import ObjectStore
-from sources_to_convert import digests, make_images, rows_of
 from torch.utils.data import Subset
 
 from headrace import MDSWriter
@@ -19,6 +17,8 @@ from headrace.convert import convert as convert_with_bar
 from headrace.convert import copy_dataset, merge_index, reshard
 from headrace.errors import ConfigError
 from headrace.storage import register_store
+from tests.support.sources.sources_to_convert import digests, make_images, rows_of
+from tests.support.stores.object_store import ObjectStore
 
 convert = partial(convert_with_bar, progress_bar=False, exist_ok=True)
 

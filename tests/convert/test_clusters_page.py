@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace import LocalDataset
-from processes import clean_environment, run_well
+from tests.support.programs.processes import clean_environment, run_well
 
 PAGE = (Path(__file__).parents[2] / 'docs' / 'clusters.md').read_text()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from converted import convert
-from sources_to_convert import digests, make_images, rows_of
 
 from headrace import JSONWriter, MDSWriter, StreamingDataset
 from headrace.cli import main
 from headrace.convert import kept_indexes, rollback
 from headrace.errors import ConfigError, ConversionError
+from tests.support.sources.converted import convert
+from tests.support.sources.sources_to_convert import digests, make_images, rows_of
 
 
 def test_the_first_rows(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from converted import convert
-from sources_to_convert import rows_of
 
 from headrace.convert.claim import LOCKS
 from headrace.errors import ConversionError
-from waiting import until
+from tests.support.programs.waiting import until
+from tests.support.sources.converted import convert
+from tests.support.sources.sources_to_convert import rows_of
 
 STOPPED: dict[str, Path] = {}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sources_to_convert import make_images
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
+from tests.support.sources.sources_to_convert import make_images
 
 DOC_FOLDER = Path(__file__).parents[2] / 'docs'
 DOC = (DOC_FOLDER / 'convert.md').read_text()

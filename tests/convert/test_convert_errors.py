@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sources_to_convert import make_images, rows_of
 
 from headrace.convert import InputError
 from headrace.convert import convert as convert_with_bar
 from headrace.errors import AccessDeniedError, ArgumentError, ConfigError, ConversionError, MissingDependencyError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.sources.sources_to_convert import make_images, rows_of
 
 convert = partial(convert_with_bar, progress_bar=False)
 

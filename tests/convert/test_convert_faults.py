@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from converted import convert
-from sources_to_convert import digests, rows_of
 
-import killed_children
-from failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 from headrace.convert import ConversionReport
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.programs import killed_children
+from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_a_child
+from tests.support.sources.converted import convert
+from tests.support.sources.sources_to_convert import digests, rows_of
 
 ERRORS = [pytest.param(DISK, id='disk'), pytest.param(FULL, id='full'), pytest.param(STOP, id='ctrl-c')]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sources_to_convert import digests, rows_of
 
 from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConversionError, HeadraceError, ObjectNotFoundError
 from headrace.sources.formats import FORMATS
 from headrace.storage import open_store
 from headrace.testing.servers.s3 import S3Server
+from tests.support.sources.sources_to_convert import digests, rows_of
 
 convert = partial(convert_with_bar, progress_bar=False)
 ROWS = [{'id': i, 'text': f'text {i} ' * (i % 7), 'score': i / 4} for i in range(300)]

@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from converted import KILL, convert
-from sources_to_convert import digests, make_images, rows_of
 
 from headrace.errors import ConfigError, ConversionError
-from killed_children import in_a_child
+from tests.support.programs.killed_children import in_a_child
+from tests.support.sources.converted import KILL, convert
+from tests.support.sources.sources_to_convert import digests, make_images, rows_of
 
 
 @pytest.mark.parametrize('method', ['spawn', 'forkserver'])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 from headrace import MDSWriter, StreamingDataset
 from headrace.convert import copy_dataset
 from headrace.convert.copy import COPY_MARK
@@ -20,8 +19,9 @@ from headrace.inspect import describe, verify
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import S3Server
-from processes import Program
-from waiting import until
+from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_a_child
+from tests.support.programs.processes import Program
+from tests.support.programs.waiting import until
 
 
 def content(folder: Path) -> dict[str, bytes]:

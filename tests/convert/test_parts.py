@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_store import ObjectStore
 
-import failing_calls
-from example_counts import scaled
-from failing_calls import DISK, STOP, calls_of
 from headrace import LocalDataset
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
 from headrace.errors import ConfigError, StorageError
 from headrace.storage import register_store
+from tests.support.programs import failing_calls
+from tests.support.programs.failing_calls import DISK, STOP, calls_of
+from tests.support.stores.object_store import ObjectStore
+from tests.support.suite.example_counts import scaled
 
 COLUMNS = {'id': 'int', 'text': 'str'}
 OPTIONS = {'size_limit': 400, 'compression': 'zstd'}

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sources_to_convert import make_images
 
 from headrace import MDSWriter
 from headrace.convert import convert
 from headrace.inspect.verify import verify
 from headrace.storage import open_store
-from killed_children import killed_after
+from tests.support.programs.killed_children import killed_after
+from tests.support.sources.sources_to_convert import make_images
 
 KILLS = 50
 PLAN = '.headrace-convert/plan.json'

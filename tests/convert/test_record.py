@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from converted import KILL, convert
-from sources_to_convert import make_images, rows_of
 
 from headrace.errors import ConfigError, ConversionError
+from tests.support.sources.converted import KILL, convert
+from tests.support.sources.sources_to_convert import make_images, rows_of
 
 
 def fail_once(number: int) -> dict[str, int]:

@@ -17,8 +17,8 @@ from headrace.errors import ConfigError, FormatError
 from headrace.format import register_encoding
 from headrace.format.encodings.encoding import ENCODINGS
 from headrace.inspect import describe, verify
-from processes import Program
-from waiting import until
+from tests.support.programs.processes import Program
+from tests.support.programs.waiting import until
 
 COLUMNS = {
     'array': 'ndarray',

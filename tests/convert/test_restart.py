@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from converted import KILL, convert
-from sources_to_convert import digests, make_images, rows_of
 
 from headrace.convert import rollback
 from headrace.errors import ConfigError, ConversionError
 from headrace.storage import open_store
-from killed_children import in_a_child
+from tests.support.programs.killed_children import in_a_child
+from tests.support.sources.converted import KILL, convert
+from tests.support.sources.sources_to_convert import digests, make_images, rows_of
 
 SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}
 stores = functools.cache(open_store)

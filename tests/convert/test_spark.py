@@ -17,7 +17,7 @@ from headrace.convert import dataframe_to_mds, infer_dataframe_schema
 from headrace.convert.parts import PartedDataset
 from headrace.convert.spark import write_samples
 from headrace.errors import ConfigError, FormatError
-from processes import clean_environment, run_well
+from tests.support.programs.processes import clean_environment, run_well
 
 pa = pytest.importorskip('pyarrow')
 pd = pytest.importorskip('pandas')

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from converted import convert, squares
-from sources_to_convert import digests, make_images
+
+from tests.support.sources.converted import convert, squares
+from tests.support.sources.sources_to_convert import digests, make_images
 
 
 def sources(tmp_path: Path, kind: str):

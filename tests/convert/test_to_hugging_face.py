@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bridged import jpeg, row_of
 from PIL import Image
-from sources_to_convert import rows_of
 from torch.utils.data import (
     DataLoader,
 )
@@ -21,6 +19,8 @@ from torch.utils.data import (
 from headrace import MDSWriter
 from headrace.convert import convert, to_hugging_face
 from headrace.errors import ConfigError, EmptyDatasetError
+from tests.support.sources.bridged import jpeg, row_of
+from tests.support.sources.sources_to_convert import rows_of
 
 
 def test_a_dataset_of_torchvision_needs_no_columns(tmp_path: Path) -> None:

@@ -5,14 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_data import (
-    damage,
-    write_texts,
-)
-from counted_streams import FIRST, SIZES
-from image_folders import write_images
-from mixtures import GLOBAL_BATCH
-from pictures import picture, stored
 
 from headrace import (
     Stream,
@@ -20,6 +12,14 @@ from headrace import (
     StreamingDataset,
     Topology,
 )
+from tests.support.datasets.bad_data import (
+    damage,
+    write_texts,
+)
+from tests.support.formats.image_folders import write_images
+from tests.support.formats.pictures import picture, stored
+from tests.support.orders.counted_streams import FIRST, SIZES
+from tests.support.orders.mixtures import GLOBAL_BATCH
 
 
 @pytest.fixture(scope='module')

@@ -11,9 +11,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from soon import (
-    soon,  # noqa: F401
-)
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import (
@@ -27,6 +24,9 @@ from headrace.errors import (
     TopologyError,
 )
 from headrace.testing.proxy import Fault, FaultProxy
+from tests.support.programs.soon import (
+    soon,  # noqa: F401
+)
 
 
 def read(**arguments):

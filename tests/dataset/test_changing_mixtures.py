@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, StreamError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
+from tests.support.suite.example_counts import scaled
 
 BATCH = 24
 FIVE = {'a': 60, 'b': 90, 'c': 30, 'd': 45, 'e': 75}

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from processes import Program, clean_environment, is_alive
-from waiting import until
+from tests.support import support_file
+from tests.support.programs.processes import Program, clean_environment, is_alive
+from tests.support.programs.waiting import until
 
 pytestmark = pytest.mark.once
 
-PROGRAM = Path(__file__).with_name('crowd.py')
+PROGRAM = support_file('programs/crowd.py')
 
 
 def start(

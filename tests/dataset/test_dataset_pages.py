@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from headrace.mixing import load_config
-from page_code import DOCS, blocks, run_page
+from tests.support.pages.page_code import DOCS, blocks, run_page
 
 pytestmark = pytest.mark.once
 

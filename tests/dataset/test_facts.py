@@ -12,8 +12,8 @@ import pytest
 
 from headrace import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.packing import PackedDataset, Packing
-from planted import found_in, planted_url, register_planted_store
-from shown import html_of
+from tests.support.pages.shown import html_of
+from tests.support.suite.planted import found_in, planted_url, register_planted_store
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import HeadraceError
-from waiting import until
+from tests.support.programs.waiting import until
 
 ONE_SHARD = 4  # samples, and a batch
 

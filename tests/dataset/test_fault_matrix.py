@@ -5,7 +5,8 @@ import itertools
 import time
 
 import pytest
-from fault_matrix import CASES, START_METHODS, Case, expected_ids, run, served_dataset, small_disk
+
+from tests.support.pages.fault_matrix import CASES, START_METHODS, Case, expected_ids, run, served_dataset, small_disk
 
 pytestmark = [pytest.mark.once, pytest.mark.s3]
 

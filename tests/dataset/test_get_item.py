@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from bad_data import BAD, damage, write_texts
 from torch.utils.data import DataLoader
 
 from headrace import BAD_SAMPLE, PADDING, LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.reading.protocol import PassRequest
 from headrace.packing import PackedDataset, Packing
+from tests.support.datasets.bad_data import BAD, damage, write_texts
 
 
 class Doubled(StreamingDataset):

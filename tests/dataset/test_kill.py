@@ -22,15 +22,15 @@ from headrace import MDSWriter
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import put_bytes
-from processes import Program, clean_environment, is_alive
-from waiting import until
+from tests.support import support_file
+from tests.support.programs.processes import Program, clean_environment, is_alive
+from tests.support.programs.waiting import until
 
 pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(sys.platform != 'linux', reason='processes are looked at in /proc'),
 ]
 
-HERE = Path(__file__).parent
 SAMPLES = 244  # 24 shards of ten and one of four; the last global batch is half a one
 SHM = Path('/dev/shm')
 
@@ -109,7 +109,7 @@ def run_chain(data: Data, folder: Path, kind: str, kills: int) -> dict[str, Any]
         }
         given, out = folder / 'chain.json', folder / 'report.json'
         given.write_text(json.dumps(chain))
-        command = [sys.executable, str(HERE / 'kill_chain.py'), str(given), str(out)]
+        command = [sys.executable, str(support_file('programs/kill_chain.py')), str(given), str(out)]
         environ = clean_environment(**environ, TMPDIR=str(temporary))
         program = stack.enter_context(Program(command, cwd=folder, environ=environ))
         done = program.wait(100 + 8 * kills)
@@ -184,7 +184,8 @@ def test_workers_end_with_their_rank(make_dataset, tmp_path, loader, method):
         programs: list[Program] = []
         for doing in ('waiting', 'sending'):
             local = tmp_path / doing
-            command = [sys.executable, str(HERE / 'orphans.py'), str(remote), str(local), '2', doing, loader, method]
+            arguments = [str(remote), str(local), '2', doing, loader, method]
+            command = [sys.executable, str(support_file('programs/orphans.py')), *arguments]
             programs.append(stack.enter_context(Program(command, cwd=tmp_path, environ=environ)))
         for doing, program in zip(('waiting', 'sending'), programs, strict=True):
             log = tmp_path / f'{doing}.workers'

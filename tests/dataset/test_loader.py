@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from mixtures import GLOBAL_BATCH
 from torch.utils.data import DataLoader
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
+from tests.support.orders.mixtures import GLOBAL_BATCH
 
 WORLDS = [
     World(ranks=1),

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from processes import run_well
-from waiting import until
+from tests.support import support_file
+from tests.support.programs.processes import run_well
+from tests.support.programs.waiting import until
 
 pytestmark = pytest.mark.skipif(not Path('/proc/self/smaps_rollup').exists(), reason='needs /proc of Linux')
 
@@ -49,7 +50,7 @@ def remote(tmp_path_factory) -> Path:
     ids=['persistent', 'anew', 'limit'],
 )
 def test_nothing_grows_after_the_first_epoch(remote, tmp_path, limit, persistent):
-    program = Path(__file__).with_name('long_run.py')  # a process in which nothing else happens
+    program = support_file('programs/long_run.py')  # a process in which nothing else happens
     arguments = map(str, [program, remote, tmp_path / 'cache', WORKERS, EPOCHS, limit, int(persistent)])
     found = json.loads(run_well([sys.executable, *arguments]).stdout)
     assert found['fetched'] >= SHARDS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fake_world import fake_world
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology, topology_of_mesh
 from headrace.errors import TopologyError
+from tests.support.trainers.fake_world import fake_world
 
 
 def topologies(shape: tuple[int, ...], names: tuple[str, ...] | None, **options) -> list[Topology]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from counted_streams import counted_dataset, stream_of
 
 from headrace import PADDING, StreamingDataLoader, Topology
+from tests.support.orders.counted_streams import counted_dataset, stream_of
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 4])

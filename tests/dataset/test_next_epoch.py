@@ -12,7 +12,7 @@ import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset.reading.protocol import PassRequest
-from waiting import until
+from tests.support.programs.waiting import until
 
 SAMPLES, IN_SHARD, BATCH = 400, 20, 8
 SHARDS = SAMPLES // IN_SHARD

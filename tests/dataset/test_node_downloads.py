@@ -25,8 +25,8 @@ from headrace.storage.cache import lease_cache
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.stores import CountingStore, put_bytes
-from processes import end_well
-from waiting import until
+from tests.support.programs.processes import end_well
+from tests.support.programs.waiting import until
 
 pytestmark = pytest.mark.once
 

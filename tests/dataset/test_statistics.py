@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from counted_streams import SIZES, counted_dataset, stream_of
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import LoaderStats, Stream, StreamingDataLoader, StreamingDataset
@@ -24,7 +23,8 @@ from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.statistics import ReadCounts, WorkerBatch
 from headrace.storage.cache import limit
 from headrace.storage.stores.local import LocalStore
-from waiting import until
+from tests.support.orders.counted_streams import SIZES, counted_dataset, stream_of
+from tests.support.programs.waiting import until
 
 WORKERS: dict[str, dict[str, Any]] = {
     'none': {},

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from small_demo import SMALL
-
 from headrace.demo.settings import Settings
 from headrace.mixing import load_config
+from tests.support.datasets.small_demo import SMALL
 
 
 def test_the_mix_is_what_the_settings_say() -> None:

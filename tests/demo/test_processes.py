@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.demo.processes import ProcessGroup, RankProgramError
-from processes import is_alive
-from waiting import until
+from tests.support.programs.processes import is_alive
+from tests.support.programs.waiting import until
 
 # A leader, a child and a grandchild that each write down their id and sleep, deaf to everything but SIGKILL.
 FAMILY = """

@@ -5,10 +5,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from small_demo import SMALL
 
 from headrace.demo.run import run_demo
 from headrace.errors import ConfigError, MissingDependencyError
+from tests.support.datasets.small_demo import SMALL
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -9,12 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from answers import levels
 
 from headrace.doctor import Place, check_data
 from headrace.doctor import data as doctor_data
 from headrace.inspect.content import open_content
 from headrace.storage import StoreOptions
+from tests.support.datasets.answers import levels
 
 
 class TestData:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from answers import levels
 
 from headrace.doctor import check_launcher, check_machine, machine
+from tests.support.datasets.answers import levels
 
 
 class TestLauncher:

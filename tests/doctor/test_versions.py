@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from answers import levels
 
 from headrace.doctor import check_versions
+from tests.support.datasets.answers import levels
 
 
 class TestVersions:

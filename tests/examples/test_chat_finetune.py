@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from chats import conversations, make_chats, make_tokenizer
 
 from headrace.errors import ConfigError
 from headrace.packing import ChatTokenizer
+from tests.support.originals.chats import conversations, make_chats, make_tokenizer
 
 pytestmark = pytest.mark.once
 EXAMPLE = Path(__file__).parents[2] / 'examples' / 'chat_finetune.py'

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace import MDSWriter
-from page_code import DOCS, blocks
-from processes import Program, clean_environment, torchrun
-from waiting import until
+from tests.support.pages.page_code import DOCS, blocks
+from tests.support.programs.processes import Program, clean_environment, torchrun
+from tests.support.programs.waiting import until
 
 # The ranks wait for the signal, so that it arrives in the fourth step on any machine.
 STEP = """

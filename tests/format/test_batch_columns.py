@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace.format import Encoding, JSONEncoder, MDSEncoder, XSVEncoder
 from headrace.format.encodings.encoding import ENCODINGS
+from tests.support.suite.example_counts import scaled
 
 TEXTS = st.text(max_size=8)
 

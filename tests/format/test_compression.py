@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import brotli
 import pytest
-from compressed import DATA
 
 from headrace.errors import ConfigError
 from headrace.format import compression
@@ -18,6 +17,7 @@ from headrace.format.compression import (
     unpack_file,
 )
 from headrace.format.compression_algorithms import Brotli, Bzip2, Gzip, Snappy, Zstandard
+from tests.support.formats.compressed import DATA
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,6 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace.errors import ConfigError, ShardError
 from headrace.format.compression import (
     compress,
@@ -25,10 +24,11 @@ from headrace.format.compression import (
 )
 from headrace.format.compression_algorithms import Brotli, Bzip2, Gzip, Snappy, Zstandard
 from headrace.testing.compressions import CompressionContract, unpack
+from tests.support.suite.example_counts import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
-from compressed import DATA
+from tests.support.formats.compressed import DATA
 
 ALGORITHMS = ['br', 'bz2', 'gz', 'snappy', 'zstd']
 

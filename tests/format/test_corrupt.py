@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from format_golden import SHARED, index_of, load, neutral, reader_of
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError, ShardError
+from tests.support.formats.format_golden import SHARED, index_of, load, neutral, reader_of
 
 FOLDER = SHARED / 'corrupt'
 CASES = load(FOLDER / 'manifest.json')['cases'] if FOLDER.is_dir() else []

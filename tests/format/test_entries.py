@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from both_ways import way_of_parsing  # noqa: F401
-from index_entries import csv_entry, index, mds_entry, parse
 
 from headrace.errors import FormatError
+from tests.support.formats.both_ways import way_of_parsing  # noqa: F401
+from tests.support.formats.index_entries import csv_entry, index, mds_entry, parse
 
 
 def test_what_is_in_an_entry() -> None:

@@ -9,10 +9,20 @@ import brotli
 import numpy as np
 import pytest
 import zstandard
-from format_golden import NoValueError, covers, format_cases, formats, index_of, load, neutral, reader_of, value
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError
 from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, decompress, dump_index
+from tests.support.formats.format_golden import (
+    NoValueError,
+    covers,
+    format_cases,
+    formats,
+    index_of,
+    load,
+    neutral,
+    reader_of,
+    value,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ import contextlib
 from typing import Any
 
 import pytest
-from format_golden import SHARED, VENDORED, load
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from tests.support.formats.format_golden import SHARED, VENDORED, load
 
 SOURCE = SHARED / 'pure' / 'parse_sizes.json'
 CASES = load(SOURCE if SOURCE.is_file() else VENDORED / 'parse_sizes.json')['cases']

@@ -9,14 +9,14 @@ import json
 from typing import Any
 
 import pytest
-from both_ways import way_of_parsing  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from index_entries import csv_entry, index, mds_entry, parse
 
-from example_counts import scaled
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError
 from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, dump_index
+from tests.support.formats.both_ways import way_of_parsing  # noqa: F401
+from tests.support.formats.index_entries import csv_entry, index, mds_entry, parse
+from tests.support.suite.example_counts import scaled
 
 
 @pytest.mark.parametrize('version', [1, 3, '2', None, True, 2.5, [2]])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from line_shards import COLUMNS, encode, encoder_of, opened
 
-from example_counts import scaled
 from headrace.errors import ConfigError, ShardError
 from headrace.format import JSONEncoder, XSVEncoder, dump_index, open_shard, parse_index
+from tests.support.formats.line_shards import COLUMNS, encode, encoder_of, opened
+from tests.support.suite.example_counts import scaled
 
 plain = st.text(st.characters(exclude_categories=['Cs'], exclude_characters=',;|\t\r\n'), max_size=10)
 rows = st.fixed_dictionaries({'n': st.integers(), 'x': st.floats(allow_nan=False), 'text': plain})

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from format_golden import neutral
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace.errors import HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
 from headrace.format.encodings import get_mds_encoded_size
 from headrace.format.mds import Layout
 from headrace.format.sample_code import compile_encoder
 from headrace.format.shards import Schema
+from tests.support.formats.format_golden import neutral
+from tests.support.suite.example_counts import scaled
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     'int': st.integers(-(2**63), 2**63 - 1),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from indexes import dumped, numbered, parsed
+
+from tests.support.formats.indexes import dumped, numbered, parsed
 
 
 @pytest.mark.parametrize('name', ['', 'x' * 255, 'x' * 256, 'x' * 70_000, 'ü', '\ud800', 'a\0b', 'shard.00001.md'])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from indexes import dumped, numbered, outcome
+
+from tests.support.formats.indexes import dumped, numbered, outcome
 
 WRONG = [
     {'samples': 10**6},

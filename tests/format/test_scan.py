@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from both_ways import way_of_parsing  # noqa: F401
-from index_entries import index, mds_entry, parse
 
 from headrace.errors import FormatError, IndexFileError
+from tests.support.formats.both_ways import way_of_parsing  # noqa: F401
+from tests.support.formats.index_entries import index, mds_entry, parse
 
 
 @pytest.mark.parametrize('space', [None, 1, '\t'])

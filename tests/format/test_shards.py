@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-from both_ways import way_of_parsing  # noqa: F401
-from index_entries import csv_entry, index, mds_entry, parse
+from tests.support.formats.both_ways import way_of_parsing  # noqa: F401
+from tests.support.formats.index_entries import csv_entry, index, mds_entry, parse
 
 
 def test_shards_with_the_same_columns_share_their_schema() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexes import dumped, entries, layouts, numbered, outcome, parsed
 
-from example_counts import scaled
 from headrace.format import JoinedShards, ShardTable, index, parse_index
+from tests.support.formats.indexes import dumped, entries, layouts, numbered, outcome, parsed
+from tests.support.suite.example_counts import scaled
 
 
 @settings(max_examples=scaled(200))

@@ -12,10 +12,10 @@ import pytest
 import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexes import dumped, entries, parsed
 
-from example_counts import scaled
 from headrace.format import IndexKey, ShardTable, dump_index, pack_table, read_packed_key, table_bytes, unpack_table
+from tests.support.formats.indexes import dumped, entries, parsed
+from tests.support.suite.example_counts import scaled
 
 KEY = IndexKey(bytes(range(16)), 12345, '0123456789abcdef')
 

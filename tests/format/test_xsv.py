@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
-from line_shards import opened
 
 from headrace.errors import ConfigError, FormatError, ShardError
 from headrace.format import xsv
+from tests.support.formats.line_shards import opened
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from fuzz_seeds import PARSERS, seeds_of
-from fuzz_targets import damaged, read, read_all
+
+from tests.support.fuzz.fuzz_seeds import PARSERS, seeds_of
+from tests.support.fuzz.fuzz_targets import damaged, read, read_all
 
 CORPUS = Path(__file__).parents[1] / 'data' / 'fuzz'
 CASES = 15

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pictures import by_pillow, jpeg_that_says, picture, stored
 from PIL import Image
 
 from headrace import ImageTensor
@@ -12,6 +11,7 @@ from headrace.errors import FormatError
 from headrace.images import NUM_DRAWS, open_picture
 from headrace.images.crop import choose_box, is_flipped
 from headrace.images.decode import decode_into
+from tests.support.formats.pictures import by_pillow, jpeg_that_says, picture, stored
 
 
 def decoded(data, image, draws=None, encoding='jpeg'):

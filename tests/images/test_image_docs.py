@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
-from pictures import picture, stored
 
 from headrace import ImageTensor, MDSWriter
 from headrace.images import Decode
 from headrace.mixing import load_config
+from tests.support.formats.pictures import picture, stored
 
 DOC = (Path(__file__).parents[2] / 'docs' / 'images.md').read_text()
 

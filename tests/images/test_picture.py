@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from pictures import jpeg_that_says, picture, png_that_says, stored
 
 from headrace import ImageTensor
 from headrace.errors import FormatError
 from headrace.images import open_picture
+from tests.support.formats.pictures import jpeg_that_says, picture, png_that_says, stored
 
 
 @pytest.mark.parametrize('data', [jpeg_that_says(60_000, 60_000), png_that_says(60_000, 60_000)], ids=['jpeg', 'png'])

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import describe, save_pictures, thumbnail
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
-from shown import html_of
+from tests.support.pages.shown import html_of
 
 COLUMNS = {'array': 'ndarray', 'id': 'int', 'row': 'ndarray:float32:2,3', 'text': 'str', 'x': 'float64'}
 

@@ -19,8 +19,8 @@ from headrace.errors import ConfigError, ObjectNotFoundError, StorageError
 from headrace.format import Encoding, parse_index, unpack_file
 from headrace.format.encodings.encoding import ENCODINGS
 from headrace.inspect import verify
-from processes import Program, clean_environment, is_alive
-from waiting import until
+from tests.support.programs.processes import Program, clean_environment, is_alive
+from tests.support.programs.waiting import until
 
 SAMPLES = 40
 
@@ -269,8 +269,8 @@ def test_wrong_arguments(hashed: Path, tmp_path: Path) -> None:
 VERIFY = """
 import sys, threading
 from headrace.inspect import verify
-from processes import Program, clean_environment, is_alive
-from waiting import until
+from tests.support.programs.processes import Program, clean_environment, is_alive
+from tests.support.programs.waiting import until
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 

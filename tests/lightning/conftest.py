@@ -12,7 +12,7 @@ import pytest
 from headrace import MDSWriter
 
 if TYPE_CHECKING:
-    from lightning_run import Run
+    from tests.support.trainers.lightning_run import Run
 
 # The marker lets a run leave these tests out; where Lightning is missing, their modules cannot even be imported.
 collect_ignore_glob = ['test_*.py', '*/test_*.py'] if find_spec('lightning') is None else []
@@ -56,7 +56,7 @@ def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
 
 @pytest.fixture
 def run(mixes: dict[str, dict[str, str]], tmp_path: Path) -> Run:
-    from lightning_run import Run
+    from tests.support.trainers.lightning_run import Run
 
     return Run(name='run', out=str(tmp_path), streams=mixes['even'])
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_oracle import judge, records
-from lightning_run import Crash, Run, train
+
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import Crash, Run, train
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -17,14 +17,14 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from data_modules import ids, quiet
 from lightning.pytorch.tuner import Tuner
-from lightning_oracle import judge, records
-from lightning_run import Crash, Model, Run, callbacks, dataset, train
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, TopologyError
 from headrace.lightning import DataStatistics, PositionCallback, StreamingDataModule
+from tests.support.trainers.data_modules import ids, quiet
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import Crash, Model, Run, callbacks, dataset, train
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 

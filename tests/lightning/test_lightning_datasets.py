@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
-from text_tokenizer import make_tokenizer
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.lightning import StreamingDataModule
+from tests.support.originals.text_tokenizer import make_tokenizer
 
 pytestmark = [pytest.mark.filterwarnings('ignore'), pytest.mark.lightning]
 ROWS, BATCH, STOP, STEPS = 24, 4, 2, 9
@@ -109,7 +109,7 @@ def webvid(folder: Path, name: str) -> tuple[type[StreamingDataset], dict[str, A
     import headrace.multimodal
 
     pytest.importorskip('av')
-    from webvid_originals import video
+    from tests.support.originals.webvid_originals import video
 
     videos = [video(10 * i, frames=1) for i in range(ROWS)]
     asked = {'frames': 1, 'frame_size': (4, 4)}

@@ -12,7 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from headrace import PADDING, MDSWriter, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.ranks import run_ranks
 
 SIZES = (1, 9, 101)  # two ranks with 4 rows each: nothing but padding on one, at once or in the last batch; and a row
 
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_metrics_of_two_ranks_are_those_of_the_data(folder: Path) -> None:
-    program = Path(__file__).with_name('lightning_evaluation.py')
+    program = support_file('trainers/lightning_evaluation.py')
     run_ranks('lightning', 2, program, folder, *SIZES, folder=folder)
     ranks = [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
     for size in SIZES:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fabric_run import EPOCHS, Leg, global_batches, train
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import SingleDeviceStrategy
 
@@ -20,7 +19,9 @@ from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import FabricLoader, setup
 from headrace.lightning.topology import topology_of_fabric
 from headrace.mixing import load_config
-from ranks import run_alone, run_ranks
+from tests.support import support_file
+from tests.support.trainers.fabric_run import EPOCHS, Leg, global_batches, train
+from tests.support.trainers.ranks import run_alone, run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -37,7 +38,7 @@ def alone() -> Fabric:
     return Fabric(accelerator='cpu', devices=1)
 
 
-PROGRAM = Path(__file__).with_name('fabric_run.py')
+PROGRAM = support_file('trainers/fabric_run.py')
 
 
 def written(legs: Sequence[Leg], folder: Path) -> Path:

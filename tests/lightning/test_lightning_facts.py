@@ -8,7 +8,7 @@ import pytest
 
 from headrace import StreamingDataset
 from headrace.lightning import StreamingDataModule
-from shown import html_of
+from tests.support.pages.shown import html_of
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

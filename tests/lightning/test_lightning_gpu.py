@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from lightning_oracle import judge
-from lightning_run import EPOCHS, Crash, Run, train
+
+from tests.support.trainers.lightning_oracle import judge
+from tests.support.trainers.lightning_run import EPOCHS, Crash, Run, train
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'),

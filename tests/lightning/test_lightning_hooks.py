@@ -13,14 +13,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
 
 from headrace import PADDING, StreamingDataset, sample_rng
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
-from processes import run_well
-from ranks import run_ranks
+from tests.support.programs.processes import run_well
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -139,7 +139,7 @@ PREPARES = """
 import json, os, sys
 import torch
 from pathlib import Path
-from processes import end_rank
+from tests.support.programs.processes import end_rank
 from lightning.pytorch import LightningModule, Trainer
 from headrace import MDSWriter
 from headrace.lightning import StreamingDataModule
@@ -303,7 +303,7 @@ def test_loaders_that_lightning_makes_anew_are_the_same(run):
 BY_HAND = """
 import atexit, sys
 import torch
-from processes import end_rank
+from tests.support.programs.processes import end_rank
 from lightning.pytorch import LightningModule, Trainer
 from headrace.lightning import StreamingDataModule
 

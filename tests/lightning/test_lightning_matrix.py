@@ -9,13 +9,24 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from lightning_matrix import BATCHES, DIMENSIONS, KINDS, OPTIONS, STRATEGIES, WORLDS, Scenario, chain_of, scenarios
-from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Run, newest
 
-from covering import covering, pairs
-from ranks import run_chains
-from resume_oracle import Verdict
+from tests.support import support_file
+from tests.support.suite.covering import covering, pairs
+from tests.support.trainers.lightning_matrix import (
+    BATCHES,
+    DIMENSIONS,
+    KINDS,
+    OPTIONS,
+    STRATEGIES,
+    WORLDS,
+    Scenario,
+    chain_of,
+    scenarios,
+)
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import EPOCHS, Run, newest
+from tests.support.trainers.ranks import run_chains
+from tests.support.trainers.resume_oracle import Verdict
 
 
 def processes(scenario: Scenario) -> int:
@@ -99,7 +110,7 @@ def check(
         for number, case in enumerate(cases)
     ]
     failures: dict[str, str] = {}
-    program = Path(__file__).with_name('lightning_chains.py')
+    program = support_file('trainers/lightning_chains.py')
     fields = [[dataclasses.asdict(run) for run in runs] for runs in chains]
     outcomes = run_chains(program, fields, folder, timeout, server=server)
     for case, (first, second), error in zip(cases, chains, outcomes, strict=True):

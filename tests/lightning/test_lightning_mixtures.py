@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lightning_oracle import records
-from lightning_run import Crash, Run, dataset, train
+
+from tests.support.trainers.lightning_oracle import records
+from tests.support.trainers.lightning_run import Crash, Run, dataset, train
 
 
 def expected(run: Run, first: Run, at: int, epochs: int) -> list[list[int]]:

@@ -10,10 +10,19 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from packed_streams import SIZE, unpadded
 
 from headrace.lightning import DataStatistics, LossSpikes, StreamingDataModule
-from packed_story import SPIKE, STEPS, batches_of, check_resumed, check_story, documents_in, without, write_run
+from tests.support.packings.packed_streams import SIZE, unpadded
+from tests.support.trainers.packed_story import (
+    SPIKE,
+    STEPS,
+    batches_of,
+    check_resumed,
+    check_story,
+    documents_in,
+    without,
+    write_run,
+)
 
 pytestmark = [pytest.mark.lightning, pytest.mark.filterwarnings('ignore')]
 

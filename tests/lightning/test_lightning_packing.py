@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
-from lightning_packing import Model, train
 
 from headrace.errors import ConfigError
 from headrace.lightning import LossSpikes, StreamingDataModule
 from headrace.mixing import load_config
-from packed_text import BATCH, make_text, rows_of, sequences, written
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.lightning_packing import Model, train
+from tests.support.trainers.packed_text import BATCH, make_text, rows_of, sequences, written
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [pytest.mark.lightning, pytest.mark.timeout(600)]
 pytest.importorskip('tokenizers', reason='the tokenizer is one of tokenizers')
@@ -146,7 +147,7 @@ def test_an_evaluation_without_an_end_is_refused_before_the_first_step(config, t
 
 @pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
 def test_a_run_continues_on_other_ranks(config, tmp_path, before, after):
-    program = Path(__file__).with_name('lightning_packing.py')
+    program = support_file('trainers/lightning_packing.py')
     whole = sequences(config, 12)
     run_ranks('lightning', before, program, tmp_path, 'first', config, before, 7, folder=tmp_path)
     assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]

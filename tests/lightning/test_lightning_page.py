@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from page_code import DOCS, blocks, run_page
+from tests.support.pages.page_code import DOCS, blocks, run_page
 
 PAGE = (DOCS / 'lightning.md').read_text()
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Crash, Run, train
 
 from headrace.testing.servers.process import free_port
-from processes import Program, run_program, run_well, torchrun
-from ranks import run_alone, run_ranks
+from tests.support import support_file
+from tests.support.programs.processes import Program, run_program, run_well, torchrun
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import EPOCHS, Crash, Run, train
+from tests.support.trainers.ranks import run_alone, run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -86,7 +87,7 @@ def launch_on_nodes(runs: Sequence[Run], folder: Path, *, nodes: int, ranks: int
 def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> list[str]:
     path = folder / f'{runs[0].name}.runs.json'
     path.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
-    return [*launcher, str(Path(__file__).with_name('lightning_run.py')), str(path)]
+    return [*launcher, str(support_file('trainers/lightning_run.py')), str(path)]
 
 
 def run_forked(runs: Sequence[Run], folder: Path, *, ranks: int) -> None:

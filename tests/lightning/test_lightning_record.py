@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_statistics import Model, trainer
 from torch.utils.data import DataLoader
 
 from headrace import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import RunRecord, StreamingDataModule
 from headrace.watching import RecordedRun
-from statistics_mix import mix
+from tests.support.trainers.lightning_statistics import Model, trainer
+from tests.support.trainers.statistics_mix import mix
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

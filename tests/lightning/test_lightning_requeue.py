@@ -16,14 +16,14 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch import Trainer
-from lightning_oracle import judge, records
-from lightning_run import Run, train
 from test_lightning_processes import rank_program
 
 from headrace.lightning.requeue import RequeueCallback, act_on_signals_between_batches
 from headrace.testing.servers.process import free_port
-from processes import Program, clean_environment
-from waiting import until
+from tests.support.programs.processes import Program, clean_environment
+from tests.support.programs.waiting import until
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import Run, train
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from data_modules import quiet
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Crash, Model, Run, dataset, train
 from torch.utils.data import DataLoader
 
 from headrace import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
-from resume_oracle import Verdict
+from tests.support.trainers.data_modules import quiet
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import EPOCHS, Crash, Model, Run, dataset, train
+from tests.support.trainers.resume_oracle import Verdict
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 pytestmark = [pytest.mark.filterwarnings('ignore')]

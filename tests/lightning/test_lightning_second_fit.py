@@ -12,14 +12,14 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_oracle import judge, records
-from lightning_run import Crash, Model, Run, UnsizedDataModule, dataset, train
 from torch.utils.data import DataLoader
 
 from headrace import MDSWriter, StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
 from headrace.packing import PackedDataset, Packing
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import Crash, Model, Run, UnsizedDataModule, dataset, train
 
 LEFT = 'ended in the middle of an epoch'
 OTHER = 'has trained under another Trainer'

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from headrace import Stream, StreamingDataset
 from headrace.errors import HeadraceError
 from headrace.lightning import StreamingDataModule
-from planted import (
+from tests.support.suite.planted import (
     SIGNATURE,
     TOKEN,
     USER,

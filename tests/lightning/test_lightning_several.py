@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning.pytorch import LightningModule, Trainer
-from lightning_several import Crash, Several, train
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.errors import ConfigError, ResumeError
 from headrace.lightning import StreamingDataModule
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.lightning_several import Crash, Several, train
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -181,7 +182,7 @@ def test_ranks_and_workers_may_change_at_a_resume(sources, tmp_path):
     run = run_of(sources, tmp_path, devices=2, workers=1, batch_size=4)
     path = tmp_path / 'run.json'
     path.write_text(json.dumps(dataclasses.asdict(run)))
-    run_ranks('lightning', 2, Path(__file__).with_name('lightning_several.py'), path, folder=tmp_path)
+    run_ranks('lightning', 2, support_file('trainers/lightning_several.py'), path, folder=tmp_path)
     ranks = [json.loads(Path(tmp_path, f'whole.rank{rank}.json').read_text()) for rank in range(2)]
     one = dataclasses.replace(run, name='one', devices=1, workers=0, batch_size=8)
     want = expected(one)

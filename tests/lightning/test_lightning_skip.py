@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lightning_oracle import records
-from lightning_run import Crash, Run, dataset, train
 
 from headrace.errors import ResumeError
+from tests.support.trainers.lightning_oracle import records
+from tests.support.trainers.lightning_run import Crash, Run, dataset, train
 
 # 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 skipped, epoch 2 short in another way.
 SKIP = [['2ba', '4ba'], [70, 75], [96, 200], [230, 235]]

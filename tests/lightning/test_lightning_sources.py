@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from data_modules import ids, quiet
-from lightning_oracle import judge, records
-from lightning_run import Model
 
 from headrace import StreamingDataset
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
+from tests.support.trainers.data_modules import ids, quiet
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import Model
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_spikes import SPIKES, Model, data, trainer
 from torch.utils.data import DataLoader
 
 from headrace import StreamingDataLoader
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.lightning import LossSpikes, StreamingDataModule
-from ranks import run_ranks
+from tests.support import support_file
+from tests.support.trainers.lightning_spikes import SPIKES, Model, data, trainer
+from tests.support.trainers.ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -165,7 +166,7 @@ def test_ranks_watch_their_mean(mixes, tmp_path: Path) -> None:
     folders = mixes['even']
     plan = StreamingDataLoader(data(folders), batch_size=8).plan(0)
     row = int(plan.ids(6)[1])
-    program = Path(__file__).with_name('lightning_spikes.py')
+    program = support_file('trainers/lightning_spikes.py')
     run_ranks('lightning', 2, program, tmp_path, 2, row, *folders.values(), folder=tmp_path)
     ranks = [json.loads((tmp_path / 'mean' / f'rank{rank}.json').read_text()) for rank in range(2)]
     assert [len(ids) for ids in ranks] == [8, 8]  # both stopped

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning_statistics import Model, trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
@@ -22,8 +21,10 @@ from headrace import PADDING, STREAM, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import DataStatistics, StreamingDataModule
 from headrace.metrics import DataMeter, PerStreamMean, WithoutPadding
-from ranks import run_ranks
-from statistics_mix import mix
+from tests.support import support_file
+from tests.support.trainers.lightning_statistics import Model, trainer
+from tests.support.trainers.ranks import run_ranks
+from tests.support.trainers.statistics_mix import mix
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -70,7 +71,7 @@ def test_a_run_is_logged(mixes, tmp_path, workers, by_hand):
 
 
 def test_ranks_are_logged_together(mixes, tmp_path):
-    program = Path(__file__).with_name('lightning_statistics.py')
+    program = support_file('trainers/lightning_statistics.py')
     run_ranks('lightning', 2, program, tmp_path, 2, *mixes['even'].values(), folder=tmp_path)
     ranks = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
     last = rows(tmp_path)[-1]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lightning_oracle import judge, records
-from lightning_run import EPOCHS, Run, dataset
 from test_lightning_processes import launch_on_nodes, run_forked
 
 from headrace import MDSWriter
-from ranks import run_alone
+from tests.support import support_file
+from tests.support.trainers.lightning_oracle import judge, records
+from tests.support.trainers.lightning_run import EPOCHS, Run, dataset
+from tests.support.trainers.ranks import run_alone
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -59,7 +60,7 @@ def test_a_notebook_forks_its_ranks_after_a_cell_has_read_data(mixes, tmp_path):
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = dataclasses.replace(first, name='second', checkpoint=str(checkpoint), trainer={})
     cells = [json.dumps(dataclasses.asdict(run)) for run in (first, second)]
-    run_alone('lightning', Path(__file__).with_name('notebook_run.py'), *cells, folder=tmp_path)
+    run_alone('lightning', support_file('trainers/notebook_run.py'), *cells, folder=tmp_path)
     verdict = judge([(first, checkpoint), (second, None)])
     assert verdict.is_exact, verdict
     assert verdict.epochs == EPOCHS

@@ -17,12 +17,12 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fake_world import fake_world
 from headrace import StreamingDataset, Topology
 from headrace.errors import TopologyError
 from headrace.lightning import StreamingDataModule
 from headrace.lightning.topology import topology_of, topology_of_fabric
-from processes import clean_environment
+from tests.support.programs.processes import clean_environment
+from tests.support.trainers.fake_world import fake_world
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metered import Clock
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from tests.support.trainers.metered import Clock
 
 collect_ignore = ['test_per_stream.py', 'test_metrics_padding.py'] if find_spec('torchmetrics') is None else []
 

@@ -13,7 +13,7 @@ from torchmetrics.classification import BinaryAccuracy
 
 from headrace.errors import ConfigError
 from headrace.metrics import PerStream, PerStreamMean
-from ranks import run_ranks
+from tests.support.trainers.ranks import run_ranks
 
 NAMES = ['code', 'prose', 'maths']
 
@@ -121,7 +121,7 @@ def test_wrong_use_is_refused():
 RANK_PROGRAM = """
 import json, os, sys, torch
 from pathlib import Path
-from processes import end_rank
+from tests.support.programs.processes import end_rank
 from torchmetrics import CatMetric, MeanMetric
 from headrace.metrics import PerStream, PerStreamMean
 rank = int(os.environ['RANK'])

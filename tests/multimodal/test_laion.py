@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_server import ImageServer, image_server, jpeg
-from laion_originals import make_laion, of_laion, write
-from originals_contract import check_workers_and_kills
 from PIL import Image
-from sources_to_convert import rows_of
 
 from headrace import StreamingDataLoader
 from headrace.cli import main
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.multimodal import StreamingLAION
 from headrace.multimodal.convert.laion400m import ORIGINAL
+from tests.support.originals.laion_originals import make_laion, of_laion, write
+from tests.support.originals.originals_contract import check_workers_and_kills
+from tests.support.servers.image_server import ImageServer, image_server, jpeg
+from tests.support.sources.sources_to_convert import rows_of
 
 pytest.importorskip('aiohttp')
 pytest.importorskip('pyarrow')

@@ -13,7 +13,7 @@ from headrace.multimodal import (
 from headrace.multimodal.video import check_video
 
 pytest.importorskip('av')
-from webvid_originals import video
+from tests.support.originals.webvid_originals import video
 
 
 def test_a_video_opens_no_files_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from originals_contract import check_workers_and_kills, visible
-from sources_to_convert import digests, rows_of
 
 from headrace import MDSWriter, StreamingDataLoader
 from headrace.cli import main
@@ -23,11 +21,13 @@ from headrace.multimodal import (
 )
 from headrace.multimodal.convert.webvid.crawl_webvid import ORIGINAL as WEBVID
 from headrace.multimodal.convert.webvid.extract_webvid_videos import main as extract
-from killed_children import in_a_child
-from waiting import until
+from tests.support.originals.originals_contract import check_workers_and_kills, visible
+from tests.support.programs.killed_children import in_a_child
+from tests.support.programs.waiting import until
+from tests.support.sources.sources_to_convert import digests, rows_of
 
 pytest.importorskip('av')
-from webvid_originals import make_webvid, video
+from tests.support.originals.webvid_originals import make_webvid, video
 
 
 @pytest.fixture(scope='module')

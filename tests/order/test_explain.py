@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import examples, mixture, mixtures, relaxed, shard_lists, shuffled
 
 from headrace.errors import HeadraceError, TopologyError
 from headrace.order import (
@@ -30,6 +29,7 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.order.resume import resume
+from tests.support.orders.order_cases import examples, mixture, mixtures, relaxed, shard_lists, shuffled
 
 PlanOf = Callable[[int], BatchPlan]
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from mosaicml_plans import TWO_STREAMS
-from order_cases import mixture
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order import (
@@ -13,6 +11,8 @@ from headrace.order import (
     Schedule,
     make_order,
 )
+from tests.support.orders.mosaicml_plans import TWO_STREAMS
+from tests.support.orders.order_cases import mixture
 
 
 def test_defaults_depend_on_the_nodes_that_a_run_begins_on():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from order_cases import mixture
 
 from headrace.order import (
     OrderConfig,
@@ -12,6 +11,7 @@ from headrace.order import (
     make_order,
     make_plan,
 )
+from tests.support.orders.order_cases import mixture
 
 
 def test_a_table_says_where_each_row_comes_from() -> None:

@@ -6,11 +6,11 @@ from math import factorial
 
 import numpy as np
 import pytest
-from order_cases import mixture, shuffled, whole
 
 from headrace.order.random.feistel import column_bits, feistel_permute, feistel_unpermute
 from headrace.order.random.hashing import hashes, keyed_order
 from headrace.testing.order_quality import bits, node_use, sequence_of
+from tests.support.orders.order_cases import mixture, shuffled, whole
 
 
 def chi_square(counts: np.ndarray, freedom: int | None = None) -> float:

@@ -7,9 +7,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from order_cases import mixture, shuffled
 
 from headrace.order import Mixture, Plan, StreamSize, Topology
+from tests.support.orders.order_cases import mixture, shuffled
 
 
 def cpu_seconds(call) -> float:

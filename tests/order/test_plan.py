@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import Plan, Topology
+from tests.support.orders.order_cases import mixture, relaxed, shuffled, whole
 
 
 def world(nodes: int, ranks_per_node: int, replication: int = 1) -> list[Topology]:

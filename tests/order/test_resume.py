@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mosaicml_plans import TWO_STREAMS
-from order_cases import mixture
-from state_cases import CONFIG, MIX, MOSAICML, STATE
 
 from headrace.errors import ResumeError
 from headrace.order import OrderConfig, ResumeState, make_order, resolved_from_state
 from headrace.order.resume import resume
+from tests.support.orders.mosaicml_plans import TWO_STREAMS
+from tests.support.orders.order_cases import mixture
+from tests.support.orders.state_cases import CONFIG, MIX, MOSAICML, STATE
 
 
 def test_the_same_data_and_config_pass_on_another_world() -> None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
 
 from headrace.order import Mixture, RowSelection, SampleMap, SelectedBits, SelectedRanges, SelectedSplit, StreamSize
 from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hash_text, hashes
 from headrace.order.row_selection import SPLIT_UNIT, count_bits, each_selected_row
+from tests.support.orders.order_cases import relaxed
 
 SIZES = st.lists(st.integers(0, 70), min_size=1, max_size=8).filter(sum)
 PARTS = st.sampled_from([0, 1, SPLIT_UNIT // 3, SPLIT_UNIT // 2, SPLIT_UNIT * 19 // 20, SPLIT_UNIT - 1, SPLIT_UNIT])

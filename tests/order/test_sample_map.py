@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
 
 from headrace.order import SampleMap
+from tests.support.orders.order_cases import relaxed
 
 CASES = json.loads((Path(__file__).parents[1] / 'data/order/spanner.json').read_text())['cases']
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.skip import Ranges, Skip, UnskippedPositions, merged, skipped_in_epoch, skipped_in_run, without
+from tests.support.orders.order_cases import mixture, relaxed, shuffled, whole
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
 ranges = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), max_size=5).map(

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from state_cases import MOSAICML, STATE
 
 from headrace.errors import ResumeError
 from headrace.order import ResumeState
+from tests.support.orders.state_cases import MOSAICML, STATE
 
 
 def test_a_state_is_a_flat_dict_of_ints_and_text_with_fixed_keys() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from changed_mixtures import (
-    tokens_of_document,
-)
-from packed_orders import write
-from packed_streams import write_streams
 
 from headrace import (
     MDSWriter,
     StreamingDataset,
 )
+from tests.support.packings.changed_mixtures import (
+    tokens_of_document,
+)
+from tests.support.packings.packed_orders import write
+from tests.support.packings.packed_streams import write_streams
 
 
 @pytest.fixture(scope='module')

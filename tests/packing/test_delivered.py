@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from huge_batches import HUGE
-from packed_streams import packed
+from tests.support.packings.huge_batches import HUGE
+from tests.support.packings.packed_streams import packed
 
 
 def test_all_documents_of_a_huge_batch_are_known(explained_folder):

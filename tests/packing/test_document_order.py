@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from changed_mixtures import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import StreamingDataLoader
+from headrace.errors import ResumeError
+from tests.support.packings.changed_mixtures import (
     LANES,
     MIXTURES,
     SIZE,
@@ -23,13 +28,8 @@ from changed_mixtures import (
     train,
     trained,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from packed_model import pieces_of_rows
-
-from example_counts import scaled
-from headrace import StreamingDataLoader
-from headrace.errors import ResumeError
+from tests.support.packings.packed_model import pieces_of_rows
+from tests.support.suite.example_counts import scaled
 
 TOPOLOGIES = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (6, 3), (12, 4))
 

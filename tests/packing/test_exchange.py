@@ -6,8 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from huge_batches import HUGE
-from packed_streams import packed, told, unpadded
+
+from tests.support.packings.huge_batches import HUGE
+from tests.support.packings.packed_streams import packed, told, unpadded
 
 
 def test_ranks_share_the_names_of_their_documents(explained_folder):

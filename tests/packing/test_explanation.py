@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packed_streams import FIRST, LENGTHS, SIZE, packed, told, unpadded
 
 from headrace.cli import main
 from headrace.errors import TopologyError
+from tests.support.packings.packed_streams import FIRST, LENGTHS, SIZE, packed, told, unpadded
 
 
 @pytest.mark.parametrize('method', ['best_fit', 'concatenate'])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from packed_orders import make, sequences, world, write
-from refused_packings import dataset, state_of
 
 from headrace import StreamingDataLoader
 from headrace.errors import ResumeError
+from tests.support.packings.packed_orders import make, sequences, world, write
+from tests.support.packings.refused_packings import dataset, state_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mixed_streams import (
+
+from headrace import Stream, StreamingDataset, Topology
+from headrace.cli import main
+from headrace.errors import ConfigError, DocumentError, ResumeError
+from headrace.mixing import build_loader, load_config
+from headrace.packing import StreamPacking
+from tests.support.packings.mixed_streams import (
     mixed,
     packings,
     plain,
@@ -16,12 +22,6 @@ from mixed_streams import (
     tokenize,
     write_mixed,
 )
-
-from headrace import Stream, StreamingDataset, Topology
-from headrace.cli import main
-from headrace.errors import ConfigError, DocumentError, ResumeError
-from headrace.mixing import build_loader, load_config
-from headrace.packing import StreamPacking
 
 
 @pytest.fixture(scope='module')

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_orders import METHODS, SIZE, expected, make, sequences, tokens_of, unpadded, world, write
 
 from headrace import StreamingDataLoader, sample_rng
 from headrace.packing import PackedDataset, Packing
+from tests.support.packings.packed_orders import (
+    METHODS,
+    SIZE,
+    expected,
+    make,
+    sequences,
+    tokens_of,
+    unpadded,
+    world,
+    write,
+)
 
 
 @given(

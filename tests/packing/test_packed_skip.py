@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from packed_streams import FIRST, LENGTHS, SIZE, packed, tokens_of, told, unpadded, write_streams
 
 from headrace import StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError, ResumeError
 from headrace.mixing import load_config
+from tests.support.packings.packed_streams import FIRST, LENGTHS, SIZE, packed, tokens_of, told, unpadded, write_streams
 
 SKIPPED = {2, 6, FIRST['prose'] + 6}
 SKIP = [[f'{number}doc', f'{number + 1}doc'] for number in sorted(SKIPPED)]

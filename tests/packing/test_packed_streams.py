@@ -6,12 +6,12 @@ import itertools
 import json
 
 import pytest
-from counted_packings import counted, stream_of
-from packed_streams import LENGTHS, packed
 
 from headrace import PADDING, STREAM
 from headrace.errors import ConfigError
 from headrace.metrics import DataMeter
+from tests.support.packings.counted_packings import counted, stream_of
+from tests.support.packings.packed_streams import LENGTHS, packed
 
 NAMES = list(LENGTHS)
 

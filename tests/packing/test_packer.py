@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from packed_orders import SIZE, make, sequences, write
 
 from headrace import Stream, StreamingDataLoader
 from headrace.packing import PackedDataset, Packing
+from tests.support.packings.packed_orders import SIZE, make, sequences, write
 
 
 def test_what_was_taken_is_counted_by_stream(tmp_path):

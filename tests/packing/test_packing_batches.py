@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packed_orders import expected, make, unpadded, world
-
 from headrace import PADDING
+from tests.support.packings.packed_orders import expected, make, unpadded, world
 
 
 def test_rows_that_fill_up_the_last_batch_are_empty(many_documents):

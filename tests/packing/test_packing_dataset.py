@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from refused_packings import dataset
 
 from headrace import StreamingDataLoader
 from headrace.errors import ConfigError, EmptyDatasetError
+from tests.support.packings.refused_packings import dataset
 
 
 @pytest.mark.parametrize(

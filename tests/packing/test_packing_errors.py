@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from refused_packings import dataset, state_of
 
 from headrace import StreamingDataLoader, Topology
 from headrace.cli import main
@@ -17,6 +16,7 @@ from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
 from headrace.packing.tokenizers import encoder_of
+from tests.support.packings.refused_packings import dataset, state_of
 
 
 def test_the_yaml_has_all_settings():

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from headrace.mixing import build_loader, load_config
-from transcripts import with_transcripts
+from tests.support.pages.transcripts import with_transcripts
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'packing.md'
 
 
 def test_the_transcripts_are_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If not, write them anew: PYTHONPATH=src python tests/transcripts.py docs/packing.md."""
+    """If not, write them anew: python -m tests.support.pages.transcripts docs/packing.md."""
     page = PAGE.read_text()
     assert page.count('\n$ ') == 6
     assert with_transcripts(page, tmp_path) == page

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packed_orders import METHODS, SIZE, expected, make, sequences, write
 
 from headrace import BAD_SAMPLE, MDSWriter, StreamingDataLoader
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.errors import ChecksumError, ConfigError, DocumentError, FormatError
 from headrace.packing import ChatTokenizer, PackedDataset, Packing
+from tests.support.packings.packed_orders import METHODS, SIZE, expected, make, sequences, write
 
 
 @pytest.mark.parametrize(

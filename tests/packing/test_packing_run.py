@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from refused_packings import dataset, state_of
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.errors import ResumeError
+from tests.support.packings.refused_packings import dataset, state_of
 
 
 @pytest.mark.parametrize(

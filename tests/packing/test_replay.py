@@ -7,7 +7,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from changed_mixtures import (
+
+from headrace.errors import ResumeError
+from tests.support.packings.changed_mixtures import (
     LANES,
     MIXTURES,
     Leg,
@@ -16,8 +18,6 @@ from changed_mixtures import (
     tokens_of_document,
     trained,
 )
-
-from headrace.errors import ResumeError
 
 
 def test_documents_are_explained_on_both_sides_of_a_change(data):

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packed_orders import sync_lane_states, unpadded
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
+from tests.support.packings.packed_orders import sync_lane_states, unpadded
 
 SIZE, LANES = 32, 8
 LENGTHS = {'short': 5, 'long': 100, 'middle': 20}

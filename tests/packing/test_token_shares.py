@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from counted_packings import counted
-from packed_streams import packed
+from tests.support.packings.counted_packings import counted
+from tests.support.packings.packed_streams import packed
 
 
 def test_the_promise_of_a_schedule_follows_it(counted_folder):

@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.packing import Packing, load_tokenizer
 from headrace.packing.tokenizers import encoder_of, fingerprint
-from packed_text import make_text, texts
+from tests.support.trainers.packed_text import make_text, texts
 
 
 @pytest.fixture(scope='module')

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_streams import LENGTHS, SIZE, packed, tokens_of, told, unpadded, write_streams
 
 from headrace import PADDING, MDSWriter
 from headrace.errors import ConfigError, EmptyDatasetError, ResumeError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import Packing
 from headrace.packing.whole import WholePass
+from tests.support.packings.packed_streams import LENGTHS, SIZE, packed, tokens_of, told, unpadded, write_streams
 
 EVERY_TOKEN = Counter(token for number in range(sum(map(len, LENGTHS.values()))) for token in tokens_of(number))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from selectable import write_mds
-from selected import SAMPLES
 
 from headrace.dataset.streams import open_streams
+from tests.support.datasets.selectable import write_mds
+from tests.support.datasets.selected import SAMPLES
 
 
 @pytest.fixture(autouse=True)

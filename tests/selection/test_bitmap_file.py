@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from no_tokens import no_tokens  # noqa: F401
-from selected import SAMPLES, bits, ids
 
 from headrace import StreamingDataset, Where
 from headrace.errors import CacheError, DiskFullError, StreamError
 from headrace.selection import bitmap_file
+from tests.support.datasets.selected import SAMPLES, bits, ids
+from tests.support.packings.no_tokens import no_tokens  # noqa: F401
 
 processes = multiprocessing.get_context('fork')
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from no_tokens import no_tokens  # noqa: F401
-from selected import bits
 
 from headrace import StreamingDataset, Where
 from headrace.errors import StreamError
 from headrace.mixing import build_dataset, load_config, to_yaml
+from tests.support.datasets.selected import bits
+from tests.support.packings.no_tokens import no_tokens  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from no_tokens import no_tokens  # noqa: F401
-from selectable import columns_of, write_json, write_mds
-from selected import SAMPLES, bits, ids
 
-from example_counts import scaled
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, Where
 from headrace.errors import EmptyDatasetError, ResumeError, StreamError
 from headrace.selection import selection as selection_module
 from headrace.testing.oracle import World, check_resume, walk
+from tests.support.datasets.selectable import columns_of, write_json, write_mds
+from tests.support.datasets.selected import SAMPLES, bits, ids
+from tests.support.packings.no_tokens import no_tokens  # noqa: F401
+from tests.support.suite.example_counts import scaled
 
 TESTS: dict[str, tuple[Any, Any]] = {
     'equals': ({'lang': 'de'}, lambda s: s['lang'] == 'de'),

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 import pytest
-from simulated import SAMPLES, SHARDS
-from tuned import TUNED_SAMPLES
 
 from headrace import MDSWriter
 from headrace.mixing import load_config
 from headrace.simulate import Conditions, simulate
+from tests.support.datasets.simulated import SAMPLES, SHARDS
+from tests.support.datasets.tuned import TUNED_SAMPLES
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from simulated import SAMPLES, SHARDS
 
 from headrace import MDSWriter
+from tests.support.datasets.simulated import SAMPLES, SHARDS
 
 
 def test_a_second_epoch_finds_the_cache(simulated_run):

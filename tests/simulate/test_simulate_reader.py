@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from simulated import SHARDS
 
 from headrace.dataset.prefetch.prefetcher import Prefetcher
+from tests.support.datasets.simulated import SHARDS
 
 
 def test_a_prefetch_leaves_the_share_of_a_limit_that_a_real_one_leaves(simulated_run):

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from simulated import SAMPLES, SHARDS
 
 from headrace import StreamingDataset
 from headrace.cli import main
@@ -16,6 +15,7 @@ from headrace.mixing import load_config
 from headrace.order import Topology
 from headrace.simulate import Conditions, simulate
 from headrace.simulate.page import page
+from tests.support.datasets.simulated import SAMPLES, SHARDS
 
 
 def test_nothing_is_waited_for_where_the_network_is_quick(simulated_run):

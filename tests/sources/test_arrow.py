@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrow_files import BATCHES, ROWS, batch, check, stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from source_cases import index, part_bytes, rows
 
-from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import arrow
+from tests.support.sources.arrow_files import BATCHES, ROWS, batch, check, stream
+from tests.support.sources.source_cases import index, part_bytes, rows
+from tests.support.suite.example_counts import scaled
 
 pa = pytest.importorskip('pyarrow')
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from arrow_files import BATCHES, ROWS, check, stream
-from source_cases import MemoryStore, part_bytes
 
 from headrace.sources import arrow
+from tests.support.sources.arrow_files import BATCHES, ROWS, check, stream
+from tests.support.sources.source_cases import MemoryStore, part_bytes
 
 pa = pytest.importorskip('pyarrow')
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrow_columns import DAY, FILE, ONE, WITH_NULLS, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace.errors import FormatError, ShardError, StreamError
 from headrace.sources.arrow_types import arrow_columns, to_columns
+from tests.support.sources.arrow_columns import DAY, FILE, ONE, WITH_NULLS, read
+from tests.support.suite.example_counts import scaled
 
 pa = pytest.importorskip('pyarrow')
 

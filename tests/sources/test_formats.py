@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from parquet_stores import keys, store_of, write
 
 from headrace.errors import EmptyDatasetError, StreamError
+from tests.support.sources.parquet_stores import keys, store_of, write
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from line_files import jsonl, table
-from source_cases import index, rows
 
 from headrace.errors import FormatError
 from headrace.sources.lines import CSV, JSONL
+from tests.support.sources.line_files import jsonl, table
+from tests.support.sources.source_cases import index, rows
 
 
 def test_ends_of_lines():

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from litdata_folders import read, tensors, write
-from source_cases import MemoryStore, index, part_bytes, rows
 
-from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import litdata as source_format
+from tests.support.sources.litdata_folders import read, tensors, write
+from tests.support.sources.source_cases import MemoryStore, index, part_bytes, rows
+from tests.support.suite.example_counts import scaled
 
 FROZEN = Path(__file__).parents[1] / 'data' / 'litdata'
 

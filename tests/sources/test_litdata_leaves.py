@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from litdata_folders import tensors, write
-from source_cases import index, rows
 
-from example_counts import scaled
 from headrace.errors import FormatError, ShardError
 from headrace.sources import litdata as source_format
 from headrace.sources.litdata_leaves import parse_nested
+from tests.support.sources.litdata_folders import tensors, write
+from tests.support.sources.source_cases import index, rows
+from tests.support.suite.example_counts import scaled
 
 
 @pytest.mark.parametrize(

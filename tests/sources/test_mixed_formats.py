@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from source_cases import index, rows
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
@@ -22,6 +21,7 @@ from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.sources.formats import format_of
 from headrace.sources.source_bytes import pack_source, unpack_source
 from headrace.testing.oracle import World, check_resume
+from tests.support.sources.source_cases import index, rows
 
 ROWS = 60
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from source_cases import index, rows
-from tars import npy, pack
 
 from headrace.errors import ShardError
 from headrace.sources import tar
+from tests.support.sources.source_cases import index, rows
+from tests.support.sources.tars import npy, pack
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parquet_files import as_python, index, read, table, write
 
-from example_counts import scaled
 from headrace import StreamingDataset
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import parquet
 from headrace.sources.source_index import unpack_part
+from tests.support.sources.parquet_files import as_python, index, read, table, write
+from tests.support.suite.example_counts import scaled
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parquet_files import as_python, index, read, table, write
 
 from headrace.sources import parquet
 from headrace.sources.parquet_footers import DamagedFooterError, read_footers, read_row_groups
 from headrace.storage import open_store
+from tests.support.sources.parquet_files import as_python, index, read, table, write
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

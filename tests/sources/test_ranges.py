@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 
 import pytest
 import zstandard
-from source_cases import index, rows
-from tars import pack, pairs
 
 from headrace.errors import ChecksumError, ObjectNotFoundError, ShardError, TransferError
 from headrace.sources import tar
 from headrace.sources.ranges import ByteRange, read_ranges, unpack
 from headrace.storage import Retry, open_store
+from tests.support.sources.source_cases import index, rows
+from tests.support.sources.tars import pack, pairs
 
 AT_ONCE = Retry(attempts=3, sleep=lambda seconds: None)
 

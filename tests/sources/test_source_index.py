@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from parquet_stores import index, store_of, write
+
+from tests.support.sources.parquet_stores import index, store_of, write
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parquet_stores import index, keys, store_of, write
-from source_cases import MemoryStore
 
 from headrace import StreamingDataset
 from headrace.convert import convert
@@ -30,6 +28,8 @@ from headrace.sources.ranges import ByteRange, read_range
 from headrace.sources.source_store import glob_pattern, has_glob
 from headrace.storage import ObjectInfo, register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.sources.parquet_stores import index, keys, store_of, write
+from tests.support.sources.source_cases import MemoryStore
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -13,12 +13,12 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from line_files import jsonl, table
-from source_cases import MemoryStore, index, part_bytes, rows
 
-from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.lines import CSV, JSONL, TSV
+from tests.support.sources.line_files import jsonl, table
+from tests.support.sources.source_cases import MemoryStore, index, part_bytes, rows
+from tests.support.suite.example_counts import scaled
 
 COMPRESSIONS = {
     '': lambda data: data,

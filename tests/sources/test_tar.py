@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from source_cases import MemoryStore, index, part_bytes, rows
-from tars import npy, pack, pairs
 
-from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import tar
+from tests.support.sources.source_cases import MemoryStore, index, part_bytes, rows
+from tests.support.sources.tars import npy, pack, pairs
+from tests.support.suite.example_counts import scaled
 
 
 def test_what_webdataset_writes(tmp_path):

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from contract_rows import mark_slow_rows
 
 from headrace.testing.servers.s3 import have_rgw, rgw_server
+from tests.support.stores.contract_rows import mark_slow_rows
 
 
 @pytest.fixture(scope='session')

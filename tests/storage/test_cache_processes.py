@@ -8,10 +8,10 @@ import threading
 import time
 
 import pytest
-from shards import SIZE, cache_of, make_remote, names
-from together import FORK, as_somebody_waits, frozen_disk_use, run_together
 
 from headrace.storage import CacheLimit
+from tests.support.programs.together import FORK, as_somebody_waits, frozen_disk_use, run_together
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 pytestmark = pytest.mark.once
 

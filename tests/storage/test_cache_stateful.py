@@ -16,13 +16,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from shards import cache_of, disk_use, make_remote, names
-from together import run_alone
 
-from descriptors import open_descriptors
-from example_counts import scaled
 from headrace.storage.cache import disk_usage
 from headrace.testing.stores import CountingStore
+from tests.support.programs.descriptors import open_descriptors
+from tests.support.programs.together import run_alone
+from tests.support.stores.shards import cache_of, disk_use, make_remote, names
+from tests.support.suite.example_counts import scaled
 
 COUNT = 5
 numbers = st.integers(0, COUNT - 1)

@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from contract_rows import each_value_once
+
+from tests.support.stores.contract_rows import each_value_once
 
 pytestmark = pytest.mark.once
 

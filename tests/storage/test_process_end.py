@@ -3,21 +3,19 @@
 import itertools
 import multiprocessing
 import multiprocessing.util
-import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from shards import SIZE, StuckStore, cache_of, make_remote, names
-from together import FORK, as_somebody_waits, is_half_there
 
 from headrace.dataset.progress import Progress
 from headrace.dataset.workers import shutdown
 from headrace.testing.stores import CountingStore, FaultyStore
-from processes import clean_environment, end_well, run_program
-from waiting import until
+from tests.support.programs.processes import end_well, run_program
+from tests.support.programs.together import FORK, as_somebody_waits, is_half_there
+from tests.support.programs.waiting import until
+from tests.support.stores.shards import SIZE, StuckStore, cache_of, make_remote, names
 
 pytestmark = pytest.mark.once
 
@@ -64,9 +62,7 @@ def test_the_next_fetch_removes_what_daemon_threads_left(tmp_path, packed, momen
 
 
 def test_the_next_fetch_removes_what_a_program_left(tmp_path):
-    environ = clean_environment()
-    environ['PYTHONPATH'] += f'{os.pathsep}{Path(__file__).parent}'
-    done = run_program([sys.executable, '-c', PROGRAM, str(tmp_path)], environ=environ)
+    done = run_program([sys.executable, '-c', PROGRAM, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     # Who reads as the process ends still can.
     assert done.stdout.split() == ['.headrace', 'True']
@@ -179,9 +175,9 @@ def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, thread):
 PROGRAM = """
 import atexit, multiprocessing.util, sys, threading
 from pathlib import Path
-from shards import StuckStore, cache_of, make_remote, names
-from together import is_half_there
-from waiting import until
+from tests.support.stores.shards import StuckStore, cache_of, make_remote, names
+from tests.support.programs.together import is_half_there
+from tests.support.programs.waiting import until
 
 folder = Path(sys.argv[1])
 remote = make_remote(folder / 'remote', 3)

@@ -8,7 +8,7 @@ from headrace.storage import StoreOptions, known_schemes, open_store, register_s
 from headrace.storage.resolve import backends
 from headrace.storage.stores.local import LocalStore
 from headrace.storage.stores.s3 import S3Store
-from optional_modules import SOURCES, modules_of_extra, optional_modules
+from tests.support.suite.optional_modules import SOURCES, modules_of_extra, optional_modules
 
 
 @pytest.mark.parametrize(

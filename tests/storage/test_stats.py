@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from together import FORK
 
 from headrace.storage import stats
 from headrace.storage.stats import CacheCounts, CacheStats
+from tests.support.programs.together import FORK
 
 
 @pytest.mark.once

@@ -16,13 +16,14 @@ import pytest
 
 from headrace.testing.link import Link
 from headrace.testing.servers.process import free_port, running, wait_for_port, wait_until
-from processes import is_alive
+from tests.support import support_file
+from tests.support.programs.processes import is_alive
 
 
 @pytest.fixture(scope='module')
 def server() -> Iterator[str]:
     port = free_port()
-    with running([sys.executable, '-I', str(Path(__file__).with_name('byte_server.py')), str(port)]) as process:
+    with running([sys.executable, '-I', str(support_file('servers/byte_server.py')), str(port)]) as process:
         wait_for_port(port, process)
         yield f'http://127.0.0.1:{port}'
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.in_process import Handler, serving
-from waiting import until
+from tests.support.programs.waiting import until
 
 
 class Keeping(Handler):

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sources_to_convert import rows_of
-from text_originals import make_c4, make_pile
-from text_tokenizer import make_tokenizer
 
 from headrace import MDSWriter, StreamingDataLoader
 from headrace.errors import ConfigError, FormatError
@@ -19,6 +16,9 @@ from headrace.packing import PackedDataset
 from headrace.text import StreamingC4, StreamingEnWiki, StreamingPile, StreamingText
 from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.pile import ORIGINAL as PILE
+from tests.support.originals.text_originals import make_c4, make_pile
+from tests.support.originals.text_tokenizer import make_tokenizer
+from tests.support.sources.sources_to_convert import rows_of
 
 
 @pytest.fixture(scope='module')

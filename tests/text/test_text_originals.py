@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from originals_contract import check_reports, check_stops_at_a_broken_member, check_workers_and_kills
-from sources_to_convert import digests, rows_of
-from text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
 
 from headrace.cli import main
 from headrace.errors import ConfigError, ObjectNotFoundError
@@ -21,6 +18,13 @@ from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.c4 import main as main_c4
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI
 from headrace.text.convert.pile import ORIGINAL as PILE
+from tests.support.originals.originals_contract import (
+    check_reports,
+    check_stops_at_a_broken_member,
+    check_workers_and_kills,
+)
+from tests.support.originals.text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
+from tests.support.sources.sources_to_convert import digests, rows_of
 
 NAMES = ['c4', 'enwiki', 'pile']
 

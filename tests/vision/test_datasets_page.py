@@ -9,13 +9,13 @@ import shlex
 from pathlib import Path
 
 import pytest
-from image_server import jpeg
-from text_originals import make_c4, make_enwiki, make_pile
-from text_tokenizer import make_tokenizer
-from vision_originals import make_ade20k, make_cifar10, make_coco, make_imagenet
 
 from headrace import MDSWriter
 from headrace.cli import main
+from tests.support.originals.text_originals import make_c4, make_enwiki, make_pile
+from tests.support.originals.text_tokenizer import make_tokenizer
+from tests.support.originals.vision_originals import make_ade20k, make_cifar10, make_coco, make_imagenet
+from tests.support.servers.image_server import jpeg
 
 PAGE = (Path(__file__).parents[2] / 'docs' / 'datasets.md').read_text()
 BLOCK = re.compile(r'```console\n\$ (.*?)\n(.*?)```|```python\n(.*?)```\n\n```text\n(.*?)```', re.DOTALL)
@@ -30,7 +30,7 @@ def without_figures(text: str) -> str:
 def test_commands_and_programs_print_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ('av', 'mwparserfromhell', 'transformers'):
         pytest.importorskip(package)
-    from webvid_originals import make_webvid
+    from tests.support.originals.webvid_originals import make_webvid
 
     makers = {'imagenet': make_imagenet, 'cifar': make_cifar10, 'coco': make_coco, 'ade': make_ade20k}
     texts = {'c4': make_c4, 'pile': make_pile, 'enwiki': make_enwiki}

@@ -15,20 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from originals_contract import check_reports, check_stops_at_a_broken_member, check_workers_and_kills
 from PIL import Image
-from sources_to_convert import digests, rows_of
-from vision_originals import (
-    CIFAR_CLASSES,
-    Made,
-    jpeg,
-    make_ade20k,
-    make_cifar10,
-    make_cifar10_archive,
-    make_coco,
-    make_imagenet,
-    make_imagenet_tars,
-)
 
 from headrace.cli import main
 from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
@@ -40,6 +27,23 @@ from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10
 from headrace.vision.convert.coco import ORIGINAL as COCO
 from headrace.vision.convert.imagenet import ORIGINAL as IMAGENET
 from headrace.vision.convert.imagenet import main as main_imagenet
+from tests.support.originals.originals_contract import (
+    check_reports,
+    check_stops_at_a_broken_member,
+    check_workers_and_kills,
+)
+from tests.support.originals.vision_originals import (
+    CIFAR_CLASSES,
+    Made,
+    jpeg,
+    make_ade20k,
+    make_cifar10,
+    make_cifar10_archive,
+    make_coco,
+    make_imagenet,
+    make_imagenet_tars,
+)
+from tests.support.sources.sources_to_convert import digests, rows_of
 
 MAKERS: dict[str, tuple[Original, Callable[[Path], Made]]] = {
     'imagenet': (IMAGENET, make_imagenet),

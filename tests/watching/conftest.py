@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import SIZES
-from watched_ranks import Rank
+
+from tests.support.trainers.recorded_runs import SIZES
+from tests.support.trainers.watched_ranks import Rank
 
 
 @pytest.fixture(scope='module')

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import SIZES, Process, ids_of
 
 from headrace.errors import ConfigError
 from headrace.watching import RecordedRun, RunHistory
+from tests.support.trainers.recorded_runs import SIZES, Process, ids_of
 
 
 def test_uses_of_a_sample_are_all_that_the_weights_have_seen_and_the_next(folders, tmp_path) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from watched_ranks import ODD, Rank
 
 from headrace.watching.live import read_live
 from headrace.watching.table import live_text
+from tests.support.trainers.watched_ranks import ODD, Rank
 
 
 def test_the_ranks_are_put_together(ranks: list[Rank], tmp_path: Path) -> None:

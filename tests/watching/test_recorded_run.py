@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
-from recorded_runs import Process, ids_of
 
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.watching import RecordedRun
+from tests.support import support_file
+from tests.support.trainers.recorded_runs import Process, ids_of
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_wrong_arguments_are_refused(folders, tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 def test_a_training_that_is_killed_and_resumed_is_recorded_step_by_step(folders, tmp_path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name('recorded_training.py')), str(tmp_path), str(folders['b'])]
+    command = [sys.executable, str(support_file('trainers/recorded_training.py')), str(tmp_path), str(folders['b'])]
     trained = tmp_path / 'trained'
     for lines in (17, 40):
         process = subprocess.Popen(command)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from recorded_runs import Process
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.watching import RunHistory, RunRecorder
+from tests.support.trainers.recorded_runs import Process
 
 
 def test_a_record_has_no_credentials_and_is_no_url(folders, tmp_path) -> None:

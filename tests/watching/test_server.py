@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from watched_ranks import ODD, Rank
 
-from browser import browser, wait_until
 from headrace.errors import ConfigError
 from headrace.watching.server import WatchServer
+from tests.support.pages.browser import browser, wait_until
+from tests.support.trainers.watched_ranks import ODD, Rank
 
 
 @pytest.fixture

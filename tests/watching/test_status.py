@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from watched_ranks import Rank
 
 from headrace.watching.live import read_live
+from tests.support.trainers.watched_ranks import Rank
 
 
 def test_a_status_is_written_seldom_and_whole(data: Path, tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from browser import browser, wait_until
 from headrace.watching.live import read_live
 from headrace.watching.server import WatchServer
+from tests.support import support_file
+from tests.support.pages.browser import browser, wait_until
 
 
 @pytest.mark.slow
 def test_real_processes_are_watched_until_they_end(data: Path, tmp_path: Path) -> None:
-    program = Path(__file__).with_name('watched_run.py')
+    program = support_file('trainers/watched_run.py')
     processes = [
         subprocess.Popen([sys.executable, program, str(rank), '2', tmp_path, data / 'a', data / 'b'])
         for rank in range(2)

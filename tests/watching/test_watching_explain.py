@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import Process
 
 from headrace.errors import ResumeError
 from headrace.watching import RecordedRun
+from tests.support.trainers.recorded_runs import Process
 
 
 def test_other_data_than_the_runs_are_refused(folders, tmp_path, make_dataset) -> None:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from watched_ranks import Rank
 
 from headrace.cli import main
+from tests.support.trainers.watched_ranks import Rank
 
 
 def test_the_table(ranks: list[Rank], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from converted import convert
 
 from headrace.errors import ConfigError, ObjectNotFoundError
+from tests.support.sources.converted import convert
 
 
 @pytest.mark.parametrize('source', [7, b'bytes', {'a': 1}])

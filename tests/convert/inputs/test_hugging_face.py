@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from converted import convert, pixels
-from sources_to_convert import make_images, rows_of
+
+from tests.support.sources.converted import convert, pixels
+from tests.support.sources.sources_to_convert import make_images, rows_of
 
 
 def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from converted import convert, pixels
 from PIL import Image
-from sources_to_convert import digests, make_images, rows_of
 
 from headrace.errors import ConfigError
+from tests.support.sources.converted import convert, pixels
+from tests.support.sources.sources_to_convert import digests, make_images, rows_of
 
 
 def test_an_image_folder_is_that_of_torchvision(tmp_path: Path) -> None:

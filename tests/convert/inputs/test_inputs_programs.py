@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from converted import convert, squares
-from sources_to_convert import rows_of
+
+from tests.support.sources.converted import convert, squares
+from tests.support.sources.sources_to_convert import rows_of
 
 
 def expected_squares(numbers):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from converted import convert
 from PIL import Image
-from sources_to_convert import rows_of
 
 from headrace.errors import ConversionError
+from tests.support.sources.converted import convert
+from tests.support.sources.sources_to_convert import rows_of
 
 
 def test_tuples_without_names(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from sources_to_convert import rows_of
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,6 +22,7 @@ from torch.utils.data import (
 
 from headrace.convert import convert
 from headrace.errors import ConfigError
+from tests.support.sources.sources_to_convert import rows_of
 
 
 class Squares(Dataset[dict[str, Any]]):

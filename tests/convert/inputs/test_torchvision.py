@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from converted import convert, pixels
-from sources_to_convert import make_images, rows_of
+
+from tests.support.sources.converted import convert, pixels
+from tests.support.sources.sources_to_convert import make_images, rows_of
 
 
 def test_datasets_of_torchvision(tmp_path: Path) -> None:

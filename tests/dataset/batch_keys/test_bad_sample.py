@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from bad_data import (
-    BAD,
-    SINGLE,
-    Own,
-    checked,
-    damage,
-    make,
-    write_texts,
-)
 
 from headrace import (
     BAD_SAMPLE,
@@ -33,6 +24,15 @@ from headrace.errors import (
 )
 from headrace.mixing import build_loader, load_config
 from headrace.storage.stores.local import LocalStore
+from tests.support.datasets.bad_data import (
+    BAD,
+    SINGLE,
+    Own,
+    checked,
+    damage,
+    make,
+    write_texts,
+)
 
 
 def test_by_default_the_error_is_raised_and_nothing_is_marked(damaged_remote, tmp_path):

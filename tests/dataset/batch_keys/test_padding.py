@@ -14,10 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from example_counts import scaled
 from headrace import PADDING, MDSWriter, StreamingDataLoader, StreamingDataset, Topology, without_padding
 from headrace.errors import ConfigError
 from headrace.testing.oracle import World, check_resume, walk
+from tests.support.suite.example_counts import scaled
 
 
 @pytest.fixture(scope='module')

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from counted_streams import counted_dataset, stream_of
 
 from headrace import PADDING, STREAM, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError
+from tests.support.orders.counted_streams import counted_dataset, stream_of
 
 
 @pytest.mark.parametrize('workers', [0, 2])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from bad_data import (
+from headrace import (
+    StreamingDataset,
+)
+from tests.support.datasets.bad_data import (
     SINGLE,
     checked,
     make,
     write_texts,
-)
-
-from headrace import (
-    StreamingDataset,
 )
 
 

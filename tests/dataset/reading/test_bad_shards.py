@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from bad_data import (
+
+from headrace import (
+    BAD_SAMPLE,
+    StreamingDataset,
+)
+from headrace.storage.stores.local import LocalStore
+from tests.support.datasets.bad_data import (
     ABSENT,
     BAD,
     CORRUPT,
@@ -16,12 +22,6 @@ from bad_data import (
     shard_of,
     write_texts,
 )
-
-from headrace import (
-    BAD_SAMPLE,
-    StreamingDataset,
-)
-from headrace.storage.stores.local import LocalStore
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tars import pack
 
-from descriptors import open_descriptors
 from headrace import CSVWriter, JSONWriter, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.reading import dataset_shards
 from headrace.errors import ShardError
 from headrace.storage.cache import lease_cache
-from leases import release_without_a_pause
-from waiting import until
+from tests.support.programs.descriptors import open_descriptors
+from tests.support.programs.leases import release_without_a_pause
+from tests.support.programs.waiting import until
+from tests.support.sources.tars import pack
 
 SAMPLES, IN_SHARD = 400, 20
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from image_folders import RANDOM, read_images, write_images
-from pictures import by_pillow, jpeg_that_says, picture, stored
 from torch.utils.data import DataLoader
 
 from headrace import (
@@ -18,6 +16,8 @@ from headrace import (
     Topology,
 )
 from headrace.errors import CollateError, ShardError
+from tests.support.formats.image_folders import RANDOM, read_images, write_images
+from tests.support.formats.pictures import by_pillow, jpeg_that_says, picture, stored
 
 
 @pytest.mark.parametrize('workers', [0, 1])

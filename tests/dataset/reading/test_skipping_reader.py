@@ -8,15 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bad_data import (
-    BAD,
-    SAMPLES,
-    Own,
-    checked,
-    make,
-    planned,
-    write_texts,
-)
 from torch.utils.data import DataLoader
 
 from headrace import (
@@ -32,6 +23,15 @@ from headrace import (
 )
 from headrace.errors import (
     CollateError,
+)
+from tests.support.datasets.bad_data import (
+    BAD,
+    SAMPLES,
+    Own,
+    checked,
+    make,
+    planned,
+    write_texts,
 )
 
 

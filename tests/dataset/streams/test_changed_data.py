@@ -25,7 +25,7 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import AccessDeniedError, CacheError, ResumeError, StreamError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
-from waiting import until
+from tests.support.programs.waiting import until
 
 processes = multiprocessing.get_context('fork')
 

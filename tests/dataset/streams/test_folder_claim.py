@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from soon import (
-    soon,  # noqa: F401
-)
 
 from headrace import StreamingDataset
 from headrace.errors import (
     StreamError,
+)
+from tests.support.programs.soon import (
+    soon,  # noqa: F401
 )
 
 

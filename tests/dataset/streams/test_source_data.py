@@ -35,7 +35,7 @@ from headrace.storage.stores.local import LocalStore
 from headrace.testing.oracle import World, check_resume
 from headrace.testing.servers.s3 import S3Server
 from headrace.testing.stores import put_bytes
-from waiting import until
+from tests.support.programs.waiting import until
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from image_folders import RANDOM, read_images, write_images
-from pictures import picture, stored
 
 from headrace import (
     ImageTensor,
@@ -13,6 +11,8 @@ from headrace import (
     StreamingDataset,
 )
 from headrace.errors import StreamError
+from tests.support.formats.image_folders import RANDOM, read_images, write_images
+from tests.support.formats.pictures import picture, stored
 
 
 def test_streams_have_settings_of_their_own_and_share_batches(tmp_path, image_folder):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.dataset.workers.fork_watchdog import worker_context
-from processes import run_well
+from tests.support.programs.processes import run_well
 
 # The first child stands still where CPython's does: after the fork, before a line of the worker has run.
 PROGRAM = """

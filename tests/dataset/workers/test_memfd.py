@@ -20,9 +20,9 @@ from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from descriptors import close_leftovers, open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
+from tests.support.programs.descriptors import close_leftovers, open_descriptors
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from descriptors import close_leftovers, open_descriptors
 from headrace.dataset.workers.pipe_queue import PipeContext, PipeQueue, SpawnPipeContext
+from tests.support.programs.descriptors import close_leftovers, open_descriptors
 
 CONTEXTS = [PipeContext(), SpawnPipeContext()]
 

@@ -12,20 +12,20 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
-from processes import end_well, run_program
+from tests.support import support_file
+from tests.support.programs.processes import end_well, run_program
 
 
 @pytest.mark.once
 def test_spawned_workers_end_without_a_word(make_dataset):
     folder = make_dataset('data', 40)
-    program = Path(__file__).parents[1] / 'busy_workers.py'
+    program = support_file('programs/busy_workers.py')
     done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout.split()) == (0, ['10'] * 2), done.stderr
     assert 'terminate' not in done.stderr
@@ -106,7 +106,7 @@ def test_the_next_run_removes_what_was_fetched_ahead_as_they_ended(
     make_dataset, tmp_path, workers, method, loader, end
 ):
     remote = make_dataset('remote', 60)
-    program = Path(__file__).parents[1] / 'leaving.py'
+    program = support_file('programs/leaving.py')
     given = [remote, tmp_path / 'local', workers, method, loader, end]
     done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -149,7 +149,7 @@ def signalled():
 @pytest.mark.parametrize(('method', 'kind', 'persistent', 'end'), list(signalled()))
 def test_workers_leave_signals_to_their_rank(make_dataset, tmp_path, method, kind, persistent, end):
     data = make_dataset('data', 60)
-    program = Path(__file__).parents[1] / 'signalled.py'
+    program = support_file('programs/signalled.py')
     given = [data, method, kind, persistent, end]
     done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr

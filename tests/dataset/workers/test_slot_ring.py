@@ -9,7 +9,8 @@ import os
 
 import pytest
 import torch
-from slot_senders import Sender
+
+from tests.support.programs.slot_senders import Sender
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 

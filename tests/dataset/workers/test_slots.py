@@ -19,11 +19,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from slot_senders import Sender
 
-from descriptors import close_leftovers, open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.errors import CollateError
+from tests.support.programs.descriptors import close_leftovers, open_descriptors
+from tests.support.programs.slot_senders import Sender
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 

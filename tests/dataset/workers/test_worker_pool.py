@@ -7,10 +7,10 @@ import itertools
 import sys
 
 import pytest
-from mixtures import GLOBAL_BATCH
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ResumeError
+from tests.support.orders.mixtures import GLOBAL_BATCH
 
 
 @pytest.mark.parametrize(

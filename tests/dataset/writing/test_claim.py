@@ -18,7 +18,7 @@ from headrace import MDSWriter, StreamingDataset
 from headrace.errors import StorageError, TransferError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
-from killed_children import in_a_child
+from tests.support.programs.killed_children import in_a_child
 
 MARK = '.headrace-writing'
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from written import read, write
 
 from headrace import StreamingDataset
 from headrace.errors import ArgumentError
+from tests.support.datasets.written import read, write
 
 
 def test_to_a_folder_and_a_store(tmp_path):

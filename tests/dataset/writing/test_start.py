@@ -20,8 +20,8 @@ from headrace.convert import merge_index
 from headrace.errors import ConfigError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
-from killed_children import in_a_child
-from waiting import until
+from tests.support.programs.killed_children import in_a_child
+from tests.support.programs.waiting import until
 
 N = 120
 stores = functools.cache(open_store)

@@ -14,7 +14,6 @@ import weakref
 from pathlib import Path
 
 import pytest
-from written import COLUMNS, read, write
 
 from headrace import CSVWriter, MDSWriter
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
@@ -22,6 +21,7 @@ from headrace.format import encoder
 from headrace.format.block_pool import BlockPool
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.datasets.written import COLUMNS, read, write
 
 
 @pytest.mark.parametrize('fails', [False, True])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 from headrace import CSVWriter, JSONWriter, LocalDataset, MDSWriter
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 
 OLD, N = 30, 75
 WRITERS = {'mds': MDSWriter, 'json': JSONWriter, 'csv': CSVWriter}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from written import COLUMNS
-
 from headrace import CSVWriter, JSONWriter, MDSWriter, XSVWriter
+from tests.support.datasets.written import COLUMNS
 
 
 def test_get_config(tmp_path):

@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-from lightning_run import Crash, Model, Run, dataset, train
 from test_lightning_processes import run_forked
 
 import headrace
@@ -21,6 +20,7 @@ import lightning
 from headrace.cli import main
 from headrace.lightning import StreamingDataModule
 from headrace.lightning.position.position_file import position_file
+from tests.support.trainers.lightning_run import Crash, Model, Run, dataset, train
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_modules import quiet
-from lightning_run import Model, Run, dataset, train
 
 from headrace import StreamingDataLoader
 from headrace.errors import ResumeError
+from tests.support.trainers.data_modules import quiet
+from tests.support.trainers.lightning_run import Model, Run, dataset, train
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from image_server import ImageServer, image_server, jpeg
+
+from tests.support.servers.image_server import ImageServer, image_server, jpeg
 
 pytest.importorskip('aiohttp')
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed, whole
 
 from headrace.errors import ConfigError, StreamError
 from headrace.order import Mixture, OrderConfig, Schedule, StreamSize, make_order
 from headrace.order.mixture.schedule import allocate, apportion
+from tests.support.orders.order_cases import relaxed, whole
 
 NAMES = ('a', 'b', 'c')
 CURRICULUM = Schedule.of(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from order_cases import relaxed, shard_lists, whole
 
 from headrace.errors import ConfigError, ResumeError, StreamError
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.resume import resume
+from tests.support.orders.order_cases import relaxed, shard_lists, whole
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
 

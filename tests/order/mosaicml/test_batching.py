@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mosaicml_plans import plans
-from order_cases import mixture
+from tests.support.orders.mosaicml_plans import plans
+from tests.support.orders.order_cases import mixture
 
 
 def test_dropping_the_remainder_keeps_ranks_equal_where_repeats_would_not():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mosaicml_plans import plans
-from order_cases import mixture
 
 from headrace.errors import ResumeError
 from headrace.order.shuffle import ALGORITHMS
+from tests.support.orders.mosaicml_plans import plans
+from tests.support.orders.order_cases import mixture
 
 
 def test_an_end_beyond_the_last_sample_is_an_empty_pass():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mosaicml_plans import TWO_STREAMS, plans
 
 from headrace.errors import TopologyError
 from headrace.order.mosaicml.partition import Partition
+from tests.support.orders.mosaicml_plans import TWO_STREAMS, plans
 
 
 def global_batches(plans_of_ranks):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from order_cases import mixture
 
 from headrace.order import OrderConfig, make_order
 from headrace.order.shuffle import PERMUTATIONS
+from tests.support.orders.order_cases import mixture
 
 
 @pytest.mark.parametrize('algorithm', sorted(PERMUTATIONS))

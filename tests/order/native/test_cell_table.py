@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
 
 from headrace.order.native import cell_table as tracks_module
 from headrace.order.native.cell_table import CellTable, Parts
 from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hashes, keyed_order
+from tests.support.orders.order_cases import relaxed
 
 
 def permuted(x: int, n: int, key: int) -> int:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import mixture, relaxed, shard_lists, whole
 
 from headrace.errors import ResumeError
 from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
 from headrace.order.native.fixed_subset import FixedSubset
 from headrace.order.resume import resume
+from tests.support.orders.order_cases import mixture, relaxed, shard_lists, whole
 
 
 @relaxed

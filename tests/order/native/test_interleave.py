@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.order.native.interleave import RandomInterleave, quotas
+from tests.support.orders.order_cases import mixture, relaxed, shuffled, whole
 
 
 @relaxed

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from native_orders import blocks, nodes_used
-from order_cases import mixture, mixtures, relaxed, shuffled, whole
 
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
+from tests.support.orders.native_orders import blocks, nodes_used
+from tests.support.orders.order_cases import mixture, mixtures, relaxed, shuffled, whole
 
 
 @relaxed

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from native_vectors import FILE, KINDS, cases, few_streams, many_streams, recorded
 
 from headrace.order import Order
+from tests.support.orders.native_vectors import FILE, KINDS, cases, few_streams, many_streams, recorded
 
 Case = tuple[str, Order, np.ndarray]
 FROZEN = json.loads(FILE.read_text())

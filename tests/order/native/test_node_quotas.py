@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
 
 from headrace.order import Mixture, OrderConfig, Schedule, StreamSize, make_order
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
+from tests.support.orders.order_cases import relaxed
 
 NAMES = 'abc'
 shares = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1, 2, 0.001, 7.5]), min_size=1)

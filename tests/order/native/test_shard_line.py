@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from native_orders import shards_of_nodes
-from order_cases import mixture, shuffled, whole
+
+from tests.support.orders.native_orders import shards_of_nodes
+from tests.support.orders.order_cases import mixture, shuffled, whole
 
 
 @pytest.mark.parametrize('choose', [[1000, 600], [2000, 600], [1000, 1800]], ids=str)

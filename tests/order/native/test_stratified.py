@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
 
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 from headrace.order.native import stratified
 from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
+from tests.support.orders.order_cases import relaxed
 
 
 @st.composite

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from native_orders import blocks, nodes_used, shards_of_nodes
-from order_cases import mixture, mixtures, relaxed, shuffled, whole
 
 from headrace.order import Mixture
+from tests.support.orders.native_orders import blocks, nodes_used, shards_of_nodes
+from tests.support.orders.order_cases import mixture, mixtures, relaxed, shuffled, whole
 
 
 @relaxed

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from order_cases import examples, whole
 
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import (
@@ -25,6 +24,7 @@ from headrace.order import (
 )
 from headrace.order.native.node_quotas import NodeQuotas
 from headrace.order.resume import resume
+from tests.support.orders.order_cases import examples, whole
 
 NAMES = 'abcd'
 WORLDS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (8, 2, 2), (12, 3, 1), (4, 4, 1)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from order_cases import mixture
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, make_order
 from headrace.order.shuffle.py1e import stable_argsort
+from tests.support.orders.order_cases import mixture
 
 
 def test_equal_elements_are_sorted_in_their_own_order():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from control_files import LOCK, PART
-from shards import make_remote
+
+from tests.support.stores.control_files import LOCK, PART
+from tests.support.stores.shards import make_remote
 
 
 @pytest.fixture(params=['raw', 'packed', 'two files', 'two packed files', 'subfolder'])

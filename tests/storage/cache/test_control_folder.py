@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from control_files import LOCK, PART
-from shards import SIZE, cache_of, make_remote, names
-from together import FORK
 
 from headrace.errors import CacheError, HeadraceError
 from headrace.storage.cache.control_folder import ControlFolder
-from processes import end_well
+from tests.support.programs.processes import end_well
+from tests.support.programs.together import FORK
+from tests.support.stores.control_files import LOCK, PART
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 NOBODY, OTHER = 65534, 65533
 

@@ -7,11 +7,11 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from shards import SIZE, cache_of, disk_use, make_remote
 
 from headrace.storage.cache import disk_usage
 from headrace.storage.cache.disk_usage import LimitedFolder, count_files
 from headrace.storage.stats import CacheStats
+from tests.support.stores.shards import SIZE, cache_of, disk_use, make_remote
 
 
 @pytest.mark.once

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from shards import FAST, SIZE, cache_of, names
 
 from headrace.errors import (
     AccessDeniedError,
@@ -18,6 +17,7 @@ from headrace.errors import (
 )
 from headrace.storage import CacheEntry, CachePart, Retry
 from headrace.testing.stores import FaultyStore
+from tests.support.stores.shards import FAST, SIZE, cache_of, names
 
 
 class TestBadDownloads:

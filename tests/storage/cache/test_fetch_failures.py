@@ -9,15 +9,15 @@ import stat
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, make_remote, names
 
-from descriptors import open_descriptors
 from headrace.errors import (
     CacheError,
     DiskFullError,
 )
 from headrace.storage import CacheStats
 from headrace.testing.stores import FaultyStore
+from tests.support.programs.descriptors import open_descriptors
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 
 class TestDeletedFolder:

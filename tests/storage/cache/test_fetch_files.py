@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from control_files import LOCK, PART
-from shards import SIZE, cache_of, make_remote, names
+from tests.support.stores.control_files import LOCK, PART
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 
 def test_names_that_headrace_does_not_make_stay(tmp_path):

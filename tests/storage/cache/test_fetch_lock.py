@@ -11,8 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from shards import SIZE, StuckStore, cache_of, fetch_index, make_remote, names
-from together import FORK, as_somebody_waits, is_half_there, locks_waited_for, run_together
 
 from headrace.errors import (
     AccessDeniedError,
@@ -21,8 +19,10 @@ from headrace.errors import (
 from headrace.storage import CacheLimit, Retry
 from headrace.storage.cache.fetch_lock import FetchLock
 from headrace.testing.stores import CountingStore, FaultyStore
-from processes import states_of
-from waiting import until
+from tests.support.programs.processes import states_of
+from tests.support.programs.together import FORK, as_somebody_waits, is_half_there, locks_waited_for, run_together
+from tests.support.programs.waiting import until
+from tests.support.stores.shards import SIZE, StuckStore, cache_of, fetch_index, make_remote, names
 
 
 def test_threads_fetch_each_shard_once(remote, tmp_path):

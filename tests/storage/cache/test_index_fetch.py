@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from shards import fetch_index, make_remote, names
-from together import run_together
 
 from headrace.errors import ConfigError, FormatError, StreamError
 from headrace.storage.cache import index_fetch
 from headrace.testing.stores import CountingStore, FaultyStore
+from tests.support.programs.together import run_together
+from tests.support.stores.shards import fetch_index, make_remote, names
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ import time
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, make_remote, names
-from together import FORK, run_together
 
-from descriptors import open_descriptors
 from headrace.storage import CacheLimit
 from headrace.storage.cache import lease_cache
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
-from leases import release_without_a_pause
-from waiting import until
+from tests.support.programs.descriptors import open_descriptors
+from tests.support.programs.leases import release_without_a_pause
+from tests.support.programs.together import FORK, run_together
+from tests.support.programs.waiting import until
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 pytestmark = pytest.mark.once
 

@@ -6,12 +6,12 @@ import threading
 from dataclasses import replace
 
 import pytest
-from shards import SIZE, cache_of, disk_use, fetch_index, make_remote, names, unpack
-from together import locks_waited_for
 
 from headrace.storage import CacheEntry, CacheLimit
 from headrace.storage.cache.locks import locked_folders
-from waiting import until
+from tests.support.programs.together import locks_waited_for
+from tests.support.programs.waiting import until
+from tests.support.stores.shards import SIZE, cache_of, disk_use, fetch_index, make_remote, names, unpack
 
 
 def test_of_a_folder_of_two_streams_goes_what_neither_needs_soon(tmp_path):

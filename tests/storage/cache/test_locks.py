@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, make_remote
-from together import FORK, run_together
 
 from headrace.errors import CacheError, ConfigError
 from headrace.storage import Retry, ShardCache
 from headrace.storage.cache.locks import LockWait, locked_folders
 from headrace.testing.stores import CountingStore
-from processes import states_of
-from waiting import until
+from tests.support.programs.processes import states_of
+from tests.support.programs.together import FORK, run_together
+from tests.support.programs.waiting import until
+from tests.support.stores.shards import SIZE, cache_of, make_remote
 
 
 @pytest.mark.once

@@ -12,10 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from shards import SIZE, cache_of, make_remote, names
-from together import as_somebody_waits, run_alone
 
-from descriptors import open_descriptors
 from headrace.errors import (
     AccessDeniedError,
     CacheError,
@@ -23,6 +20,9 @@ from headrace.errors import (
 )
 from headrace.storage import CachePart
 from headrace.testing.stores import FaultyStore
+from tests.support.programs.descriptors import open_descriptors
+from tests.support.programs.together import as_somebody_waits, run_alone
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
 
 
 class TestShrunkFiles:
@@ -193,7 +193,7 @@ class TestLease:
 def test_a_lease_that_outlives_its_modules_ends_quietly(plain, tmp_path, limit):
     program = """if True:
         import sys
-        from shards import cache_of, make_remote
+        from tests.support.stores.shards import cache_of, make_remote
         from pathlib import Path
         remote = make_remote(Path(sys.argv[1]))
         lease = cache_of(remote, sys.argv[2], limit=eval(sys.argv[3])).acquire(remote.entries[0])

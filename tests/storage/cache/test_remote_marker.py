@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shards import fetch_index, make_remote
+from tests.support.stores.shards import fetch_index, make_remote
 
 
 def test_the_marker_is_read_through_no_link(tmp_path, elsewhere):

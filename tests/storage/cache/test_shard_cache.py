@@ -7,7 +7,6 @@ import shutil
 import warnings
 
 import pytest
-from shards import FAST, SIZE, cache_of, names
 
 from headrace.errors import (
     ChecksumError,
@@ -15,6 +14,7 @@ from headrace.errors import (
 from headrace.storage import CacheEntry, CachePart, ShardCache
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
+from tests.support.stores.shards import FAST, SIZE, cache_of, names
 
 
 def raw_names(remote, *numbers):

@@ -7,8 +7,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from store_environments import azure_environment  # noqa: F401
-from verbs import everything
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, open_store
@@ -16,6 +14,8 @@ from headrace.storage.stores.azure import AzureStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+from tests.support.stores.store_environments import azure_environment  # noqa: F401
+from tests.support.stores.verbs import everything
 
 pytestmark = pytest.mark.cloud
 

@@ -4,8 +4,6 @@ import os
 import time
 
 import pytest
-from databricks_faults import DatabricksFaults
-from store_environments import databricks_environment  # noqa: F401
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, download, open_store, split_url
@@ -14,6 +12,8 @@ from headrace.storage.stores.databricks_dbfs import DbfsStore
 from headrace.testing.proxy import Fault
 from headrace.testing.store_faults import DATA, OPERATIONS
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+from tests.support.stores.databricks_faults import DatabricksFaults
+from tests.support.stores.store_environments import databricks_environment  # noqa: F401
 
 pytestmark = pytest.mark.cloud
 

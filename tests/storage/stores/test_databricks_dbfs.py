@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from databricks_faults import DatabricksFaults
-from store_environments import databricks_environment  # noqa: F401
 
 from headrace.storage import open_store
 from headrace.testing.proxy import Fault
 from headrace.testing.stores import StoreContract
+from tests.support.stores.databricks_faults import DatabricksFaults
+from tests.support.stores.store_environments import databricks_environment  # noqa: F401
 
 pytestmark = pytest.mark.cloud
 

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 import pytest
-from store_environments import no_google_settings  # noqa: F401
 
 from headrace.errors import ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, download, open_store
@@ -15,6 +14,7 @@ from headrace.storage.stores.s3 import S3Store
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+from tests.support.stores.store_environments import no_google_settings  # noqa: F401
 
 pytestmark = pytest.mark.cloud
 

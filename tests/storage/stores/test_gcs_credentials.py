@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from store_environments import no_google_settings  # noqa: F401
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage import StoreOptions, open_store
@@ -13,6 +12,7 @@ from headrace.storage.stores.gcs import GCSStore
 from headrace.storage.stores.s3 import S3Store
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.stores import put_bytes, read_bytes
+from tests.support.stores.store_environments import no_google_settings  # noqa: F401
 
 pytestmark = pytest.mark.cloud
 

@@ -5,8 +5,6 @@ import gzip
 import io
 
 import pytest
-from store_environments import oci_environment  # noqa: F401
-from verbs import everything
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, open_store
@@ -14,6 +12,8 @@ from headrace.storage.stores.oci import OCIStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+from tests.support.stores.store_environments import oci_environment  # noqa: F401
+from tests.support.stores.verbs import everything
 
 pytestmark = pytest.mark.cloud
 

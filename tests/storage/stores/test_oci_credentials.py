@@ -8,13 +8,13 @@ import secrets
 import time
 
 import pytest
-from store_environments import oci_environment  # noqa: F401
-from verbs import everything
 
 from headrace.errors import AccessDeniedError, ConfigError
 from headrace.storage.stores import oci_credentials
 from headrace.testing.servers.oci import TENANCY, USER
 from headrace.testing.stores import read_bytes
+from tests.support.stores.store_environments import oci_environment  # noqa: F401
+from tests.support.stores.verbs import everything
 
 pytestmark = pytest.mark.cloud
 

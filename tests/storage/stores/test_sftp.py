@@ -18,8 +18,8 @@ from headrace.testing.servers.sftp import have_sshd, sftp_server
 from headrace.testing.store_faults import DATA, ProxiedStore, StoreFaultContract
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 from headrace.testing.tcp_proxy import TcpFault, TcpProxy
-from paramiko_server import paramiko_server
-from waiting import until
+from tests.support.programs.waiting import until
+from tests.support.servers.paramiko_server import paramiko_server
 
 pytestmark = pytest.mark.cloud
 

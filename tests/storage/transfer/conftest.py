@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from downloads import DATA, RETRY
 
 from headrace.storage import download
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import put_bytes
+from tests.support.stores.downloads import DATA, RETRY
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from downloads import DATA
 
 from headrace.storage.transfer.almost_done import AlmostDone
 from headrace.storage.transfer.download import Transfer
 from headrace.testing.stores import FaultyStore
+from tests.support.stores.downloads import DATA
 
 
 class TestNearlyThere:

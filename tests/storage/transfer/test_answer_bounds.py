@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hostile_server import hostile_server
 
 from headrace import Stream, StreamingDataset
 from headrace.errors import HeadraceError, StorageError, StreamError, TransferError
 from headrace.storage import Retry, download
 from headrace.storage.protocol import Store, StoreOptions
 from headrace.storage.resolve import backends, open_store
+from tests.support.servers.hostile_server import hostile_server
 
 pytestmark = pytest.mark.cloud
 

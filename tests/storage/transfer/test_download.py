@@ -6,17 +6,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from downloads import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from example_counts import scaled
 from headrace.errors import AccessDeniedError, ChecksumError, TransferError
 from headrace.storage import CacheCounts, CacheStats, Retry, download
 from headrace.storage.stores.local import LocalStore
 from headrace.storage.transfer.download import TransferPool
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.testing.stores import FaultyStore, put_bytes
+from tests.support.stores.downloads import DATA
+from tests.support.suite.example_counts import scaled
 
 
 class Watching(FaultyStore):

@@ -18,7 +18,7 @@ from headrace.storage.cache import index_check
 from headrace.storage.transfer import outage
 from headrace.storage.transfer.download import download
 from headrace.storage.transfer.outage import Outages
-from waiting import until
+from tests.support.programs.waiting import until
 
 ONE_SHARD = 4  # samples, and a batch
 HOURS = 9999.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from text_originals import make_enwiki, page_xml
 
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI
+from tests.support.originals.text_originals import make_enwiki, page_xml
 
 
 @pytest.mark.usefixtures('parser')

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vision_originals import make_cifar10, python2_pickle
 
 from headrace.errors import FormatError
 from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10
 from headrace.vision.convert.inert_pickle import read_inert_pickle
+from tests.support.originals.vision_originals import make_cifar10, python2_pickle
 
 CONTENT = {'labels': [3, 1], 'data': np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072), 'filenames': ['a', 'b']}
 

@@ -1,0 +1,1 @@
+"""Small datasets and configurations."""

@@ -1,0 +1,1 @@
+"""Indexes, shards and images, small and at random."""

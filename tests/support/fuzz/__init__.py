@@ -1,0 +1,1 @@
+"""Damaged files of every format, at random."""

@@ -1,0 +1,85 @@
+"""Reading of damaged datasets, from the index to the last value. Only errors of headrace may come out."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from pathlib import Path
+
+from headrace import StreamingDataset
+from headrace.errors import HeadraceError
+from headrace.sources.formats import format_of
+from headrace.sources.source_index import unpack_part
+from tests.support.fuzz.fuzz_mutators import mutate
+from tests.support.fuzz.fuzz_seeds import Objects
+from tests.support.sources.source_cases import MemoryStore
+
+__all__ = ['damaged', 'read', 'read_all']
+
+
+def damaged(rng: random.Random, parser: str, seeds: list[Objects]) -> tuple[Objects, Objects]:
+    """A seed, and the same with one damaged file."""
+    good = rng.choice(seeds)
+    names = [name for name in good if parser not in ('mds', 'index') or (name == 'index.json') == (parser == 'index')]
+    name = rng.choice(names)
+    other = rng.choice([*rng.choice(seeds).values()])
+    return good, {**good, name: mutate(rng, name, good[name], other)}
+
+
+def read(parser: str, good: Objects, bad: Objects, folder: Path) -> None:
+    """Read a damaged dataset; and, of other formats, with the index of the undamaged one, too.
+
+    Args:
+        parser: a name of `PARSERS`.
+        good: the undamaged dataset.
+        bad: the damaged one.
+        folder: an empty or absent folder for files.
+
+    Raises:
+        Exception: one that is not of headrace.
+    """
+    for is_indexed_before in (False, True) if parser not in ('mds', 'index') else (False,):
+        with contextlib.suppress(HeadraceError):
+            read_all(parser, bad, folder, index_of=good if is_indexed_before else bad)
+
+
+def read_all(parser: str, objects: Objects, folder: Path, *, index_of: Objects) -> int:
+    """Read a dataset, each value; returns the number of rows.
+
+    Args:
+        parser: a name of `PARSERS`.
+        objects: the dataset.
+        folder: an empty or absent folder for files.
+        index_of: the objects from which the index is made, for formats that have none of their own.
+
+    Raises:
+        HeadraceError: the dataset is damaged.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if parser in ('mds', 'index'):
+        for name, data in objects.items():
+            (folder / name).write_bytes(data)
+        dataset = StreamingDataset(local=str(folder), batch_size=1)
+        failed = None
+        for row in range(min(len(dataset), 1000)):
+            try:
+                dataset[row]
+            except HeadraceError as error:  # others may be whole
+                failed = error
+        if failed is not None:
+            raise failed
+        return len(dataset)
+    kind = format_of(parser)
+    store = MemoryStore(dict(index_of))
+    found = kind.find(list(store.list('')))
+    source = kind.load(kind.index(store, found, columns=None, allow_unsafe_types=False).to_bytes())
+    count = 0
+    for number, part in enumerate(source.parts):
+        data = objects[part.key]
+        packed, raw = folder / 'packed', folder / 'raw'
+        packed.write_bytes(b''.join(data[at : at + size] for at, size in part.ranges) if part.ranges else data)
+        unpack_part(source, number, packed, raw)
+        count += part.rows
+    return count

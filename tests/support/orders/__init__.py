@@ -1,0 +1,1 @@
+"""Mixtures and sample orders, and the vectors of the native order."""

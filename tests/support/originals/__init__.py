@@ -1,0 +1,1 @@
+"""Small originals of known datasets, in the layout of their owners."""

@@ -1,0 +1,1 @@
+"""Streams of documents, and slow models of their packing."""

@@ -1,0 +1,1 @@
+"""Pages of the documentation: their code runs, and programs write some of their tables."""

@@ -1,0 +1,1 @@
+"""Programs and processes that tests start, stop, kill and wait for."""

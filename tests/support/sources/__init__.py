@@ -1,0 +1,1 @@
+"""Files of other formats, and what is read of them."""

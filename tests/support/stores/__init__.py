@@ -1,0 +1,1 @@
+"""Stores, their environments, and the rows of their contracts."""

@@ -1,0 +1,1 @@
+"""What the suite itself needs: durations, numbers of examples, coverage of combinations."""
