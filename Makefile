@@ -104,8 +104,8 @@ format: .venv/.ready ## Format the code
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-contract: .venv/.ready ## The contract's tests on every store, counted into docs/stores.md
-	.venv/bin/python -m tests.support.pages.contract_table docs/stores.md
+contract: .venv/.ready ## The contract's tests on every store, counted into docs/faults.md
+	.venv/bin/python -m tests.support.pages.contract_table docs/faults.md
 
 faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
 	.venv/bin/python -m tests.support.pages.fault_matrix docs/faults.md

@@ -118,7 +118,10 @@ class Results:
     def _table(results, title):
         columns = ordered({column for counts in results.values() for column in counts})
         lines = [[title, *columns], ['---'] * (1 + len(columns))]
-        lines += [[row, *(cell(counts.get(column)) for column in columns)] for row, counts in results.items()]
+        alike = defaultdict(list)
+        for row, counts in results.items():
+            alike[tuple(cell(counts.get(column)) for column in columns)].append(row)
+        lines += [['; '.join(rows), *cells] for cells, rows in alike.items()]
         return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
