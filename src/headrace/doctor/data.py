@@ -26,7 +26,7 @@ from headrace.errors import HeadraceError
 from headrace.inspect.content import Content, open_content
 from headrace.mixing import Config, LoaderConfig
 from headrace.order import OrderConfig
-from headrace.order.shared_shards import shared_shards
+from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
 
 __all__ = ['Place', 'check_data', 'places_of']

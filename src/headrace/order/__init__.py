@@ -18,10 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
-from headrace.order.batch_spec import BatchSpec, Remainder
 from headrace.order.config import DEFAULT_SEED, OrderConfig
-from headrace.order.mixture.expected_counts import ExpectedCounts
-from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mixture.mixture import Exhaustion, ExpectedCounts, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
 from headrace.order.plan import Plan
@@ -41,7 +39,7 @@ from headrace.order.sample_map import Places, SampleMap
 from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
-from headrace.order.topology import Topology
+from headrace.order.topology import BatchSpec, Remainder, Topology
 
 if TYPE_CHECKING:
     from headrace.order.explain import SampleUse, explain_batch, next_use

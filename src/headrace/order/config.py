@@ -1,10 +1,10 @@
-"""A user's settings of the order, and their defaults for given data."""
+"""A user's settings of the order, their defaults for given data, and their effect on downloads."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.shuffle import PERMUTATIONS
@@ -13,7 +13,16 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'MAX_CANONICAL_NODES', 'PARTITIONS', 'DefaultSeed', 'OrderConfig']
+__all__ = [
+    'DEFAULT_ALGORITHM',
+    'DEFAULT_SEED',
+    'MAX_CANONICAL_NODES',
+    'PARTITIONS',
+    'DefaultSeed',
+    'OrderConfig',
+    'SharedShards',
+    'shared_shards',
+]
 
 DEFAULT_ALGORITHM = 'native'
 
@@ -207,3 +216,38 @@ class OrderConfig:
                     stacklevel=4,
                 )
                 return
+
+
+class SharedShards(NamedTuple):
+    """Several nodes read each shard."""
+
+    text: str
+    """A sentence that says so."""
+    fix: str
+    """The setting that changes it, as an imperative."""
+
+
+def shared_shards(config: OrderConfig, shards: int, nodes: int) -> SharedShards | None:
+    """Whether several nodes read each shard, though nodes could have shards of their own; None: no.
+
+    Position p of the sequence belongs to canonical node p modulo C, and to node p modulo N. So gcd(N, C) groups of
+    nodes have disjoint canonical nodes, and the N / gcd(N, C) nodes of a group read the same shards.
+
+    Args:
+        config: how samples are ordered.
+        shards: number of shards of all streams together.
+        nodes: nodes of the parallel world, N.
+    """
+    canonical = config.canonical_nodes(shards, nodes)
+    copies = nodes // math.gcd(nodes, canonical)
+    # With fewer shards than nodes, the parts of nodes would lie in the same shards, too.
+    if copies == 1 or shards < nodes:
+        return None
+    wanted = max(canonical // nodes, 1) * nodes
+    if config.has_batches and (config.global_batch_size or 0) % wanted:
+        wanted = nodes  # divides every global batch
+    return SharedShards(
+        f'{copies} of {nodes} nodes download each shard, because num_canonical_nodes is {canonical}',
+        f'set `num_canonical_nodes: {wanted}` in a new run, and each node downloads shards of its own; it changes the '
+        f'order of the samples',
+    )

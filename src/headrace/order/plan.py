@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.skip import Ranges, UnskippedPositions, merged
+from headrace.order.topology import Remainder, check_batch_size
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray

@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.order.arrays import IntArray
-    from headrace.order.batch_spec import Remainder
     from headrace.order.config import OrderConfig
     from headrace.order.explanation import BatchExplanation
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.sample_map import SampleMap
-    from headrace.order.topology import Topology
+    from headrace.order.topology import Remainder, Topology
 
 __all__ = ['BatchPlan', 'LoadPermutation', 'Order']
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
-from headrace.order.batch_spec import check_batch_size
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.batching import Devices, continues
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
@@ -17,16 +16,16 @@ from headrace.order.resume import check_skipped, resolved_from_state, resume, wa
 from headrace.order.shuffle import ALGORITHMS
 from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
 from headrace.order.state import ResumeState
+from headrace.order.topology import check_batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.order.batch_spec import BatchSpec, Remainder
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import Topology
+    from headrace.order.topology import BatchSpec, Remainder, Topology
 
 __all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order', 'make_plan']
 

@@ -17,8 +17,8 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
-    from headrace.order.batch_spec import Remainder
     from headrace.order.mixture.mixture import Mixture
+    from headrace.order.topology import Remainder
 
 __all__ = [
     'Bound',

@@ -1,12 +1,13 @@
-"""Which part of the world a process is: ranks, nodes, and ranks that share their samples."""
+"""Which part of the world a process is, and the batches that it shares: ranks, nodes, replicas and global batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from headrace.errors import TopologyError
 
-__all__ = ['Topology', 'with_replication']
+__all__ = ['BatchSpec', 'Remainder', 'Topology', 'check_batch_size', 'with_replication']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +16,8 @@ class Topology:
 
     With ``replication`` k, each k ranks receive the same samples (tensor or sequence parallelism): consecutive ones,
     unless ``replica_index`` says otherwise. Everything about order is said of the *parallel* world of ``replicas`` =
-    world_size / k. Its nodes are the physical
-    ones where a physical node's number of ranks divides the number of replicas, else a single node: MosaicML
-    Streaming's rule, so that the two agree on who reads what.
+    world_size / k. Its nodes are the physical ones where a physical node's number of ranks divides the number of
+    replicas, else a single node: MosaicML Streaming's rule, so that the two agree on who reads what.
 
     Raises:
         TopologyError: a number is not an integer, is out of range, or does not divide what it has to divide.
@@ -124,3 +124,39 @@ def with_replication(topology: Topology, replication: int | None, label: str) ->
             f'replication={replication}. Remove the argument.'
         )
     return replace(topology, replication=replication, replica_index=None)
+
+
+Remainder: TypeAlias = Literal['repeat', 'exact', 'drop']
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Everything that a pass needs to know beside its epoch and its start, with every default filled in."""
+
+    global_batch_size: int
+    """Samples in a batch of all replicas together."""
+    topology: Topology
+    """Which rank of how many reads."""
+    remainder: Remainder
+    """The fate of the samples after the last full batch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
+
+
+def check_batch_size(size: int, topology: Topology) -> None:
+    """Check that the replicas can share a global batch of ``size`` samples equally.
+
+    Raises:
+        TopologyError: they cannot.
+    """
+    replicas = topology.replicas
+    if size < 1 or size % replicas:
+        near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
+        raise TopologyError(
+            f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
+            f'({topology.world_size} ranks, replication {topology.replication}), got {size}. '
+            f'Nearest: {" or ".join(map(str, near))}.'
+        )

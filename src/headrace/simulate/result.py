@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from headrace.display import human_size, text_table
-from headrace.order.shared_shards import SharedShards
+from headrace.order.config import SharedShards
 from headrace.simulate.conditions import Conditions
 
 __all__ = ['SimulatedRun', 'SimulatedStep']

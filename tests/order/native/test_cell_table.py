@@ -5,17 +5,16 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
-from random import Random
 
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.order.native import cell_table as tracks_module
 from headrace.order.native.cell_table import CellTable, Parts
 from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hashes, keyed_order
+from tests.support.orders.native_orders import added_cells
 from tests.support.orders.order_cases import relaxed
 
 
@@ -81,34 +80,12 @@ def simulated(parts: Parts, block: int, key: int) -> list[int]:
     for draws, row in rows:
         run = max(i for i, edge in enumerate(edges) if edge <= row)
         run_key = int(hashes(derive(key, 1), np.array([run]))[0])
-        row_key = (run_key + (row - edges[run]) * int(tracks_module._ROW_STEP)) % 2**64
+        row_key = (run_key + (row - edges[run]) * int(tracks_module.ROW_STEP)) % 2**64
         for slot in range(len(draws)):
             part, drawn = draws[permuted(slot, len(draws), row_key)]
             at = permuted(drawn, int(parts.shard_sizes[part]), int(parts.keys[part]))
             samples.append(int(parts.starts[part]) + at)
     return samples
-
-
-@st.composite
-def cells(draw: st.DrawFn) -> Parts:
-    sizes = np.array(draw(st.lists(st.integers(1, 9) | st.integers(20, 40), min_size=1, max_size=8)))
-    skipped, after = (np.array([draw(st.integers(0, 2)) for _ in sizes]) for _ in range(2))
-    shards = skipped + sizes + after
-    return Parts(
-        sizes=sizes,
-        skipped=skipped,
-        starts=np.cumsum(shards) - shards,
-        shard_sizes=shards,
-        bits=column_bits(shards),
-        keys=hashes(draw(st.integers(0, 9)), np.arange(len(sizes))),
-    )
-
-
-added_cells = st.lists(
-    st.tuples(cells(), st.integers(1, 30) | st.integers(30, 200) | st.just(1000), st.integers(0, 99)),
-    min_size=1,
-    max_size=3,
-)
 
 
 @relaxed
@@ -121,23 +98,6 @@ def test_each_position_is_what_walking_there_gives(added: list[tuple[Parts, int,
         positions = np.arange(int(parts.sizes.sum()))
         got = table.at(np.full(len(positions), number), positions)
         assert got.tolist() == simulated(parts, block, key)
-
-
-@relaxed
-@given(added_cells, st.randoms())
-def test_find_is_the_inverse_and_knows_what_is_not_there(added: list[tuple[Parts, int, int]], random: Random) -> None:
-    table = CellTable()
-    for cell in added:
-        table.add(*cell)
-    places = [(number, i) for number, cell in enumerate(added) for i in range(int(cell[0].sizes.sum()))]
-    random.shuffle(places)
-    numbers, positions = np.array(places).T
-    samples = table.at(numbers, positions)
-    assert (table.find(numbers, samples) == positions).all()
-    for number, (parts, _, _) in enumerate(added):
-        everything = np.arange(-2, int(parts.shard_sizes.sum()) + 3)
-        found = table.find(np.full(len(everything), number), everything)
-        assert set(everything[found >= 0]) == set(samples[numbers == number])
 
 
 def equal_shards(count: int, size: int) -> Parts:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ResumeError
 from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
-from headrace.order.native.fixed_subset import FixedSubset
+from headrace.order.native.special.fixed_subset import FixedSubset
 from headrace.order.resume import resume
 from tests.support.orders.order_cases import mixture, relaxed, shard_lists, whole
 

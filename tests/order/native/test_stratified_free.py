@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, Topology, make_order, make_plan
-from headrace.order.native.stratified_free import FreeStratifiedInterleave, free_grid_quotas
+from headrace.order.native.special.stratified_free import FreeStratifiedInterleave, free_grid_quotas
 from headrace.order.resume import resume
 from tests.support.orders.order_cases import examples, whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,3 +38,22 @@ def test_passes_that_end_within_epochs_leave_nearly_all_shards_to_their_nodes() 
             ever[node] |= touched
         strays = 2 * (8 // 2) * (epoch + 1)
         assert sum(map(len, ever)) <= mix.num_shards + 2 * 2 * 7 + strays
+
+
+@pytest.mark.parametrize('choose', [[1000, 600], [2000, 600], [1000, 1800]], ids=str)
+def test_canonical_nodes_read_disjoint_shards_and_the_same_in_all_epochs(choose: list[int]) -> None:
+    mix = mixture([20] * 50, [12] * 50, choose=choose)
+    epochs = [shards_of_nodes(mix, 8, epoch, block=100) for epoch in range(3)]
+    for touched in epochs:
+        # A shard is shared only where the line of shards is cut: once for each stream and node, but the first.
+        assert sum(map(len, touched)) <= mix.num_shards + 2 * 7
+    # Where choose is a multiple of the size, nothing drifts; a repeated pass may cut a few samples further on.
+    if choose == [1000, 600]:
+        assert epochs[0] == epochs[1] == epochs[2]
+
+
+def test_empty_shards_and_more_nodes_than_samples() -> None:
+    mix = mixture([0, 3, 0, 1, 0])
+    for nodes in (1, 3, 64):
+        for epoch in range(3):
+            assert sorted(whole(shuffled(mix, epoch, nodes=nodes)).tolist()) == [0, 1, 2, 3]

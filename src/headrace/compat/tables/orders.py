@@ -29,7 +29,7 @@ TABLES: Tables = {
     'streaming.base.shuffle.py1e': absent(_SHUFFLE.format('py1e'), 'get_shuffle_py1e'),
     'streaming.base.shuffle.py1s': {
         **absent(_SHUFFLE.format('py1s'), 'get_shuffle_py1s'),
-        **absent('It is `headrace.order.shuffle.spans.divide_spans`, of arrays.', 'divide_spans'),
+        **absent('It is `headrace.order.shuffle.divide_spans`, of arrays.', 'divide_spans'),
     },
     'streaming.base.shuffle.py2s': absent(_SHUFFLE.format('py2s'), 'get_shuffle_py2s'),
     'streaming.base.sampling': alias(_ARRAYS, 'get_sampling'),

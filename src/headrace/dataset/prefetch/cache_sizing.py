@@ -11,7 +11,7 @@ import numpy as np
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
-from headrace.order.shared_shards import SharedShards, shared_shards
+from headrace.order.config import SharedShards, shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 

@@ -1,4 +1,4 @@
-"""How many samples an epoch draws from each stream."""
+"""How many samples an epoch draws from each stream, and how many are to be expected between two positions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.order.mixture.rules import exhaustion_errors, given_weights, mixture_errors, stream_errors
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.schedule import Schedule
 
-__all__ = ['Exhaustion', 'Mixture', 'StreamSize']
+__all__ = ['Exhaustion', 'ExpectedCounts', 'Mixture', 'StreamSize']
 
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 
@@ -291,3 +292,43 @@ def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:
     The only place where the native order needs numpy's numbers: they are MosaicML Streaming's.
     """
     return random_stream(seed).choice(num_streams, shortfall, replace=False)
+
+
+_Floats: TypeAlias = NDArray[np.float64]
+
+
+class ExpectedCounts:
+    """How many samples of each stream are to be expected, by the proportions that were asked for.
+
+    A schedule sets the proportions at each position of the run; a ramp is a staircase. ``when_exhausted: drop_stream``
+    sets them for each stage of an epoch.
+    """
+
+    def __init__(self, mixture: Mixture) -> None:
+        self.mixture = mixture
+        if mixture.schedule is not None:
+            steps = mixture.schedule.steps([stream.name for stream in mixture.streams])
+            begins, shares = [step.begin for step in steps], [step.weights for step in steps]
+        elif len(mixture.stages) > 1:
+            begins, shares = np.cumsum([0, *map(sum, mixture.stages)])[:-1].tolist(), list(mixture.stages)
+        else:
+            begins, shares = [0], [mixture.proportions]
+        self._begins = np.array(begins, np.int64)
+        weights = np.array(shares, np.float64)
+        self._shares: _Floats = weights / weights.sum(1, keepdims=True)
+        lengths = np.diff(self._begins)[:, None]
+        self._before: _Floats = np.concatenate([np.zeros_like(weights[:1]), np.cumsum(self._shares[:-1] * lengths, 0)])
+
+    def between(self, epoch: int, begin: int, end: int) -> _Floats:
+        """Samples of each stream at positions of an epoch from begin on and below end, float64[streams].
+
+        They sum to the number of positions.
+        """
+        if self.mixture.schedule is not None:
+            offset = self.mixture.takeover.begin_of(epoch, self.mixture.epoch_size)
+            begin, end = begin + offset, end + offset
+        return self._until(end) - self._until(begin)
+
+    def _until(self, position: int) -> _Floats:
+        step = max(int(self._begins.searchsorted(position, 'right')) - 1, 0)
+        return self._before[step] + (position - int(self._begins[step])) * self._shares[step]

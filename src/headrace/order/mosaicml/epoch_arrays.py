@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UnknownNameError
+from headrace.order.mosaicml.epoch_permutation import choose_per_shard
 from headrace.order.mosaicml.partition import Partition
-from headrace.order.mosaicml.sampling import choose_per_shard
 from headrace.order.sample_map import SampleMap
 from headrace.order.shuffle import PERMUTATIONS
-from headrace.order.shuffle.spans import divide_spans as spans_of
+from headrace.order.shuffle import divide_spans as spans_of
 
 __all__ = ['Spanner', 'divide_spans', 'get_partitions', 'get_sampling', 'get_shuffle', 'work_array']
 

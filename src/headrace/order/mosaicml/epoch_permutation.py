@@ -13,8 +13,6 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.order.mosaicml.batching import epoch_seed
-from headrace.order.mosaicml.resampling import drawn_ids, drawn_units
-from headrace.order.mosaicml.sampling import choose_per_shard
 from headrace.order.random.numpy_streams import random_stream
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.state import pinned_config
@@ -23,8 +21,9 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
+    from headrace.order.random.numpy_streams import RandomStream
 
-__all__ = ['Draws', 'fill_permutation', 'permutation_key']
+__all__ = ['Draws', 'choose_per_shard', 'drawn_ids', 'drawn_units', 'fill_permutation', 'permutation_key']
 
 _CHUNK = 1 << 16
 
@@ -119,3 +118,102 @@ class Draws:
     def ids(self) -> IntArray | None:
         """Sample ids; see `drawn_ids`."""
         return drawn_ids(self.sizes, self.chosen, self.first_id, random_stream(self.seed))
+
+
+def drawn_units(sizes: IntArray, chosen: IntArray) -> IntArray:
+    """Return the lengths of units, int64[units].
+
+    Of a shard of n samples, c of them drawn, come c div n full copies, then c mod n different samples. Each is a unit
+    of its own, which shuffles keep together as they do a shard.
+
+    Args:
+        sizes: int64[shards], samples of each shard.
+        chosen: int64[shards], samples to draw from each.
+    """
+    copies = chosen // np.maximum(sizes, 1)
+    parts = chosen - copies * sizes
+    # A shard's full copies, then its part copy, if any: two runs for each shard.
+    lengths = np.stack([sizes, parts], 1).ravel()
+    return np.repeat(lengths, np.stack([copies, (parts > 0).astype(np.int64)], 1).ravel())
+
+
+def drawn_ids(sizes: IntArray, chosen: IntArray, first_id: int, stream: RandomStream) -> IntArray | None:
+    """Return the sample ids of the units, unit after unit, ascending in each; int64[sum of chosen].
+
+    Args:
+        sizes: int64[shards], samples of each shard; shards follow one another.
+        chosen: int64[shards], samples to draw from each.
+        first_id: id of the first shard's first sample.
+        stream: random numbers for the samples of part copies.
+
+    Returns:
+        None if these are just all samples in stored order.
+    """
+    if (sizes == chosen).all():
+        return None
+    begins = first_id + np.cumsum(sizes) - sizes
+    ids = np.empty(int(chosen.sum()), np.int64)
+    at = 0
+    for begin, size, count in zip(begins.tolist(), sizes.tolist(), chosen.tolist(), strict=True):
+        copies, part = divmod(count, max(size, 1))
+        for _ in range(copies):
+            ids[at : at + size] = np.arange(begin, begin + size)
+            at += size
+        if part:
+            drawn = stream.choice(size, part, replace=False)
+            drawn.sort()
+            ids[at : at + part] = drawn
+            ids[at : at + part] += begin
+            at += part
+    return ids
+
+
+def choose_per_shard(sizes: IntArray, choose: int, granularity: int, seed: int) -> IntArray:
+    """Spread a stream's samples over its shards: whole passes evenly, the rest by random picks.
+
+    Args:
+        sizes: int64[shards], samples of each shard, some of them above 0.
+        choose: samples to draw from the stream.
+        granularity: samples of a pick, all from one shard.
+        seed: of the picks.
+
+    Returns:
+        int64[shards], samples to draw from each.
+
+    Raises:
+        ConfigError: choose is negative or the granularity below 1.
+    """
+    if choose < 0:
+        raise ConfigError(f'a stream must choose at least 0 samples, got {choose}.')
+    if granularity < 1:
+        raise ConfigError(f'sampling_granularity must be at least 1, got {granularity}.')
+    passes, rest = divmod(choose, int(sizes.sum()))
+    chosen = sizes * passes
+    if not rest:
+        return chosen
+    picks = -(-sizes // granularity)
+    ends = np.cumsum(picks)
+    last = sizes - (picks - 1) * granularity  # the last pick of a shard is the rest
+
+    # MosaicML Streaming counts the pick before an empty shard as a whole one. So this pick's shard may have to give
+    # more samples than it has.
+    full = np.flatnonzero(picks)
+    before_empty = full[np.append(np.diff(full) > 1, full[-1] < len(sizes) - 1)]
+    last[before_empty] = granularity
+    count = int(ends[-1])
+    order = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)  # shuffled with the same draws
+    random_stream(seed).shuffle(order)
+    for begin in range(0, count, _CHUNK):
+        chunk = order[begin : begin + _CHUNK]
+        shards = np.searchsorted(ends, chunk, 'right')
+        taken = np.where(chunk == ends[shards] - 1, last[shards], granularity)
+        total = np.cumsum(taken)
+        if total[-1] < rest:
+            np.add.at(chosen, shards, taken)
+            rest -= int(total[-1])
+            continue
+        used = int(np.searchsorted(total, rest)) + 1
+        taken[used - 1] -= total[used - 1] - rest  # of the last pick only a part
+        np.add.at(chosen, shards[:used], taken[:used])
+        break
+    return chosen

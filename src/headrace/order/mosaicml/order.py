@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
 from headrace.order.skip import UnskippedPositions, merged
+from headrace.order.topology import Remainder, check_batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One canonical node's share of one pass over one stream, shuffled: sample numbers at any local positions, and back.
+"""One canonical node's share of one pass over one stream, shuffled: sample numbers at any local positions.
 
 The algorithm, for a node with M positions (a *cell*). It bounds the shards in use at a time, needs O(shards) set-up
 and no state between positions:
@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.order.native.growing_table import Rows
-from headrace.order.random.feistel import column_bits, feistel_permute, feistel_unpermute
+from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import KeyArray, derive, hashes, keyed_order
 
 if TYPE_CHECKING:
@@ -40,11 +39,59 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['CellTable', 'Parts']
+__all__ = ['ROW_BITS', 'ROW_STEP', 'CellTable', 'Parts']
 
-_ROW_BITS = 40  # a track's units are searched by (track, row) in one int64
-_ROW_MASK = (1 << _ROW_BITS) - 1
-_ROW_STEP = np.array(0x2545F4914F6CDD1D, np.int64)  # odd
+
+class Rows:
+    """A table of int64[columns] rows that grows at its end, each row under an int64 key."""
+
+    __slots__ = ('_keys', '_rows', 'used')
+
+    def __init__(self, columns: int) -> None:
+        self.used = 0
+        self._keys = np.zeros(64, np.int64)
+        self._rows = np.zeros((64, columns), np.int64)
+
+    def append(self, keys: IntArray, *columns: IntArray) -> None:
+        """Add rows, one array int64[n] a column."""
+        end = self.used + len(keys)
+        if end > len(self._keys):
+            room = max(end, 2 * len(self._keys)) - self.used
+            self._keys = np.concatenate([self._keys[: self.used], np.zeros(room, np.int64)])
+            empty = np.zeros((room, self._rows.shape[1]), np.int64)
+            self._rows = np.concatenate([self._rows[: self.used], empty])
+        self._keys[self.used : end] = keys
+        for i, column in enumerate(columns):
+            self._rows[self.used : end, i] = column
+        self.used = end
+
+    def find(self, keys: IntArray) -> IntArray:
+        """Return the last row whose key is not above, int64[n], for keys int64[n]; the table's keys ascend."""
+        found = self._keys[: self.used].searchsorted(keys, 'right')
+        found -= 1
+        return found
+
+    def keys_at(self, rows: IntArray) -> IntArray:
+        """Return the keys int64[n] of rows int64[n]."""
+        return self._keys.take(rows)
+
+    def columns_at(self, rows: IntArray) -> IntArray:
+        """Return int64[columns, n], what stands in rows int64[n]."""
+        return self._rows.take(rows, axis=0).T
+
+    @property
+    def keys(self) -> IntArray:
+        """All keys, int64[used]; a view."""
+        return self._keys[: self.used]
+
+    @property
+    def rows(self) -> IntArray:
+        """All rows, int64[used, columns]; a view."""
+        return self._rows[: self.used]
+
+
+ROW_BITS = 40  # a track's units are searched by (track, row) in one int64
+ROW_STEP = np.array(0x2545F4914F6CDD1D, np.int64)  # odd
 _PHASES = 16
 _SLACK = 32  # 1/32 of a track is not rounded up: a single shard below the block shall not double the shards in use
 
@@ -73,27 +120,21 @@ class CellTable:
     Cells are added when they are first needed and stay; the owner starts a new table when this one has grown too long.
     """
 
-    __slots__ = ('_cells', '_folds', '_indexes', '_positions', '_runs', '_sizes', '_slots', '_tracks', '_units')
+    __slots__ = ('_cells', '_positions', '_tracks', 'folds', 'runs', 'slots', 'unit_sizes', 'units')
 
     def __init__(self) -> None:
         self._positions = 0  # of all cells; a cell's positions are numbered on from the cell before
         self._tracks = 0  # of all cells, numbered likewise
         self._cells = Rows(3)  # by number; key: first position; first unit, track and run
         # Columns: position; row; samples of a row; their column bits; key; open tracks of the row; the first of them in
-        # _slots. A cell that is permuted whole has one row without open tracks.
-        self._runs = Rows(7)
-        # Columns for each run, where the head folds a row onto row r: tracks of that row; the first of them in _slots;
+        # slots. A cell that is permuted whole has one row without open tracks.
+        self.runs = Rows(7)
+        # Columns for each run, where the head folds a row onto row r: tracks of that row; the first of them in slots;
         # that row plus r. The same for the tail, whose slots continue the head's numbers.
-        self._folds = Rows(5)
-        self._slots = Rows(0)  # key: track; a cell's tracks in order of opening, then in order of closing, last first
-        self._units = Rows(5)  # by track and row: row minus samples of the shard before, start, size, column bits, key
-        self._sizes = Rows(0)  # key: samples of each unit
-        self._indexes: dict[int, _Index] = {}
-
-    @property
-    def units(self) -> int:
-        """Number of units in the table, a measure of its memory: about 60 bytes each, and twice that in growing."""
-        return self._units.used
+        self.folds = Rows(5)
+        self.slots = Rows(0)  # key: track; a cell's tracks in order of opening, then in order of closing, last first
+        self.units = Rows(5)  # by track and row: row minus samples of the shard before, start, size, column bits, key
+        self.unit_sizes = Rows(0)  # key: samples of each unit
 
     def add(self, parts: Parts, block_size: int, key: int) -> int:
         """Append a cell of at least one part and return its number, counted from 0."""
@@ -113,34 +154,34 @@ class CellTable:
         ages = units[:num_tracks] * (_PHASES * np.arange(num_tracks) + phase % _PHASES) // (_PHASES * num_tracks)
         opening = ages.max() - ages
         track, row = _assign(units, opening)
-        places = (track << _ROW_BITS) + row
+        places = (track << ROW_BITS) + row
         by_place = places.argsort()
         shards, track, row, units = order[by_place], track[by_place], row[by_place], units[by_place]
         lasts = np.append((track[1:] != track[:-1]).nonzero()[0], len(track) - 1)
         closing = (row + units)[lasts]
         runs = _Runs.of(opening, closing)
 
-        self._cells.append(*(np.array([a]) for a in (self._positions, self._units.used, self._tracks, self._runs.used)))
-        self._units.append(
-            places[by_place] + (self._tracks << _ROW_BITS),
+        self._cells.append(*(np.array([a]) for a in (self._positions, self.units.used, self._tracks, self.runs.used)))
+        self.units.append(
+            places[by_place] + (self._tracks << ROW_BITS),
             row - before[by_place] - parts.skipped[shards],
             parts.starts[shards],
             parts.shard_sizes[shards],
             parts.bits[shards],
             parts.keys[shards].view(np.int64),
         )
-        self._sizes.append(units)
+        self.unit_sizes.append(units)
         positions = self._positions + runs.positions
-        slots = self._slots.used + num_tracks * runs.closing
+        slots = self.slots.used + num_tracks * runs.closing
         tracks, samples = runs.tracks, runs.tracks + runs.head_tracks + runs.tail_tracks
         if block_size >= total:
             tracks, samples = np.zeros_like(tracks), np.full_like(samples, total)
         keys = hashes(derive(key, 1), np.arange(len(positions))).view(np.int64)
-        self._runs.append(positions, positions, runs.rows, samples, column_bits(samples), keys, tracks, slots)
-        used, head, tail = (np.full_like(samples, a) for a in (self._slots.used, 2 * runs.begin - 1, 2 * runs.end - 1))
-        self._folds.append(positions, runs.head_tracks, used, head, used + num_tracks - runs.head_tracks, tail)
-        self._slots.append(self._tracks + np.argsort(opening, kind='stable'))
-        self._slots.append(self._tracks + np.argsort(-closing, kind='stable'))
+        self.runs.append(positions, positions, runs.rows, samples, column_bits(samples), keys, tracks, slots)
+        used, head, tail = (np.full_like(samples, a) for a in (self.slots.used, 2 * runs.begin - 1, 2 * runs.end - 1))
+        self.folds.append(positions, runs.head_tracks, used, head, used + num_tracks - runs.head_tracks, tail)
+        self.slots.append(self._tracks + np.argsort(opening, kind='stable'))
+        self.slots.append(self._tracks + np.argsort(-closing, kind='stable'))
         self._positions += total
         self._tracks += num_tracks
         return self._cells.used - 1
@@ -154,13 +195,13 @@ class CellTable:
         """
         x = self._cells.keys_at(cells)
         x += positions
-        runs = self._runs.find(x)
-        begin, row, samples, bits, key, tracks, slot = self._runs.columns_at(runs)
+        runs = self.runs.find(x)
+        begin, row, samples, bits, key, tracks, slot = self.runs.columns_at(runs)
         x -= begin
         rows = x // samples
         x -= rows * samples
         # Keys of neighbouring rows differ by an odd constant; the network's hashes make them independent.
-        keys = rows * _ROW_STEP
+        keys = rows * ROW_STEP
         keys += key
         rows += row
         x = feistel_permute(*(a.view(np.uint64) for a in (x, samples, bits, keys))).view(np.int64)
@@ -168,119 +209,20 @@ class CellTable:
         x += slot
         if len(folded):
             tracks, rank = tracks[folded], (x - slot)[folded]
-            head_tracks, head_slot, head_sum, tail_slot, tail_sum = self._folds.columns_at(runs[folded])
+            head_tracks, head_slot, head_sum, tail_slot, tail_sum = self.folds.columns_at(runs[folded])
             is_head = rank < tracks + head_tracks
             is_whole = tracks == 0
             x[folded] = np.where(is_whole, head_slot, rank - tracks + np.where(is_head, head_slot, tail_slot))
             rows[folded] = np.where(is_whole, rank, np.where(is_head, head_sum, tail_sum) - rows[folded])
 
-        x = self._slots.keys_at(x)
-        x <<= _ROW_BITS
+        x = self.slots.keys_at(x)
+        x <<= ROW_BITS
         x += rows
-        begin, start, size, bits, key = self._units.columns_at(self._units.find(x))
+        begin, start, size, bits, key = self.units.columns_at(self.units.find(x))
         rows -= begin
         x = feistel_permute(*(a.view(np.uint64) for a in (rows, size, bits, key))).view(np.int64)
         x += start
         return x
-
-    def find(self, cells: IntArray, samples: IntArray) -> IntArray:
-        """Return the positions within cells at which samples stand, int64[n]; -1 where a sample is not the cell's.
-
-        The inverse of `at`. A cell's first call sorts its units, and keeps 24 bytes a unit and 16 a track.
-
-        Args:
-            cells: int64[n], numbers of cells.
-            samples: int64[n], sample numbers within the stream, of any value.
-        """
-        positions = np.empty_like(samples)
-        for cell in np.unique(cells).tolist():
-            where = (cells == cell).nonzero()[0]
-            if cell not in self._indexes:
-                self._indexes[cell] = self._index(cell)
-            positions[where] = self._find(self._indexes[cell], samples[where])
-        return positions
-
-    def _index(self, cell: int) -> _Index:
-        ends = self._units.used, self._tracks, self._runs.used
-        begins = self._cells.rows_between(cell, cell + 1)[0].tolist()
-        if cell + 1 < self._cells.used:
-            ends = self._cells.rows_between(cell + 1, cell + 2)[0].tolist()
-        (first_unit, first_track, first_run), (end_unit, end_track, end_run) = begins, ends
-        rows = self._units.keys_between(first_unit, end_unit) & _ROW_MASK
-        units = self._units.rows_between(first_unit, end_unit)
-        draws = rows - units[:, 0]
-        firsts = units[:, 1] + draws
-        order = np.argsort(firsts)
-        ranks = np.empty((2, end_track - first_track), np.int64)
-        slots = self._slots.keys_between(2 * first_track, 2 * end_track).reshape(2, -1) - first_track
-        for rank, tracks in zip(ranks, slots, strict=True):
-            rank[tracks] = np.arange(len(tracks))
-        return _Index(
-            position=int(self._cells.keys_between(cell, cell + 1)[0]),
-            units=first_unit + order,
-            firsts=firsts[order],
-            starts=units[order, 1],
-            runs=range(first_run, end_run),
-            track=first_track,
-            ranks=ranks,
-        )
-
-    def _find(self, index: _Index, samples: IntArray) -> IntArray:
-        """Return positions int64[n] of samples int64[n] in the cell of an index."""
-        unit = index.units[np.maximum(index.starts.searchsorted(samples, 'right') - 1, 0)]
-        _, start, size, bits, key = self._units.columns_at(unit)
-        draws = samples - start
-        known = (draws >= 0) & (draws < size)
-        draws[~known] = 0
-        draws = feistel_unpermute(*(a.view(np.uint64) for a in (draws, size, bits, key))).view(np.int64)
-        unit = index.units[np.maximum(index.firsts.searchsorted(start + draws, 'right') - 1, 0)]
-        shift, unit_start = self._units.columns_at(unit)[:2]
-        place = self._units.keys_at(unit)
-        row = place & _ROW_MASK
-        # The row that the draw would be in, if this unit is of the sample's shard and long enough.
-        offset = draws + shift - row
-        known &= (unit_start == start) & (offset >= 0) & (offset < self._sizes.keys_at(unit))
-        row[known] += offset[known]
-
-        first_run, end_run = index.runs.start, index.runs.stop
-        begin, end = (int(a) + 1 >> 1 for a in self._folds.rows_between(first_run, first_run + 1)[0, [2, 4]])
-        in_head, in_tail = row < begin, row >= end
-        row = np.where(in_head, 2 * begin - 1 - row, np.where(in_tail, 2 * end - 1 - row, row))
-        rows = self._runs.rows_between(first_run, end_run)[:, 1]
-        run = first_run + rows.searchsorted(row, 'right') - 1
-        first, first_row, samples_of_row, bits, key, tracks, slot = self._runs.columns_at(run)
-        by_opening, by_closing = index.ranks[:, (place >> _ROW_BITS) - index.track]
-        x = np.where(slot == 2 * index.track, by_opening, by_closing)
-        x[in_head] = (tracks + by_opening)[in_head]
-        x[in_tail] = (tracks + self._folds.columns_at(run)[0] + by_closing)[in_tail]
-        number = row - first_row
-        is_whole = tracks == 0
-        x[is_whole], number[is_whole] = row[is_whole], 0
-        first += number * samples_of_row
-        number *= _ROW_STEP
-        number += key
-        x = feistel_unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
-        return np.where(known, x + first - index.position, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """The index of a cell for `CellTable.find`."""
-
-    position: int
-    """The cell's first position."""
-    units: IntArray
-    """int64[units]: its units in order of their shards, and of their place in the shard's order of draws."""
-    firsts: IntArray
-    """int64[units]: the shard's first sample plus the number of the unit's first draw, of these; ascending."""
-    starts: IntArray
-    """int64[units]: the shard's first sample, of these; ascending."""
-    runs: range
-    """Numbers of its runs."""
-    track: int
-    """Its first track."""
-    ranks: IntArray
-    """int64[2, tracks]: the tracks' ranks in order of opening, and of closing, last first."""
 
 
 @dataclass(frozen=True, slots=True)

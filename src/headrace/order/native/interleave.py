@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from headrace.order.native.long_window import LongWindow
+from headrace.order.native.special.long_window import LongWindow
 from headrace.order.random.hashing import derive, keyed_order
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.order.mixture.schedule import ScheduleStep, allocate, apportion
 from headrace.order.native.interleave import quotas
+from headrace.order.native.special.stratified_free import free_grid_quotas
 from headrace.order.native.stratified import grid_quotas
-from headrace.order.native.stratified_free import free_grid_quotas
 from headrace.order.native.units import listed_quotas, unit_quotas
 
 if TYPE_CHECKING:

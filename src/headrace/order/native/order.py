@@ -21,7 +21,6 @@ draw 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,11 +29,10 @@ from headrace.errors import ConfigError
 from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
-from headrace.order.native.fixed_subset import FixedSubset
 from headrace.order.native.node_quotas import NodeQuotas
 from headrace.order.native.segment import Segment
-from headrace.order.native.shard_line import StreamLine
-from headrace.order.native.stream_passes import StreamPasses
+from headrace.order.native.special.fixed_subset import FixedSubset
+from headrace.order.native.stream_passes import StreamLine, StreamPasses
 from headrace.order.random.hashing import derive, hash_text
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ['NativeOrder']
 
 _VERSION_KEY = hash_text('headrace native order 1')
-_INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `shard_line`
+_INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
@@ -217,7 +215,7 @@ class NativeOrder:
         missing = self._latest_pass.take(places) != passes
         if not missing.any():
             return self._latest_start.take(places), self._latest_begin.take(places)
-        if self._table.units > self._max_units:
+        if self._table.units.used > self._max_units:
             self._forget()
             missing[:] = True
         starts, begins = self._latest_start.take(places), self._latest_begin.take(places)
@@ -261,62 +259,23 @@ class NativeOrder:
         Raises:
             IndexError: there is no such sample, or no such position.
         """
+        from headrace.order.native.special.inverse import InverseOrder  # a training run looks for no sample
+
         if not 0 <= sample_id < self.mixture.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
         if not 0 <= start <= self._size:
             raise IndexError(f'positions must be in [0, {self._size}], got {start}.')
         s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
-        sample = sample_id - int(self._offsets[s])
-        if s not in self._subsets:
-            return self._find(s, sample, start)
-        return heapq.merge(*(self._find(s, number, start) for number in self._subsets[s].numbers(sample)))
-
-    def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
-        stream = self._streams[s]
-        nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
-        first = self._segments[0].node_draws[nodes] if start <= self.first else self.node_draws_before(start)[s]
-        last = self._segments[-1].node_draws[nodes] + self._segments[-1].quotas[s]
-        if (first == last).all():
-            return
-        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
-        # found wait until no pass that is left begins before them.
-        found: list[int] = []
-        before = first
-        for k in stream.passes.spanned(first, last):
-            while found and (stream.passes.begin(k) >= before).all():
-                yield heapq.heappop(found)
-                before = self.node_draws_before(found[0])[s] if found else first
-            for node, node_draw in self._node_draws_of(s, sample, k):
-                if first[node] <= node_draw < last[node]:
-                    position = self._position_of(s, node, node_draw)
-                    if not found or position < found[0]:
-                        before = self.node_draws_before(position)[s]
-                    heapq.heappush(found, position)
-        yield from sorted(found)
-
-    def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
-        """The nodes, and their draws, that have a sample in pass k over its stream: one, but for the rest."""
-        stream = self._streams[s]
-        if k == stream.passes.rest:
-            return [stream.passes.node_draw_of_rest(draw) for draw in (self._rest(s) == sample).nonzero()[0].tolist()]
-        node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
-        begin, end, node_draw = stream.stretch(node, k)
-        if self._is_shuffled:
-            table = CellTable()  # a separate one, to keep the entries of `at`
-            cell = table.add(*stream.parts(begin, end, node, k))
-            return [(node, node_draw + int(table.find(np.array([cell]), np.array([sample]))[0]))]
-        return [(node, node_draw + sample - begin)]
-
-    def _position_of(self, s: int, node: int, node_draw: int) -> int:
-        """The position of this epoch of a draw of a stream on a node, counted there from its first ever."""
-        place = s * self.num_canonical_nodes + node
-        segment = next(
-            segment
-            for segment in self._segments
-            if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
+        inverse = InverseOrder(
+            first=self.first,
+            is_shuffled=self._is_shuffled,
+            streams=self._streams,
+            segments=self._segments,
+            subsets=self._subsets,
+            node_draws_before=self.node_draws_before,
+            rest=self._rest,
         )
-        slot = segment.interleave.slot_of(node, s, node_draw - int(segment.node_draws[place]))
-        return segment.begin + (node - segment.begin) % self.num_canonical_nodes + slot * self.num_canonical_nodes
+        return inverse.find(s, sample_id - int(self._offsets[s]), start)
 
     def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
 from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
+from headrace.order.native.special.stratified_free import FreeStratifiedInterleave
 from headrace.order.native.stratified import StratifiedInterleave
-from headrace.order.native.stratified_free import FreeStratifiedInterleave
 from headrace.order.native.units import ListedInterleave, UnitInterleave
 from headrace.order.random.hashing import derive
 

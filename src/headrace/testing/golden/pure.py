@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order import Mixture, SampleMap, StreamSize, Topology
-from headrace.order.mosaicml.sampling import choose_per_shard
-from headrace.order.shuffle.spans import divide_spans
+from headrace.order.mosaicml.epoch_permutation import choose_per_shard
+from headrace.order.shuffle import divide_spans
 from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 from headrace.testing.golden.order import call_partitions, call_shuffle, resampled
 

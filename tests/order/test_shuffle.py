@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, make_order
-from headrace.order.shuffle.py1e import stable_argsort
+from headrace.order.shuffle import stable_argsort
 from tests.support.orders.order_cases import mixture
 
 

@@ -1,0 +1,147 @@
+"""From a sample to the positions where the native order has it; a training run never asks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.native.cell_table import ROW_BITS, ROW_STEP, CellTable, Parts
+from headrace.order.random.feistel import feistel_unpermute
+
+if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
+    from headrace.order.native.segment import Segment
+    from headrace.order.native.special.fixed_subset import FixedSubset
+    from headrace.order.native.stream_passes import StreamLine
+
+__all__ = ['CellInverse', 'InverseOrder']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InverseOrder:
+    """The inverse of an epoch's `NativeOrder`, whose parts these are."""
+
+    first: int
+    """The epoch's first position."""
+    is_shuffled: bool
+    streams: Sequence[StreamLine]
+    segments: Sequence[Segment]
+    subsets: Mapping[int, FixedSubset]
+    node_draws_before: Callable[[int], IntArray]
+    rest: Callable[[int], IntArray]
+    """The samples of a stream's rest, by draw."""
+
+    def find(self, s: int, sample: int, start: int) -> Iterator[int]:
+        """Yield the positions of a sample of stream s from ``start`` on, in rising order."""
+        if s not in self.subsets:
+            return self._find(s, sample, start)
+        return heapq.merge(*(self._find(s, number, start) for number in self.subsets[s].numbers(sample)))
+
+    def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
+        passes, first_segment, last_segment = self.streams[s].passes, self.segments[0], self.segments[-1]
+        num_nodes = len(passes.node_draws)
+        nodes = slice(s * num_nodes, (s + 1) * num_nodes)
+        first = first_segment.node_draws[nodes] if start <= self.first else self.node_draws_before(start)[s]
+        last = last_segment.node_draws[nodes] + last_segment.quotas[s]
+        if (first == last).all():
+            return
+        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
+        # found wait until no pass that is left begins before them.
+        found: list[int] = []
+        before = first
+        for k in passes.spanned(first, last):
+            while found and (passes.begin(k) >= before).all():
+                yield heapq.heappop(found)
+                before = self.node_draws_before(found[0])[s] if found else first
+            for node, node_draw in self._node_draws_of(s, sample, k):
+                if first[node] <= node_draw < last[node]:
+                    position = self._position_of(s, node, node_draw, num_nodes)
+                    if not found or position < found[0]:
+                        before = self.node_draws_before(position)[s]
+                    heapq.heappush(found, position)
+        yield from sorted(found)
+
+    def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
+        """The nodes, and their draws, that have a sample in pass k over its stream: one, but for the rest."""
+        stream = self.streams[s]
+        if k == stream.passes.rest:
+            return [stream.passes.node_draw_of_rest(draw) for draw in (self.rest(s) == sample).nonzero()[0].tolist()]
+        node = stream.node_of(sample, k, is_shuffled=self.is_shuffled)
+        begin, end, node_draw = stream.stretch(node, k)
+        if self.is_shuffled:
+            cell = CellInverse(*stream.parts(begin, end, node, k))
+            return [(node, node_draw + int(cell.find(np.array([sample]))[0]))]
+        return [(node, node_draw + sample - begin)]
+
+    def _position_of(self, s: int, node: int, node_draw: int, num_nodes: int) -> int:
+        """The position of this epoch of a draw of a stream on a node, counted there from its first ever."""
+        place = s * num_nodes + node
+        segment = next(
+            segment for segment in self.segments if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
+        )
+        slot = segment.interleave.slot_of(node, s, node_draw - int(segment.node_draws[place]))
+        return segment.begin + (node - segment.begin) % num_nodes + slot * num_nodes
+
+
+class CellInverse:
+    """The inverse of `CellTable.at` for one cell."""
+
+    __slots__ = ('_firsts', '_ranks', '_starts', '_table', '_units')
+
+    def __init__(self, parts: Parts, block_size: int, key: int) -> None:
+        """Take what `CellTable.add` takes."""
+        self._table = table = CellTable()
+        table.add(parts, block_size, key)
+        draws = (table.units.keys & ((1 << ROW_BITS) - 1)) - table.units.rows[:, 0]
+        firsts = table.units.rows[:, 1] + draws
+        self._units = order = np.argsort(firsts)
+        """int64[units]: units in order of their shards, and of their place in the shard's order of draws."""
+        self._firsts = firsts[order]
+        """int64[units]: the shard's first sample plus the number of the unit's first draw, of these; ascending."""
+        self._starts = table.units.rows[order, 1]
+        """int64[units]: the shard's first sample, of these; ascending."""
+        slots = table.slots.keys.reshape(2, -1)
+        self._ranks = np.empty_like(slots)
+        """int64[2, tracks]: the tracks' ranks in order of opening, and of closing, last first."""
+        for ranks, tracks in zip(self._ranks, slots, strict=True):
+            ranks[tracks] = np.arange(len(tracks))
+
+    def find(self, samples: IntArray) -> IntArray:
+        """Return the positions int64[n] of samples of the stream int64[n]; -1 where a sample is not the cell's."""
+        table = self._table
+        unit = self._units[np.maximum(self._starts.searchsorted(samples, 'right') - 1, 0)]
+        _, start, size, bits, key = table.units.columns_at(unit)
+        draws = samples - start
+        known = (draws >= 0) & (draws < size)
+        draws[~known] = 0
+        draws = feistel_unpermute(*(a.view(np.uint64) for a in (draws, size, bits, key))).view(np.int64)
+        unit = self._units[np.maximum(self._firsts.searchsorted(start + draws, 'right') - 1, 0)]
+        shift, unit_start = table.units.columns_at(unit)[:2]
+        place = table.units.keys_at(unit)
+        row = place & ((1 << ROW_BITS) - 1)
+        # The row that the draw would be in, if this unit is of the sample's shard and long enough.
+        offset = draws + shift - row
+        known &= (unit_start == start) & (offset >= 0) & (offset < table.unit_sizes.keys_at(unit))
+        row[known] += offset[known]
+
+        begin, end = (int(a) + 1 >> 1 for a in table.folds.rows[0, [2, 4]])
+        in_head, in_tail = row < begin, row >= end
+        row = np.where(in_head, 2 * begin - 1 - row, np.where(in_tail, 2 * end - 1 - row, row))
+        run = table.runs.rows[:, 1].searchsorted(row, 'right') - 1
+        first, first_row, samples_of_row, bits, key, tracks, slot = table.runs.columns_at(run)
+        by_opening, by_closing = self._ranks[:, place >> ROW_BITS]
+        x = np.where(slot == 0, by_opening, by_closing)
+        x[in_head] = (tracks + by_opening)[in_head]
+        x[in_tail] = (tracks + table.folds.columns_at(run)[0] + by_closing)[in_tail]
+        number = row - first_row
+        is_whole = tracks == 0
+        x[is_whole], number[is_whole] = row[is_whole], 0
+        first += number * samples_of_row
+        number *= ROW_STEP
+        number += key
+        x = feistel_unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
+        return np.where(known, x + first, -1)
