@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
 from headrace.format.encodings import get_mds_encoded_size
 from headrace.format.mds import Layout
-from headrace.format.sample_code import compile_encoder
+from headrace.format.mds_encoder import compile_encoder
 from headrace.format.shards import Schema
 from tests.support.formats.format_golden import neutral
 from tests.support.suite.example_counts import scaled

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.format import MDSEncoder, mds_encode
-from headrace.format.block_pool import BlockPool
-from headrace.format.shard_memory import WAITING, ShardMemory
+from headrace.format.shard_memory import BLOCK, WAITING, BlockPool, ShardMemory
 
 ROWS = 900
 
@@ -131,3 +130,17 @@ def test_a_batch_is_copied_before_its_array_changes() -> None:
     rows[:] = -1
     (shard,) = encoder.finish()
     assert shard.files[0][1].endswith(given.tobytes())
+
+
+def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
+    pool = BlockPool()
+    one, other = pool.take(), pool.take()
+    assert len(one) == len(other) == BLOCK
+    address = np.frombuffer(one, np.uint8).ctypes.data
+    part = one[1000:2000][5:]
+    part[:] = b'7' * 995
+    del one
+    assert np.frombuffer(pool.take(), np.uint8).ctypes.data != address
+    assert bytes(part) == b'7' * 995
+    del part
+    assert np.frombuffer(pool.take(), np.uint8).ctypes.data == address

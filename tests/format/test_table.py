@@ -6,6 +6,7 @@ import json
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -134,3 +135,21 @@ def test_a_table_travels_as_arrays() -> None:
     stored = sum(getattr(table, name).nbytes for name in ('samples', 'sizes', 'name_starts', 'names', 'digest_starts'))
     stored += table.kind_of.nbytes + table.digests.nbytes
     assert len(pickle.dumps(table)) < stored + 5000
+
+
+@pytest.mark.parametrize('name', ['', 'x' * 255, 'x' * 256, 'x' * 70_000, 'ü', '\ud800', 'a\0b', 'shard.00001.md'])
+def test_names_of_all_lengths_are_found(name: str) -> None:
+    table = parsed(dumped(numbered(3)), fast_path=True)
+    assert table.find(name) is None
+    if 'x' in name or name == 'ü':
+        shards = numbered(3)
+        shards[1]['raw_data']['basename'] = name
+        for quick in (True, False):
+            assert parsed(dumped(shards), fast_path=quick).find(name) == 1
+
+
+def test_names_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('headrace.format.table._hash_all', lambda names, starts: np.zeros(len(starts) - 1, np.uint64))
+    table = parsed(dumped(numbered(9)), fast_path=True)
+    assert [table.find(f'shard.{i:05}.mds.zstd') for i in range(9)] == list(range(9))
+    assert table.find('absent') is None

@@ -14,7 +14,7 @@ from headrace.convert.record import InputError, TaskRecord, put_bytes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError, DiskFullError, MissingDependencyError, ObjectNotFoundError, StorageError
 from headrace.format import EncodedShard, MDSEncoder
-from headrace.format.block_pool import shared_pool
+from headrace.format.shard_memory import shared_pool
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.cache.locks import NO_ROOM
 

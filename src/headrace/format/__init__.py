@@ -1,7 +1,7 @@
 """Shards as bytes: their encoding, index and readers; no network, no torch.
 
 1. ``IndexFile`` reads an ``index.json`` (``index``), which ``parse_index`` checks (``entries`` has the rules for one
-   shard, ``rules`` for many). It gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``).
+   shard, ``table_bytes`` for many). It gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``).
    ``pack_table`` and ``unpack_table`` (``table_bytes``) keep a large one as bytes.
 2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
 3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.format.checksum import get_hash, get_hashes, hash_file, is_hash, verify_file
 from headrace.format.compression import (
+    Compression,
     compress,
     decompress,
     get_compression_extension,
@@ -24,7 +25,6 @@ from headrace.format.compression import (
     unpack_file,
     unpack_stream,
 )
-from headrace.format.compression_algorithms import Compression
 from headrace.format.encodings import (
     Encoding,
     do_stack,
@@ -44,8 +44,7 @@ from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, u
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.format.encoded_shard import CollectedShard, EncodedShard, ShardPieces
-    from headrace.format.encoder import ShardEncoder
+    from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
     from headrace.format.jsonl import JSONEncoder, JSONReader
     from headrace.format.mds_encoder import MDSEncoder
     from headrace.format.xsv import XSVEncoder, XSVReader
@@ -109,7 +108,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            **dict.fromkeys(('CollectedShard', 'EncodedShard', 'ShardPieces'), 'headrace.format.encoded_shard'),
+            **dict.fromkeys(('CollectedShard', 'EncodedShard', 'ShardPieces'), 'headrace.format.encoder'),
             **dict.fromkeys(('JSONEncoder', 'JSONReader'), 'headrace.format.jsonl'),
             'ShardEncoder': 'headrace.format.encoder',
             'MDSEncoder': 'headrace.format.mds_encoder',

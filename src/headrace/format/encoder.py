@@ -24,23 +24,205 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from headrace.format.batch_columns import as_sequence, common_length, name_place, python_values
-from headrace.format.block_pool import BlockPool, shared_pool
-from headrace.format.checksum import get_hash
+from headrace.errors import ConfigError
+from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
-from headrace.format.encoded_shard import CollectedShard, EncodedRows, EncodedShard, ShardPieces
-from headrace.format.shard_memory import WAITING, Piece, ShardMemory, joined_rows
-from headrace.format.shard_settings import MAX_OFFSET, check_compression, check_hashes, check_size_limit
+from headrace.format.encodings.arrays import unmasked
+from headrace.format.human_size import bytes_to_int
+from headrace.format.shard_memory import WAITING, BlockPool, Piece, ShardMemory, joined_rows, shared_pool
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.notes import add_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ['ShardEncoder', 'config_json', 'offset_table']
+__all__ = [
+    'DEFAULT_SIZE_LIMIT',
+    'MAX_OFFSET',
+    'CollectedShard',
+    'EncodedRows',
+    'EncodedShard',
+    'ShardEncoder',
+    'ShardPieces',
+    'as_sequence',
+    'check_compression',
+    'check_hashes',
+    'check_size_limit',
+    'common_length',
+    'config_json',
+    'name_place',
+    'offset_table',
+    'python_values',
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedShard:
+    """A finished shard."""
+
+    info: ShardInfo
+    """Its entry in the index; ``info.entry()`` is the JSON object."""
+    files: tuple[tuple[str, bytes], ...]
+    """Name and content of each file to store. With compression only the compressed files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPieces:
+    """A finished shard whose files are not in one piece each, so that nothing is copied before it is stored."""
+
+    info: ShardInfo
+    """Its entry in the index."""
+    files: tuple[tuple[str, list[Piece]], ...]
+    """Name and content of each file to store. The content is the pieces, one after another.
+
+    Memory is used again when the last view of it goes. So a writer takes each piece out of the list once it is stored.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedShard:
+    """The samples of a shard, which are to be packed into its files."""
+
+    number: int
+    """The shard's number in the dataset, from 0."""
+    samples: int
+    """Number of samples."""
+    pack_pieces: Callable[[], ShardPieces]
+    """As `pack`, but only compression and hashes join the samples."""
+
+    def pack(self) -> EncodedShard:
+        """Join, compress and hash the samples. Any thread may call it."""
+        packed = self.pack_pieces()
+        return EncodedShard(packed.info, tuple((name, b''.join(pieces)) for name, pieces in packed.files))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Encoded samples that are not yet in a shard."""
+
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    """Bytes of each sample."""
+    pieces: Callable[[int, int], Iterable[Piece]]
+    """The bytes of samples from one row to before another. They are copied before the next piece is asked for."""
+
+
+DEFAULT_SIZE_LIMIT: Final = 1 << 26
+MAX_OFFSET: Final = (1 << 32) - 1
+"""The largest offset of a shard's table."""
+
+
+def check_compression(compression: str | None) -> str | None:
+    """The algorithm with its level, or None.
+
+    Raises:
+        ConfigError: it is unknown, or no text.
+    """
+    if not compression:
+        return None
+    if not isinstance(compression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers have types
+        raise ConfigError(
+            f"`compression` is the name of an algorithm, such as 'zstd' or 'zstd:7', but is {compression!r}."
+        )
+    get_compression_extension(compression)  # refuses an unknown one
+    return compression
+
+
+def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of hash algorithms.
+
+    Raises:
+        ConfigError: one is unknown, or they are not sorted, or no list.
+    """
+    given: Any = hashes
+    if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
+        raise ConfigError(f"`hashes` is a list of names, such as ['sha1'], but is {given!r}.")
+    names = tuple(hashes or ())
+    unknown = [name for name in names if not is_hash(name)]
+    if unknown:
+        raise ConfigError(f'{unknown[0]!r} is not a supported hash algorithm. See `headrace.format.get_hashes()`.')
+    if list(names) != sorted(names):
+        raise ConfigError(f'`hashes` is sorted by name, but got {list(names)}. Give {sorted(names)}.')
+    return names
+
+
+def check_size_limit(size_limit: int | str | None) -> int | None:
+    """Bytes of a shard, or None for no limit.
+
+    Raises:
+        ConfigError: they are no number of bytes, or 4 GiB and more.
+    """
+    if size_limit is None:
+        return None
+    limit = bytes_to_int(size_limit)
+    if limit < 0:
+        raise ConfigError(f'`size_limit` is a number of bytes, 0 or None for no limit, but got {size_limit!r}.')
+    if limit > MAX_OFFSET:
+        raise ConfigError(
+            f'`size_limit` must be less than 2**32 because shards hold 32-bit offsets, but got {size_limit!r}. '
+            f"Use a smaller one: '64mb' suits most data."
+        )
+    return limit or None
+
+
+_PLAIN_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError)
+
+
+def name_place(error: Exception, place: str) -> None:
+    """Prefix an encoding's message with a place, or note the place on another error."""
+    if type(error) in _PLAIN_ERRORS and len(error.args) == 1:
+        error.args = (f'{place}: {error.args[0]}',)
+    else:
+        add_note(error, f'While encoding {place[0].lower()}{place[1:]}.')
+
+
+def as_sequence(name: str, values: Any) -> Sequence[Any]:
+    """The values of a column as a list or an array; tensors and the like say how they become arrays.
+
+    Raises:
+        ValueError: they are an array with masked values.
+        TypeError: they are one text, or become no list or array.
+    """
+    try:
+        if isinstance(values, np.ma.MaskedArray):
+            return cast('Sequence[Any]', unmasked(values))
+        if isinstance(values, list | tuple | np.ndarray):
+            return cast('Sequence[Any]', values)
+        if hasattr(values, '__array__'):
+            return cast('Sequence[Any]', np.asarray(values))
+        if not isinstance(values, str | bytes):
+            return list(values)
+    except Exception as error:
+        name_place(error, f'Column {name!r}')
+        raise
+    raise TypeError(
+        f'Column {name!r}: a column of a batch is a list or an array of values, but got one {type(values).__name__}, '
+        f'{values[:60]!r}. Put it into a list.'
+    )
+
+
+def common_length(columns: Mapping[str, Sequence[Any]]) -> int:
+    """The number of values of each column of a batch.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f'The columns of a batch have equally many values, but got {lengths}. Nothing was added.')
+    return next(iter(lengths.values()), 0)
+
+
+def python_values(values: Sequence[Any]) -> Sequence[Any]:
+    """The values of a column one by one: Python objects of an array with one axis, else its rows."""
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 else list(values)
+    return values
 
 
 class ShardEncoder(ABC):

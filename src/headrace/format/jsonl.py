@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError, FormatError
+from headrace.format.encoder import DEFAULT_SIZE_LIMIT
 from headrace.format.encodings.encoding import wrong_type
+from headrace.format.encodings.registry import check_encodings
 from headrace.format.encodings.texts import parse_json
-from headrace.format.encodings.unknown import check_encodings
 from headrace.format.lines import LineEncoder, LineReader
-from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:

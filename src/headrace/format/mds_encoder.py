@@ -3,30 +3,131 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from headrace.format.batch_columns import name_place, python_values
-from headrace.format.encoded_shard import EncodedRows
-from headrace.format.encoder import ShardEncoder, offset_table
-from headrace.format.encodings import Encoding, encoding_name, get_mds_encoded_size, get_mds_encodings, is_mds_encoding
+from headrace.format.encoder import (
+    DEFAULT_SIZE_LIMIT,
+    MAX_OFFSET,
+    EncodedRows,
+    ShardEncoder,
+    name_place,
+    offset_table,
+    python_values,
+)
+from headrace.format.encodings import (
+    Bytes,
+    Encoding,
+    Int,
+    NDArray,
+    Str,
+    encoding_name,
+    get_mds_encoded_size,
+    get_mds_encodings,
+    is_mds_encoding,
+)
 from headrace.format.encodings.encoding import opaque, stored_bytes, too_long
-from headrace.format.encodings.unknown import check_encodings
+from headrace.format.encodings.registry import check_encodings
+from headrace.format.encodings.scalars import Scalar
 from headrace.format.mds import Column, Layout
-from headrace.format.sample_code import compile_encoder
 from headrace.format.shard_memory import framed_rows, joined_rows
-from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT, MAX_OFFSET
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from headrace.format.shard_memory import Piece
 
-__all__ = ['MDSEncoder']
+__all__ = ['MDSEncoder', 'compile_encoder']
+
+# float16 is left to its encoding: struct does not keep the bits of a nan.
+_CODES: Final = {
+    'u1': 'B', 'i1': 'b', 'u2': 'H', 'i2': 'h', 'u4': 'I', 'i4': 'i', 'u8': 'Q', 'i8': 'q', 'f4': 'f', 'f8': 'd',
+}  # fmt: skip
+
+_FLOATS: Final = frozenset({float, int, bool, *(np.dtype(code).type for code in '?bhilqBHILQefd')})
+
+
+def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | None]:
+    """A function that returns the bytes of a sample, or None if its values are not of the usual types.
+
+    Its code is generated for the schema, and knows the usual types only. For all others, and for values that cannot be
+    stored, the encodings decide, one by one, with their messages. Numbers and the sizes of values are packed together.
+    """
+    names: dict[str, Any] = {'ndarray': np.ndarray, 'floats': _FLOATS}
+    lines: list[str] = []
+    formats: list[str] = []
+    parts: list[list[str]] = [[]]
+    """Runs of packed numbers, and between them expressions of bytes."""
+    sizes = [f'len(b{i})' for i, column in enumerate(layout.columns) if column.size is None]
+    parts[0] += sizes
+    formats.append('I' * len(sizes))
+    values: list[str] = []
+    for i, column in enumerate(layout.columns):
+        names[f'n{i}'] = column.name
+        lines.append(f'v{i} = sample[n{i}]')
+        code = _number_code(column)
+        if code is not None:
+            if type(column.encoding) is Int:
+                lines.append(f'if type(v{i}) is not int: return None')
+            elif code in 'fd':  # others have a `__float__` that may say infinity
+                lines.append(f'if type(v{i}) not in floats: return None')
+            parts[-1].append(f'v{i}')
+            formats[-1] += code
+            continue
+        lines += _bytes_lines(i, column, names)
+        values.append(f'b{i}')
+        parts.append([])
+        formats.append('')
+    pieces: list[str] = []
+    for i, (packed, text) in enumerate(zip(parts, formats, strict=True)):
+        if packed:
+            names[f'p{i}'] = struct.Struct(f'<{text}').pack
+            pieces.append(f'p{i}({", ".join(packed)})')
+        if i < len(values):
+            pieces.append(values[i])
+    result = ' + '.join(pieces) if len(pieces) <= 2 else f"b''.join(({', '.join(pieces)}))"
+    body = '\n        '.join([*lines, f'return {result or repr(b"")}'])
+    source = f'def encode(sample):\n    try:\n        {body}\n    except Exception:\n        return None\n'
+    exec(source, names)  # noqa: S102 - of names and numbers that are made here
+    return names['encode']
+
+
+def _number_code(column: Column) -> str | None:
+    """The code of `struct` for a column of numbers."""
+    if (
+        type(column.encoding) is not Int
+        and type(type(column.encoding)) is type
+        and not isinstance(column.encoding, Scalar)
+    ):
+        return None
+    dtype = column.value_type
+    return None if dtype is None or column.shape else _CODES.get(dtype.str[1:])
+
+
+def _bytes_lines(i: int, column: Column, names: dict[str, Any]) -> list[str]:
+    """Code that sets `b<i>` to the bytes of `v<i>`."""
+    kind = type(column.encoding)
+    if kind is Str:
+        return [f'if type(v{i}) is not str: return None', f'b{i} = v{i}.encode()']
+    if kind is Bytes:
+        return [f'if type(v{i}) is not bytes: return None', f'b{i} = v{i}']
+    if kind is NDArray and column.value_type is not None:
+        names[f'd{i}'], names[f's{i}'] = np.dtype(column.value_type), column.shape
+        return [
+            f'if type(v{i}) is not ndarray or v{i}.dtype != d{i} or v{i}.shape != s{i}: return None',
+            f'b{i} = v{i}.tobytes()',
+        ]
+    names[f'e{i}'] = column.encoding.encode
+    if column.encoding.checks_bytes:
+        return [f'if isinstance(v{i}, bytes): return None', f'b{i} = e{i}(v{i})']
+    lines = [f'b{i} = v{i} if isinstance(v{i}, bytes) else e{i}(v{i})']
+    return lines if column.size is None else [*lines, f'if len(b{i}) != {column.size}: return None']
+
 
 _SIZE: Final = np.dtype('<u4')
 _Encoded: TypeAlias = 'np.ndarray[Any, Any] | Sequence[bytes] | Sequence[str]'

@@ -6,6 +6,8 @@ shortly, in memory that is used again. The blocks are of a pool, so that they ar
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -13,9 +15,39 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.format.block_pool import BlockPool
+__all__ = ['BLOCK', 'WAITING', 'BlockPool', 'Piece', 'ShardMemory', 'framed_rows', 'joined_rows', 'shared_pool']
 
-__all__ = ['WAITING', 'Piece', 'ShardMemory', 'framed_rows', 'joined_rows']
+BLOCK: Final = 2 << 20
+"""Bytes of a block. numpy asks for no huge pages for so few: to find some can take long on a busy machine."""
+
+
+class BlockPool:
+    """Blocks of `BLOCK` bytes. It holds as many as were lent at one time. Threads may share it.
+
+    A block returns when the last view of it goes, in whichever thread. So none is used again while anybody reads it.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray[Any, np.dtype[np.uint8]]] = deque()
+
+    def take(self) -> memoryview:
+        """A block of any content, with one axis of bytes."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(BLOCK, np.uint8)
+        lent = memory[:]
+        weakref.finalize(lent, self._free.append, memory).atexit = False
+        return lent.data
+
+
+_shared: Final[weakref.WeakValueDictionary[str, BlockPool]] = weakref.WeakValueDictionary()
+
+
+def shared_pool() -> BlockPool:
+    """The pool of this process, which lives as long as somebody uses it."""
+    return _shared.setdefault('', BlockPool())
+
 
 Piece: TypeAlias = bytes | memoryview
 """Bytes of a shard; a view is of bytes, with one axis."""

@@ -1,4 +1,6 @@
-"""A `ShardTable` as bytes: the parsed form of a large index, which saves the next process the parsing.
+"""A `ShardTable` as bytes, and the rules for all its shards at once.
+
+Its bytes are the parsed form of a large index, which saves the next process the parsing.
 
 The file is a head, the table's columns, and one JSON object of `index.json` for each kind of shard. A digest names its
 index.json. Reading runs no code, and allocates at most the file's size. A checksum finds damage. A forged file can have
@@ -18,11 +20,64 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.errors import HeadraceError
-from headrace.format.entries import EntryParser
-from headrace.format.rules import is_surely_valid
-from headrace.format.table import Kind, ShardTable
+from headrace.format.entries import INDEX_NAME, MAX_OFFSET, OWN_NAMES, EntryParser
+from headrace.format.table import Kind, NameFinder, ShardTable
 
-__all__ = ['IndexKey', 'pack_table', 'read_packed_key', 'unpack_table']
+__all__ = ['IndexKey', 'is_surely_valid', 'pack_table', 'read_packed_key', 'unpack_table']
+
+# All names are one text, each between two '/'; so parts of names are, too.
+_FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
+_RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
+"""In any case, and with characters in between that some file systems ignore."""
+
+
+def is_surely_valid(table: ShardTable) -> bool:
+    """Whether `EntryParser` would surely accept a table whose columns fit one another.
+
+    No file name leads out of the dataset's folder, is one of headrace's own, or is repeated. No count is larger than
+    its file. The parser explains mistakes; here the answer is only "surely valid" or "check".
+    """
+    return (
+        _names_stay_inside(table)
+        and bool((table.samples >= 0).all())
+        and bool((table.sizes >= 0).all())
+        and all(_counts_fit(table, number, kind) for number, kind in enumerate(table.kinds))
+        and NameFinder(table.names, table.name_starts).all_differ
+    )
+
+
+def _names_stay_inside(table: ShardTable) -> bool:
+    names = table.names.tobytes()
+    # Each name has a '/' before and after it, and is not empty.
+    if names[:1] != b'/' or bool((np.diff(table.name_starts) < 2).any()):
+        return False
+    if bool((table.names[table.name_starts - 1] != ord('/')).any()) or any(text in names for text in _FORBIDDEN):
+        return False
+    if not names.isascii():
+        try:
+            names = names.decode().casefold().encode('ascii', 'ignore')
+        except UnicodeDecodeError:
+            return False
+    folded = names.lower()
+    return not any(text in folded for text in _RESERVED)
+
+
+def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:
+    shards = slice(None) if len(table.kinds) == 1 else np.flatnonzero(table.kind_of == number)
+    samples = table.samples[shards]
+    files = table.first_files[:-1][shards]
+    data: npt.NDArray[np.int64] = table.sizes[files]
+    # The last raw file has the table of offsets: a count, then 4 bytes for each sample and 4 for the last one's end.
+    last_packed = kind.files[-1][1] is not None
+    offsets: npt.NDArray[np.int64] = table.sizes[files + len(kind.algorithms) - (2 if last_packed else 1)]
+    if bool((np.maximum(data, offsets) > MAX_OFFSET).any()) or bool((samples > MAX_OFFSET).any()):
+        return False
+    if bool((offsets < 8 + 4 * samples).any()):
+        return False
+    room = data - (8 + 4 * samples) if kind.schema.format == 'mds' else data
+    least = min(kind.schema.min_sample_size, MAX_OFFSET + 1)  # no overflow; no file is larger
+    return not bool((samples * least > room).any())
+
 
 _MAGIC: Final = b'headrace table 1'
 """16 bytes; changes with the format."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatError, ShardError
-from headrace.format.compression_algorithms import CHUNK
+from headrace.format.compression import CHUNK
 from headrace.redaction import logger_of
 from headrace.sources.formats import choose_columns, is_hidden
 from headrace.sources.line_records import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
-from headrace.format.compression_algorithms import ALGORITHMS
+from headrace.format.compression import ALGORITHMS
 from headrace.storage import Retry
 from headrace.storage.transfer.retry import BrokenTransferError
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import FormatError, ShardError
-from headrace.format.compression_algorithms import CHUNK
+from headrace.format.compression import CHUNK
 from headrace.sources.formats import choose_columns, is_hidden
 from headrace.sources.npy import parse_npy
 from headrace.sources.protocol import Part

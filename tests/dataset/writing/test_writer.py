@@ -18,7 +18,7 @@ import pytest
 from headrace import CSVWriter, MDSWriter
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import encoder
-from headrace.format.block_pool import BlockPool
+from headrace.format.shard_memory import BlockPool
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from tests.support.datasets.written import COLUMNS, read, write

@@ -27,7 +27,7 @@ from headrace.format import (
     register_compression,
     register_encoding,
 )
-from headrace.format.compression_algorithms import ALGORITHMS
+from headrace.format.compression import ALGORITHMS
 from headrace.format.encodings import UInt8
 from headrace.format.encodings.encoding import ENCODINGS
 from headrace.testing.compressions import CompressionContract

@@ -121,7 +121,7 @@ TABLES: Tables = {
             'get_compressions',
             'is_compression',
         ),
-        **alias('headrace.format.compression_algorithms', 'Brotli', 'Bzip2', 'Gzip', 'Snappy', 'Zstandard'),
+        **alias('headrace.format.compression', 'Brotli', 'Bzip2', 'Gzip', 'Snappy', 'Zstandard'),
         **absent(
             'Derive from `headrace.format.Compression`; its `levels` lists the levels.',
             'LevelledCompression',

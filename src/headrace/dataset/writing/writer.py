@@ -22,7 +22,7 @@ from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError, StorageError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
-from headrace.format.batch_columns import as_sequence, common_length
+from headrace.format.encoder import as_sequence, common_length
 from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import Out, split_out
