@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.simulate.world import Link, Processor, World
-from headrace.storage.transfer.almost_done import AlmostDone
-from headrace.storage.transfer.http_body import CHUNK
+from headrace.storage.transfer.download import AlmostDone
+from headrace.storage.transfer.http import CHUNK
 
 
 def test_transfers_end_at_a_late_time():

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 def counts(request, monkeypatch):
     """Large folders keep their counts in a ledger; here small ones do as well."""
     if request.param == 'remembering':
-        monkeypatch.setattr('headrace.storage.cache.disk_usage.CHEAP', -1.0)
+        monkeypatch.setattr('headrace.storage.cache.limit.CHEAP', -1.0)
 
 
 @pytest.mark.usefixtures('counts')

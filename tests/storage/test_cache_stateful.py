@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headrace.storage.cache import disk_usage
+from headrace.storage.cache import limit
 from headrace.testing.stores import CountingStore
 from tests.support.programs.descriptors import open_descriptors
 from tests.support.programs.together import run_alone
@@ -40,8 +40,8 @@ class CacheMachine(RuleBasedStateMachine):
         keep_packed=st.booleans(),
     )
     def start(self, kind, room, keep_packed):
-        self.cheap = disk_usage.CHEAP
-        disk_usage.CHEAP = -1.0 if self.remembers else math.inf  # however long a count takes here
+        self.cheap = limit.CHEAP
+        limit.CHEAP = -1.0 if self.remembers else math.inf  # however long a count takes here
         self.folder = Path(tempfile.mkdtemp(prefix='cache-machine-'))
         self.remote = make_remote(self.folder / 'remote', COUNT, size=2000, **kind)
         per_shard = 2000 * kind.get('parts', 1) + (2100 if kind.get('packed') else 0)
@@ -151,7 +151,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.leases.pop().release()
             assert not open_descriptors(self.folder)
             shutil.rmtree(self.folder)
-            disk_usage.CHEAP = self.cheap
+            limit.CHEAP = self.cheap
 
 
 class RememberingCacheMachine(CacheMachine):

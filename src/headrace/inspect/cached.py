@@ -14,12 +14,11 @@ from headrace.errors import CacheError, ConfigError, FormatError
 from headrace.format import ShardTable, parse_index
 from headrace.format.compression import unpack_file
 from headrace.sources.source_index import SourceIndex
-from headrace.storage.cache.disk_usage import LimitedFolder, Present, count_fetches, count_files
+from headrace.storage.cache.cached_index import REMOTE_MARKER, read_marker
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.fetch_lock import reclaim_fetches
-from headrace.storage.cache.limit import evict
+from headrace.storage.cache.limit import LimitedFolder, Present, count_fetches, count_files, evict
 from headrace.storage.cache.locks import held, open_to_lock, try_lock_file
-from headrace.storage.cache.remote_marker import REMOTE_MARKER, read_marker
 from headrace.storage.stats import CacheStats
 
 __all__ = ['CacheContent', 'Removal', 'clear_cache', 'find_caches', 'look_into']

@@ -32,9 +32,8 @@ from typing_extensions import Buffer
 
 from headrace.errors import CacheError
 from headrace.order import SelectedBits, count_bits
-from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
+from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
 from headrace.storage.cache.locks import cannot_write, lock_file
-from headrace.storage.cache.shared_file import publish
 
 __all__ = ['BitmapFile']
 

@@ -10,8 +10,8 @@ import itertools
 import math
 from collections.abc import Callable, Generator
 
-from headrace.storage.transfer.almost_done import AlmostDone
-from headrace.storage.transfer.http_body import CHUNK
+from headrace.storage.transfer.download import AlmostDone
+from headrace.storage.transfer.http import CHUNK
 
 __all__ = ['Event', 'Link', 'Process', 'Processor', 'World']
 

@@ -10,8 +10,7 @@ Imports the standard library and numpy only; a cloud's SDK is imported by its ba
 
 from __future__ import annotations
 
-from headrace.storage.cache.entry import LazyEntry
-from headrace.storage.cache.fetch_request import FetchResult, FetchStatus
+from headrace.storage.cache.entry import FetchResult, FetchStatus, LazyEntry
 from headrace.storage.cache.shard_cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url

@@ -40,13 +40,16 @@ class Backend:
     example: str
     """A URL, for tests and messages; '' for the store that needs no SDK."""
     takes_credentials: bool = False
-    """Whether it sees itself to those in a URL, or its names may look like them."""
+    """Whether the backend handles credentials in a URL itself, or its names may look like them."""
+    is_further: bool = False
+    """Whether the module is in `stores.further`."""
 
     def __call__(self, url: str, options: StoreOptions) -> Store:
         """The store; see `StoreFactory`."""
         if not self.takes_credentials:
             _refuse_credentials(url)
-        module = importlib.import_module(f'headrace.storage.stores.{self.module}')
+        folder = 'stores.further' if self.is_further else 'stores'
+        module = importlib.import_module(f'headrace.storage.{folder}.{self.module}')
         return getattr(module, f'open_{self.module}_store')(url, options)
 
 
@@ -55,12 +58,12 @@ _factories: dict[str, StoreFactory] = {
     'file': Backend('local', '', takes_credentials=True),
     'azure': Backend('azure', 'azure://container/x'),
     'azure-dl': Backend('azure', 'azure-dl://filesystem/x'),
-    'oci': Backend('oci', 'oci://bucket@namespace/x'),
+    'oci': Backend('oci', 'oci://bucket@namespace/x', is_further=True),
     's3': Backend('s3', 's3://bucket/x'),
-    'sftp': Backend('sftp', 'sftp://host/x', takes_credentials=True),
-    'dbfs': Backend('databricks', 'dbfs:/Volumes/catalog/schema/volume'),
+    'sftp': Backend('sftp', 'sftp://host/x', takes_credentials=True, is_further=True),
+    'dbfs': Backend('databricks', 'dbfs:/Volumes/catalog/schema/volume', is_further=True),
     'gs': Backend('gcs', 'gs://bucket/x'),
-    'hf': Backend('hf', 'hf://datasets/owner/name'),
+    'hf': Backend('hf', 'hf://datasets/owner/name', is_further=True),
 }
 
 

@@ -1,6 +1,6 @@
 """Files that are written whole or not at all: under another name first, which becomes the final one.
 
-`storage.cache.shared_file.publish` does the same in folders that are open, where no link may be followed. A fetch
+`storage.cache.control_folder.publish` does the same in folders that are open, where no link may be followed. A fetch
 (`storage.cache.fetch_lock`) keeps what it has written for the next attempt. Neither fits here.
 """
 

@@ -72,7 +72,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
 @pytest.mark.parametrize('kind', ['link', 'second name', 'pipe', 'folder'])
 @pytest.mark.parametrize('name', [LOCK, 'ledger'])
 def test_what_is_planted_in_the_folder_is_not_written_through(tmp_path, elsewhere, monkeypatch, kind, name):
-    monkeypatch.setattr('headrace.storage.cache.disk_usage.CHEAP', -1.0)  # so that a ledger is written
+    monkeypatch.setattr('headrace.storage.cache.limit.CHEAP', -1.0)  # so that a ledger is written
     remote = make_remote(tmp_path / 'remote')
     before = content(elsewhere)
     state = tmp_path / 'cache/.headrace'

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.storage.cache import disk_usage
-from headrace.storage.cache.disk_usage import LimitedFolder, count_files
+from headrace.storage.cache import limit
+from headrace.storage.cache.limit import LimitedFolder, count_files
 from headrace.storage.stats import CacheStats
 from tests.support.stores.shards import SIZE, cache_of, disk_use, make_remote
 
@@ -17,7 +17,7 @@ from tests.support.stores.shards import SIZE, cache_of, disk_use, make_remote
 @pytest.mark.once
 def test_a_count_that_was_held_up_once_is_not_good_for_long(tmp_path, monkeypatch):
     clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
-    monkeypatch.setattr(disk_usage, 'time', clock)
+    monkeypatch.setattr(limit, 'time', clock)
 
     def find(name):
         clock.seconds += 0.2 if name == 'late' else 0.01
@@ -39,14 +39,14 @@ class TestLedger:
 
     @pytest.fixture
     def cache(self, tmp_path, monkeypatch):
-        monkeypatch.setattr('headrace.storage.cache.disk_usage.CHEAP', -1.0)
-        monkeypatch.setattr('headrace.storage.cache.disk_usage.SHARE', 1e6)
+        monkeypatch.setattr('headrace.storage.cache.limit.CHEAP', -1.0)
+        monkeypatch.setattr('headrace.storage.cache.limit.SHARE', 1e6)
         self.remote = make_remote(tmp_path / 'remote', 6)
         self.folder = tmp_path / 'cache'
         return cache_of(self.remote, self.folder, limit=3 * SIZE)
 
     def test_where_nothing_could_go_what_is_there_is_looked_at_again(self, cache, monkeypatch):
-        monkeypatch.setattr('headrace.storage.cache.disk_usage.SURE', 0)
+        monkeypatch.setattr('headrace.storage.cache.limit.SURE', 0)
         entries, uses = self.remote.entries, dict(enumerate([1.0, 2.0, 9.0, 1.5, 3.0, 4.0]))
         next_use = lambda entry: uses[entry.id]  # noqa: E731
         for number in (0, 1, 2, 3):

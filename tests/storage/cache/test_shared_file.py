@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from headrace.errors import CacheError
-from headrace.storage.cache.shared_file import claim_private_folder
+from headrace.storage.cache.control_folder import claim_private_folder
 
 
 def test_the_private_folder_is_no_link_and_open_to_nobody_else(tmp_path, elsewhere):

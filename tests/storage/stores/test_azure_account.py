@@ -34,7 +34,7 @@ def sas(azurite, *, valid=3600, permission='rl'):
 
 
 class TestAccount:
-    """Which account and which credentials; see `azure_account`."""
+    """Which account and which credentials; see `azure`."""
 
     @pytest.mark.parametrize('variable', ['AZURE_ACCOUNT_ACCESS_KEY', 'AZURE_STORAGE_KEY'])
     @pytest.mark.parametrize('name', ['AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME'])

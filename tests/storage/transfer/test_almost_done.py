@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.storage.transfer.almost_done import AlmostDone
-from headrace.storage.transfer.download import Transfer
+from headrace.storage.transfer.download import AlmostDone, Transfer
 from headrace.testing.stores import FaultyStore
 from tests.support.stores.downloads import DATA
 

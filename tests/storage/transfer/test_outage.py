@@ -14,10 +14,10 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import HeadraceError, TransferError
 from headrace.storage import Retry
-from headrace.storage.cache import index_check
-from headrace.storage.transfer import outage
+from headrace.storage.cache import index_fetch
+from headrace.storage.transfer import retry
 from headrace.storage.transfer.download import download
-from headrace.storage.transfer.outage import Outages
+from headrace.storage.transfer.retry import Outages
 from tests.support.programs.waiting import until
 
 ONE_SHARD = 4  # samples, and a batch
@@ -63,8 +63,8 @@ def remote(server) -> str:
 @pytest.fixture
 def open_dataset(server, data, remote, tmp_path, monkeypatch) -> Callable[..., StreamingDataset]:
     """Opens a dataset of the server, for which requests wait for hours."""
-    monkeypatch.setattr(outage, 'SILENCE', 0.1)
-    monkeypatch.setattr(index_check, 'ANSWER_TIMEOUT', 0.1)
+    monkeypatch.setattr(retry, 'SILENCE', 0.1)
+    monkeypatch.setattr(index_fetch, 'ANSWER_TIMEOUT', 0.1)
 
     def open_it(*, with_index: bool) -> StreamingDataset:
         cache = tmp_path / 'cache'
@@ -136,7 +136,7 @@ class Trickle:
 
     def get(self, _key, out, **_range):
         for _ in range(5):
-            self.now += 0.9 * outage.SILENCE
+            self.now += 0.9 * retry.SILENCE
             out.write(b'x')
             looks = self.looks
             until(lambda looks=looks: self.looks > looks + 2)
@@ -144,7 +144,7 @@ class Trickle:
 
 
 def test_a_server_that_is_slow_is_not_named(tmp_path, monkeypatch, log):
-    monkeypatch.setattr(outage, 'SILENCE', 0.05)
+    monkeypatch.setattr(retry, 'SILENCE', 0.05)
     store = Trickle()
     with (tmp_path / 'out').open('w+b', buffering=0) as out:
         assert download(store, 'a', out, Retry(clock=store.clock)) == 5

@@ -2,7 +2,7 @@ import pytest
 
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage import Retry
-from headrace.storage.transfer.http_errors import seconds_to_wait
+from headrace.storage.transfer.http import seconds_to_wait
 from headrace.storage.transfer.retry import BrokenTransferError
 
 

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.streams import stream
 from headrace.storage import register_store
-from headrace.storage.cache import disk_usage
+from headrace.storage.cache import limit
 from headrace.storage.cache.control_folder import OpenFolder
 from headrace.storage.stores.local import LocalStore
 from tests.support.programs.processes import is_alive, states_of
@@ -163,7 +163,7 @@ def train(chain: Chain, leg: Leg, rank: int, together: Barrier) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(leg.ranks), LOCAL_WORLD_SIZE=str(leg.ranks))
     cache = Path(chain.folder, 'cache')
     dawdle(cache)
-    disk_usage.CHEAP = -1.0 if chain.ledger and leg.last_epoch is None else 1e9  # type: ignore[misc]
+    limit.CHEAP = -1.0 if chain.ledger and leg.last_epoch is None else 1e9  # type: ignore[misc]
     dataset = StreamingDataset(
         remote=chain.remote,
         local=str(cache),

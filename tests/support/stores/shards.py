@@ -17,8 +17,7 @@ from headrace.errors import (
 )
 from headrace.storage import CacheEntry, CachePart, CacheStats, Retry, ShardCache
 from headrace.storage.cache.cached_index import CachedIndex
-from headrace.storage.cache.index_check import IndexCheck
-from headrace.storage.cache.index_fetch import IndexFetch
+from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch
 from headrace.storage.stores.local import LocalStore
 
 SIZE = 40_000

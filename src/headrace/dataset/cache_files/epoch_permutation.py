@@ -21,9 +21,14 @@ import numpy.typing as npt
 from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
 from headrace.redaction import warn
-from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
+from headrace.storage.cache.control_folder import (
+    ControlFolder,
+    OpenFolder,
+    claim_private_folder,
+    private_folder,
+    publish,
+)
 from headrace.storage.cache.locks import held, lock_file, try_lock_file
-from headrace.storage.cache.shared_file import claim_private_folder, private_folder, publish
 
 __all__ = ['EpochPermutations']
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 from headrace.dataset.detect import detect_topology
 from headrace.errors import ConfigError, TopologyError
-from headrace.storage.cache.index_check import process_start
+from headrace.storage.cache.index_fetch import process_start
 
 __all__ = ['OnChangedData', 'first_ask', 'parse_on_changed_data']
 

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import StreamError
-from headrace.storage.cache.remote_marker import marker_text
+from headrace.storage.cache.cached_index import marker_text
 
 if TYPE_CHECKING:
     from collections.abc import Generator

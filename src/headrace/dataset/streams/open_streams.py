@@ -26,10 +26,14 @@ from headrace.order.mixture.rules import given_weights
 from headrace.selection import Selection, Shards
 from headrace.storage import CacheLimit, Retry, ShardCache, Store, local_path, open_store
 from headrace.storage.cache.cached_index import CachedIndex
+from headrace.storage.cache.control_folder import (
+    claim_private_folder,
+    private_folder,
+    refuse_strangers,
+    temporary_folder,
+)
 from headrace.storage.cache.fetch import same_folder
-from headrace.storage.cache.index_check import IndexCheck
-from headrace.storage.cache.index_fetch import IndexFetch, IndexReader
-from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
+from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

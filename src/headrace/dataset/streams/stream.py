@@ -34,7 +34,7 @@ from headrace.storage import (
     ShardCache,
     local_path,
 )
-from headrace.storage.cache.shared_file import temporary_folder
+from headrace.storage.cache.control_folder import temporary_folder
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData

@@ -1,9 +1,14 @@
-"""The index of a cache folder, watched while shards are read. `index_fetch` fetches it.
+"""The index of a cache folder, watched while shards are read, and the marker of its remote. `index_fetch` fetches both.
 
 A running process has read one index, and another process may replace it. So a process looks at index.json when it
 opens a shard, and before a shard that it fetched gets its final name. With another index in the folder it stops with an
 error. A shard that was written before the last look is of the index that was there: for those, one look a second is
 enough.
+
+The marker, a file in the folder that names its remote, appears just before the first index.json, under the same lock.
+Two data sets can have the same index, so nothing else would show that their shards are mixed. A cache of another
+program has no marker unless its index had to be fetched anew. The marker does not name the server: names and ports of
+one data set's servers change, and each rank may use another gateway.
 """
 
 from __future__ import annotations
@@ -11,20 +16,87 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import xxhash
 
-from headrace.errors import CacheError
+from headrace.errors import CacheError, StreamError
+from headrace.redaction import without_credentials
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
+from headrace.storage.resolve import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ['CachedIndex', 'FileIdentity', 'digest_of', 'identity_of', 'locked_index']
+__all__ = [
+    'REMOTE_MARKER',
+    'CachedIndex',
+    'check_remote',
+    'digest_of',
+    'identity_of',
+    'is_from',
+    'locked_index',
+    'marker_text',
+    'read_marker',
+]
+
+REMOTE_MARKER: Final = '.headrace-remote'
+"""File in a cache folder that names the remote."""
+_LONGEST: Final = 1 << 16
+"""Bytes of it that are read."""
+
+
+def marker_text(url: str) -> str:
+    """The text of the file: a folder's real path, or a URL without credentials and last slashes."""
+    path = local_path(url)
+    address = without_credentials(url.rstrip('/')).rstrip('/') if path is None else str(Path(path).resolve())
+    return f'{address}\n'
+
+
+def check_remote(folder: Path, url: str) -> None:
+    """See that a folder is not the cache of another remote.
+
+    Raises:
+        StreamError: it is.
+    """
+    noted, own = read_marker(folder), marker_text(url).strip()
+    # `rm -r cache/*` leaves files with a dot.
+    if noted and noted != own and _holds_files(folder):
+        raise StreamError(
+            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If the '
+            f'first remote was a mistake, remove the folder. If both hold the same data, delete '
+            f'{folder / REMOTE_MARKER}.'
+        )
+
+
+def is_from(folder: Path, url: str) -> bool:
+    """Whether a folder's marker names this remote."""
+    return read_marker(folder) == marker_text(url).strip()
+
+
+def read_marker(folder: Path) -> str:
+    """The marker's text; empty if there is none. A power failure may empty it, too."""
+    try:
+        handle = os.open(folder / REMOTE_MARKER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ''
+    with open(handle, 'rb') as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return ''
+        return file.read(_LONGEST).decode(errors='replace').strip('\0 \r\n\t')
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether there are an index or shards, or may be: not every folder whose files can be read can be listed."""
+    try:
+        return any(not path.name.startswith('.') for path in folder.iterdir())
+    except OSError:
+        return True
+
 
 _BLOCK: Final = 1 << 20  # Bytes of an index that a comparison reads at once.
 _LOOK_AGAIN: Final = 1.0  # Seconds between two looks at index.json for old shards.

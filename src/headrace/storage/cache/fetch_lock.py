@@ -11,24 +11,90 @@ import contextlib
 import errno
 import json
 import os
+import re
+import shutil
 import time
 from hashlib import blake2b
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
-from headrace.errors import CacheError, HeadraceError
+from headrace import errors
+from headrace.error_mapping import mapping_errors
+from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.redaction import logger_of
-from headrace.storage.cache.fetch_files import LEDGER, fetch_folder, read_failure, write_text
+from headrace.storage.cache.control_folder import ControlFolder
+from headrace.storage.cache.entry import space_needed
 from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, let_go, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+    from collections.abc import Callable, Generator
     from types import TracebackType
 
     from headrace.storage.cache.control_folder import OpenFolder
+    from headrace.storage.cache.entry import CacheEntry
 
-__all__ = ['FetchLock', 'reclaim_fetches']
+__all__ = [
+    'FETCHES',
+    'LEDGER',
+    'TRIES',
+    'FetchLock',
+    'deleted',
+    'despite_deletion',
+    'disk_errors',
+    'fetch_folder',
+    'read_reservation',
+    'reclaim_fetches',
+    'write_text',
+]
+
+FETCHES: Final = '.headrace'
+"""Subfolder of a cache folder for fetches in progress; it exists only during fetches."""
+
+LEDGER: Final = 'ledger'
+"""File in that folder which remembers a count (`limit`); the only one that is no part of a fetch."""
+
+_NAMES: Final = re.compile(rf'{LEDGER}|[0-9a-f]{{32}}\.(lock|\d+\.[0-9a-f]{{8}}\.(raw|packed))')
+_LONGEST: Final = 1 << 17
+"""Bytes of a note that are read."""
+
+
+def fetch_folder(cache: Path) -> ControlFolder:
+    """The folder in which a cache folder's fetches write."""
+    return ControlFolder(cache, FETCHES, _NAMES)
+
+
+def is_fetch_file(name: str) -> bool:
+    """Whether a name without a folder is that of a file in ``.headrace``."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def write_text(handle: int, text: str) -> None:
+    """Replace the content of a small file; a reader in between finds no valid text."""
+    data = text.encode()
+    os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
+    os.ftruncate(handle, len(data))
+
+
+def read_failure(handle: int, *, ahead: bool) -> HeadraceError | None:
+    """The failure of a fetch, by its open lock file; None if there is none, or it concerns a prefetch (``ahead``)."""
+    try:
+        note = json.loads(os.pread(handle, _LONGEST, 0))
+        if note['ahead'] and not ahead:
+            return None
+        kind = getattr(errors, note['failed']) if note['failed'] in errors.__all__ else HeadraceError
+        return kind(note['message'])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_reservation(state: OpenFolder, lock: str) -> int:
+    """Bytes that a fetch in progress has reserved; 0 if it runs without a limit or has just ended."""
+    try:
+        return int(json.loads(state.read(lock, _LONGEST))['reserved'])
+    except (OSError, CacheError, ValueError, KeyError, TypeError):
+        return 0
+
 
 _log = logger_of(__name__)
 
@@ -315,3 +381,68 @@ def reclaim_fetches(folder: Path) -> bool:
     if found:
         place.remove()
     return found
+
+
+T = TypeVar('T')
+
+TRIES: Final = 10
+"""How often a file is fetched for one call when something deletes it each time."""
+
+
+def deleted(folder: Path, name: str) -> CacheError:
+    """The error for a file that something deletes as soon as it is there, or before."""
+    return CacheError(f'{folder / name} was deleted as often as it was fetched. Stop what deletes it.')
+
+
+def despite_deletion(folder: Path, name: str, attempt: Callable[[], T]) -> T:
+    """Fetch a file again if the cache folder was deleted meanwhile. Each attempt makes the folder anew.
+
+    Raises:
+        CacheError: it was deleted each time.
+    """
+    last: FileNotFoundError | None = None
+    for _ in range(TRIES):
+        try:
+            return attempt()
+        except FileNotFoundError as error:  # noqa: PERF203
+            if isinstance(error, HeadraceError) or not _is_in(folder, error.filename):
+                raise  # the store has no such object, or its client misses a file of its own
+            last = error
+    raise deleted(folder, name) from last
+
+
+def _is_in(folder: Path, missing: object) -> bool:
+    """Whether the missing file of an error is the cache folder or in it; a bare name comes from its ``.headrace``."""
+    if isinstance(missing, int):  # a descriptor
+        return True
+    if not isinstance(missing, (str, bytes)):
+        return False
+    path = os.fsdecode(missing)
+    return is_fetch_file(path) or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))  # noqa: PTH100 - lexical
+
+
+@mapping_errors
+def disk_errors(folder: Path, entry: CacheEntry | None, *, keep_packed: bool) -> Generator[None]:
+    """Say of a cache folder, while a shard is fetched (None: the index), that it has no room or cannot be written to.
+
+    Raises:
+        DiskFullError: it has no room.
+        CacheError: it cannot be written to.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            what = 'the index'
+            if entry is not None:
+                needed = space_needed(folder, list(entry.parts), keep_packed=keep_packed)
+                what = f'{entry.key}, which needs {needed} bytes'
+            raise DiskFullError(
+                f'{folder} has no room for {what}; {shutil.disk_usage(folder).free} bytes are free. Make room, name a '
+                f'`local` on a larger disk, or set `cache_limit` to less than the disk holds.'
+            ) from error
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise cannot_write(error.filename or folder, error) from error
+        raise

@@ -5,6 +5,9 @@ the bytes, and the last time at which a process of this machine asked the remote
 new index replaces the old one. Shards that are not provably the same are removed. The note, or that of the folder's
 origin, has to prove that headrace fetched the old index. Other folders may hold the only copy of a user's data, and are
 refused. A file system without such attributes costs a download of the index at each start, to compare the bytes.
+
+At the start, each remote gets one request for the version of its index, in bounded time. A remote that does not answer
+is no error: a run whose data are all cached starts without a network, with a warning.
 """
 
 from __future__ import annotations
@@ -13,36 +16,133 @@ import contextlib
 import errno
 import json
 import os
+import threading
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from headrace.errors import CacheError, DiskFullError, FormatError, StreamError
+from headrace.errors import CacheError, DiskFullError, FormatError, HeadraceError, StreamError
 from headrace.redaction import logger_of
-from headrace.storage.cache.cached_index import CachedIndex, digest_of, identity_of, locked_index
-from headrace.storage.cache.disk_usage import drop_ledger
-from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
-from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.cached_index import (
+    REMOTE_MARKER,
+    CachedIndex,
+    check_remote,
+    digest_of,
+    identity_of,
+    is_from,
+    locked_index,
+    marker_text,
+)
+from headrace.storage.cache.fetch_lock import FetchLock, despite_deletion, disk_errors, reclaim_fetches
+from headrace.storage.cache.limit import drop_ledger
 from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.cache.mapped_file import delete_file, open_file
-from headrace.storage.cache.remote_marker import REMOTE_MARKER, check_remote, is_from, marker_text
+from headrace.storage.resolve import local_path
 from headrace.storage.stats import CacheCounts
 from headrace.storage.transfer.download import Transfer, download
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
-    from pathlib import Path
 
-    from headrace.storage.cache.index_check import IndexCheck
     from headrace.storage.protocol import ObjectInfo, Store
     from headrace.storage.stats import CacheStats
     from headrace.storage.transfer.retry import Retry
 
-__all__ = ['IndexFetch', 'IndexReader']
+__all__ = [
+    'IndexCheck',
+    'IndexFetch',
+    'IndexReader',
+    'process_start',
+]
 
-_ATTRIBUTE: Final = 'user.headrace.version'
+ANSWER_TIMEOUT: Final = 3.0
+"""Seconds for which a remote's answer is waited for, the time of its client's first connection included."""
 
 _log = logger_of(__name__)
+
+
+class IndexCheck:
+    """The requests of a dataset's streams to their remotes when it is opened. Thread-safe."""
+
+    def __init__(self, *, since: float | None = None) -> None:
+        """Take the time from which on the answer that another process of this machine got is good enough.
+
+        Args:
+            since: Seconds of `time.time`; None: now.
+        """
+        self.since = time.time() if since is None else since
+        self._silent = set[str]()
+        self._unanswered: list[str] = []
+        self._lock = threading.Lock()
+
+    def ask(self, store: Store, name: str) -> ObjectInfo | None:
+        """The index, as a store describes it; None, with a note for the warning, without an answer in time."""
+        if local_path(store.url) is not None:
+            return self._attempt(store, name)
+        server = '/'.join(store.url.split('/', 3)[:3])
+        if server in self._silent:
+            self._note(store, 'its server did not answer for another stream')
+            return None
+        answers: list[ObjectInfo | None] = []
+        # A daemon, so that a network that hangs keeps nobody.
+        thread = threading.Thread(
+            target=lambda: answers.append(self._attempt(store, name)), name='headrace-ask', daemon=True
+        )
+        thread.start()
+        thread.join(ANSWER_TIMEOUT)
+        if not answers:
+            self._silent.add(server)
+            self._note(store, f'no answer within {ANSWER_TIMEOUT:g} s')
+            return None
+        return answers[0]
+
+    def warn(self) -> None:
+        """Log one warning about all remotes that gave no answer."""
+        with self._lock:
+            unanswered, self._unanswered = self._unanswered, []
+        if unanswered:
+            _log.warning(
+                'Could not ask %d remote(s) whether their data have changed; continuing with the cached indexes. '
+                'The first: %s',
+                len(unanswered),
+                unanswered[0],
+            )
+
+    def _attempt(self, store: Store, name: str) -> ObjectInfo | None:
+        try:
+            return store.head(name)
+        except Exception as error:  # a client may raise anything, and the cached index is as good as before
+            self.unanswered(store, error)
+            return None
+
+    def unanswered(self, store: Store, error: Exception) -> None:
+        """Note for the warning why the index of a store could not be compared."""
+        known = isinstance(error, HeadraceError)
+        self._note(store, f'{type(error).__name__}: {error}' if known else repr(error))
+
+    def _note(self, store: Store, why: str) -> None:
+        with self._lock:
+            self._unanswered.append(f'{store.url}: {why}')
+
+
+def process_start() -> float:
+    """When this process began, in seconds of `time.time`; where the system does not say, when headrace was imported.
+
+    A pause between two readings of clocks makes it earlier, never later: ranks that start together share one answer.
+    """
+    now = time.time()
+    try:
+        ticks = int(Path('/proc/self/stat').read_text().rpartition(')')[2].split()[19])
+        return now - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf('SC_CLK_TCK')
+    except (AttributeError, OSError, ValueError, IndexError):  # no Linux
+        return _IMPORTED
+
+
+_IMPORTED: Final = time.time()
+
+
+_ATTRIBUTE: Final = 'user.headrace.version'
 
 
 class IndexReader(Protocol):

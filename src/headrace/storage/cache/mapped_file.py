@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.cache.entry import CacheEntry
 
-__all__ = [
-    'Lease',
-    'MappedFile',
-    'check_inside',
-    'close_files',
-    'delete_file',
-    'map_files',
-    'open_file',
-    'suspend_leases',
-]
+__all__ = ['Lease', 'check_inside', 'close_files', 'delete_file', 'map_files', 'open_file', 'suspend_leases']
 
 
 def open_file(folder: str, name: str) -> int | None:

@@ -3,8 +3,9 @@
 A shard is *present* when its files have their final names. A rename gives them, after verification, so presence needs
 no other record and survives any crash. The modules around this one:
 
-- `entry`: the files of a shard, and which of them are there; `presence`: the check of old files at first use;
-- `fetch`: a fetch, from its lock to the final names; `fetch_lock`: one fetch at a time; `limit`: room and eviction;
+- `entry`: the files of a shard, and which of them are there;
+- `fetch`: a fetch, from its lock to the final names, and the check of old files at first use;
+- `fetch_lock`: one fetch at a time; `limit`: room and eviction;
 - `mapped_file`: maps and leases; `lease_cache`: leases kept between reads;
 - `cached_index`: the index that the shards are of, which `index_fetch` has fetched.
 
@@ -20,16 +21,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.storage.cache.cached_index import CachedIndex
-from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
-from headrace.storage.cache.fetch import Fetcher, same_folder
-from headrace.storage.cache.fetch_failures import TRIES, deleted
-from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
+from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex
+from headrace.storage.cache.entry import CacheEntry, CachePart, FetchRequest, FetchResult, FetchStatus, NextUse
+from headrace.storage.cache.fetch import Fetcher, PresentFiles, same_folder
+from headrace.storage.cache.fetch_lock import TRIES, deleted
 from headrace.storage.cache.lease_cache import release_leases
 from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
 from headrace.storage.cache.mapped_file import Lease, close_files, map_files
-from headrace.storage.cache.presence import PresentFiles
-from headrace.storage.cache.remote_marker import REMOTE_MARKER
 from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer

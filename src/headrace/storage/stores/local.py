@@ -1,4 +1,4 @@
-"""A folder as a store: local disks and network file systems.
+"""A folder as a store: local disks and network file systems; and listings of other stores whose objects are files.
 
 The folder is the user's, so symbolic links inside it are followed, to files and to folders. One that leads nowhere is
 an error.
@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, DiskFullError, ObjectNotFoundError, StorageError, TransferError
@@ -19,16 +19,48 @@ from headrace.redaction import logger_of
 from headrace.storage.cache.locks import NO_ROOM
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
-from headrace.storage.stores.file_tree import is_temporary, temporary_name
-from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, truncated
-from headrace.storage.transfer.http_errors import changed
+from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, changed, truncated
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.storage.whole_file import whole_file
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-__all__ = ['LocalStore', 'mapped_output_errors', 'mapped_path_errors', 'open_local_store']
+__all__ = ['LocalStore', 'mapped_output_errors', 'mapped_path_errors', 'open_local_store', 'temporary_name', 'walk']
+
+TEMPORARY: Final = '.headrace-put-'
+"""Beginning of the names under which objects are written before they appear; never listed."""
+
+
+def temporary_name() -> str:
+    """A name that no other file has, for an object that is being written."""
+    return f'{TEMPORARY}{os.urandom(8).hex()}'
+
+
+def is_temporary(key: str) -> bool:
+    """Whether this is an object that is being written, or was when its writer died."""
+    return key.rpartition('/')[2].startswith(TEMPORARY)
+
+
+def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> list[ObjectInfo]:
+    """All objects whose key begins with ``prefix``, in order of their keys; folders that hold none are not opened.
+
+    Args:
+        prefix: Plain text.
+        children: Returns the objects and the keys of folders in a folder. It takes the folder's key, '' for the root.
+            Nothing if there is no such folder, which may have been deleted meanwhile.
+    """
+    folder, _, _ = check_prefix(prefix).rpartition('/')
+    folders, found = [folder], list[ObjectInfo]()
+    while folders:
+        for child in children(folders.pop()):
+            if isinstance(child, str):
+                if f'{child}/'.startswith(prefix) or prefix.startswith(f'{child}/'):
+                    folders.append(child)
+            elif child.key.startswith(prefix) and not is_temporary(child.key):
+                found.append(child)
+    return sorted(found, key=lambda info: info.key)
+
 
 _log = logger_of(__name__)
 

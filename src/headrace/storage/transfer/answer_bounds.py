@@ -20,18 +20,7 @@ from headrace.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    'EMPTY_PAGES',
-    'ERROR_BODY',
-    'HEAD',
-    'SLOWEST',
-    'BoundError',
-    'Pace',
-    'bound_botocore',
-    'bound_session',
-    'exceeded',
-    'items_of',
-]
+__all__ = ['Pace', 'bound_botocore', 'bound_session', 'exceeded', 'items_of']
 
 T = TypeVar('T')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -14,18 +15,56 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage.protocol import is_blocking
 from headrace.storage.stats import CacheCounts, CacheStats
-from headrace.storage.transfer.almost_done import AlmostDone
-from headrace.storage.transfer.http_body import BadRangeError
-from headrace.storage.transfer.outage import outages
+from headrace.storage.transfer.http import BadRangeError
 from headrace.storage.transfer.process_local import PerProcess
-from headrace.storage.transfer.retry import BrokenTransferError, Retry
+from headrace.storage.transfer.retry import BrokenTransferError, Retry, outages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.storage.protocol import Store
 
-__all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
+__all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'AlmostDone', 'Transfer', 'TransferPool', 'download']
+
+
+class AlmostDone:
+    """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
+
+    Bytes of failed attempts count, too, so the call may come early.
+    """
+
+    def __init__(self, size: int, call: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._call, self._clock = size, call, clock
+        self._lock = threading.Lock()
+        self._asked: float | None = None
+        self._begun: float | None = None
+        self._since_begun = 0
+        self._called = False
+
+    def ask(self) -> None:
+        """A request is made."""
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._clock()
+
+    def count(self, size: int) -> None:
+        """Count ``size`` bytes that came."""
+        now = self._clock()
+        with self._lock:
+            self._left -= size
+            if self._begun is None or self._asked is None:
+                self._begun = now
+                is_now = self._left <= 0
+            else:
+                self._since_begun += size
+                latency, elapsed = self._begun - self._asked, now - self._begun
+                # Sooner the pace is unknown: bytes in the system's buffer come at once.
+                is_now = elapsed >= latency and self._left * elapsed <= latency * self._since_begun
+                is_now = is_now or self._left <= 0
+            is_now, self._called = is_now and not self._called, is_now or self._called
+        if is_now:
+            self._call()
+
 
 RANGE: Final = 8 << 20
 """Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection

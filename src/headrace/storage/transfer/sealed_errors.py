@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from headrace.errors import HeadraceError
 from headrace.redaction import redact
 
-__all__ = ['SealedError', 'seal', 'sealed']
+__all__ = ['sealed']
 
 T = TypeVar('T')
 

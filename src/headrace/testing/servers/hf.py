@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from headrace.storage.protocol import StoreOptions
-from headrace.storage.stores.hf import HFStore
+from headrace.storage.stores.further.hf import HFStore
 from headrace.testing.servers.in_process import Handler, serving
 
 if TYPE_CHECKING:

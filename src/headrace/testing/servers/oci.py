@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headrace.storage.protocol import StoreOptions
-from headrace.storage.stores.oci import OCIStore
+from headrace.storage.stores.further.oci import OCIStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import paramiko
 
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
-from headrace.storage.stores.sftp_packets import SftpConnectionError
-from headrace.storage.stores.sftp_session import WINDOW, SftpSession
+from headrace.storage.stores.further.sftp_session import WINDOW, SftpConnectionError, SftpSession
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['SftpCredentials', 'find_credentials', 'open_session']
+__all__ = ['SftpCredentials']
 
 CONFIG_FILES: Final = ('~/.ssh/config', '/etc/ssh/ssh_config')
 KNOWN_HOSTS: Final = '~/.ssh/known_hosts ~/.ssh/known_hosts2'

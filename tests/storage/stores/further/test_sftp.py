@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, Transfer, download, open_store
-from headrace.storage.stores.sftp import SftpStore
+from headrace.storage.stores.further.sftp import SftpStore
 from headrace.testing.servers.process import quietly
 from headrace.testing.servers.sftp import have_sshd, sftp_server
 from headrace.testing.store_faults import DATA, ProxiedStore, StoreFaultContract

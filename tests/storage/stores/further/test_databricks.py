@@ -7,8 +7,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, download, open_store, split_url
-from headrace.storage.stores.databricks import VolumeStore
-from headrace.storage.stores.databricks_dbfs import DbfsStore
+from headrace.storage.stores.further.databricks import DbfsStore, VolumeStore
 from headrace.testing.proxy import Fault
 from headrace.testing.store_faults import DATA, OPERATIONS
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes

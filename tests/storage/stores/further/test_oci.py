@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, open_store
-from headrace.storage.stores.oci import OCIStore
+from headrace.storage.stores.further.oci import OCIStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, download, open_store
-from headrace.storage.stores.hf import HFStore
+from headrace.storage.stores.further.hf import HFStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.hf import hf_server
 from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
@@ -343,7 +343,7 @@ class TestRequests:
         assert [info.key for info in store.list('')] == keys
 
     def test_a_rate_limit_says_how_long(self, plain_hub):
-        from headrace.storage.stores.hf_http import Answer
+        from headrace.storage.stores.further.hf import Answer
 
         limit = {'ratelimit': '"api";r=0;t=55'}
         assert Answer(429, limit, limit, '', None).retry_after == '55'

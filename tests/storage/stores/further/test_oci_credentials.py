@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError
-from headrace.storage.stores import oci_credentials
+from headrace.storage.stores.further import oci
 from headrace.testing.servers.oci import TENANCY, USER
 from headrace.testing.stores import read_bytes
 from tests.support.stores.store_environments import oci_environment  # noqa: F401
@@ -91,7 +91,7 @@ class TestProfiles:
     def test_nothing_is_configured(self, oci_cloud, bucket, monkeypatch, tmp_path, extra):
         monkeypatch.delenv('OCI_CONFIG_FILE')
         monkeypatch.setenv('HOME', str(tmp_path))
-        monkeypatch.setattr(oci_credentials, 'CHASSIS', tmp_path / 'none')
+        monkeypatch.setattr(oci, 'CHASSIS', tmp_path / 'none')
         for call in everything(oci_cloud.store(bucket, extra=extra)):
             with pytest.raises(AccessDeniedError, match=r'there are none: .*~/\.oci/config.*oci setup config'):
                 call()
@@ -184,7 +184,7 @@ class TestTokens:
         monkeypatch.delenv('OCI_CONFIG_FILE')
         monkeypatch.setenv('HOME', str(tmp_path))
         monkeypatch.setattr(signers, 'InstancePrincipalsSecurityTokenSigner', Machine)
-        monkeypatch.setattr(oci_credentials, 'CHASSIS', tmp_path / 'chassis')
+        monkeypatch.setattr(oci, 'CHASSIS', tmp_path / 'chassis')
         (tmp_path / 'chassis').write_text('OracleCloud.com\n')
         store = oci_cloud.store(bucket)
         assert read_bytes(store, 'x') == b'1'

@@ -27,10 +27,9 @@ from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyErr
 from headrace.redaction import logger_of
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
 from headrace.storage.resolve import split_url
-from headrace.storage.stores.file_tree import temporary_name, walk
-from headrace.storage.stores.sftp_packets import Attributes, SftpConnectionError, SftpStatusError, Status
-from headrace.storage.transfer.http_body import ReadRequest, SourcePart, truncated
-from headrace.storage.transfer.http_errors import changed, not_found
+from headrace.storage.stores.further.sftp_session import Attributes, SftpConnectionError, SftpStatusError, Status
+from headrace.storage.stores.local import temporary_name, walk
+from headrace.storage.transfer.http import ReadRequest, SourcePart, changed, not_found, truncated
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
@@ -38,10 +37,13 @@ from headrace.storage.transfer.sealed_errors import sealed
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from headrace.storage.stores.sftp_credentials import SftpCredentials
-    from headrace.storage.stores.sftp_session import SftpSession
+    from headrace.storage.stores.further.sftp_credentials import SftpCredentials
+    from headrace.storage.stores.further.sftp_session import SftpSession
 
-__all__ = ['SftpStore', 'open_sftp_store']
+__all__ = [
+    'SftpStore',
+    'open_sftp_store',
+]
 
 _log = logger_of(__name__)
 
@@ -224,7 +226,7 @@ class SftpStore:
 
     def _connect(self) -> _Connections:
         try:
-            from headrace.storage.stores.sftp_credentials import (
+            from headrace.storage.stores.further.sftp_credentials import (
                 find_credentials,
                 open_session,
             )  # which imports paramiko

@@ -5,7 +5,7 @@ import pytest
 
 from headrace.errors import ConfigError, StorageError, TransferError
 from headrace.storage.protocol import ObjectInfo
-from headrace.storage.transfer.http_body import ReadRequest, SourcePart
+from headrace.storage.transfer.http import ReadRequest, SourcePart
 
 
 class Dribbling(io.BytesIO):

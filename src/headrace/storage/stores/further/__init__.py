@@ -1,0 +1,1 @@
+"""Stores beside the main road: SFTP, Oracle's cloud, Databricks, the Hugging Face Hub."""

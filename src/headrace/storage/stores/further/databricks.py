@@ -1,0 +1,603 @@
+"""Files of a Databricks workspace: Unity Catalog volumes, and DBFS.
+
+``dbfs:/Volumes/catalog/schema/volume/path`` names a volume, any other ``dbfs:/path`` DBFS; ``dbfs:///`` means the same.
+
+Workspace and credentials are databricks-sdk's unified authentication: ``DATABRICKS_HOST`` and ``DATABRICKS_TOKEN``, or
+OAuth (``DATABRICKS_CLIENT_ID`` and ``DATABRICKS_CLIENT_SECRET``). The SDK also takes credentials of the tools of Azure
+and Google, profiles of ``~/.databrickscfg`` (``DATABRICKS_CONFIG_PROFILE``), and those of a cluster's notebooks. It
+refreshes them. ``StoreOptions.endpoint_url`` is the workspace's address, instead of ``DATABRICKS_HOST``.
+
+``StoreOptions.extra``: ``profile`` (name of a profile).
+
+An etag is made of size and time of change in seconds, which is all that the services tell. A file that replaces one of
+the same size within a second counts as the same version.
+
+The credentials are databricks-sdk's; the requests are made here, since the SDK's own are repeated up to a deadline and
+have one time-out for everything. The API of DBFS, which came before volumes, moves at most 1 MiB at a time, as base64
+in JSON: it is slow, and volumes are what Databricks recommends.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email.utils
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import quote
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key
+from headrace.storage.resolve import split_url
+from headrace.storage.stores.local import temporary_name, walk
+from headrace.storage.transfer.answer_bounds import bound_session, items_of
+from headrace.storage.transfer.http import (
+    CHUNK,
+    UNREADABLE,
+    ReadRequest,
+    SourcePart,
+    changed,
+    error_of_status,
+    not_found,
+    truncated,
+    unreadable,
+    why_absent,
+)
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+from headrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+__all__ = ['DbfsStore', 'VolumeStore', 'open_databricks_store']
+
+EXTRA: Final = frozenset({'profile'})
+CONNECTIONS: Final = 32
+"""Kept open, per process."""
+MEANINGS: Final = {
+    **dict.fromkeys(('NOT_FOUND', 'RESOURCE_DOES_NOT_EXIST'), 404),
+    **dict.fromkeys(('REQUEST_LIMIT_EXCEEDED', 'RESOURCE_EXHAUSTED'), 429),
+    'PERMISSION_DENIED': 403,
+    'TEMPORARILY_UNAVAILABLE': 503,
+    'UNAUTHENTICATED': 401,
+}
+"""The HTTP status that an error code of Databricks stands for; that of the answer may be another."""
+
+
+class RefusedError(Exception):
+    """An answer that is an error."""
+
+    def __init__(self, status: int, code: str, text: str, retry_after: str | None) -> None:
+        super().__init__(f'HTTP status {status}{f" {code}" if code else ""}{f": {text}" if text else ""}')
+        self.status = MEANINGS.get(code, status)
+        self.code = code
+        self.retry_after = retry_after
+
+
+class WorkspaceFolder:
+    """A folder of a workspace: what the stores for volumes and for DBFS have in common."""
+
+    def __init__(self, root: str, options: StoreOptions) -> None:
+        self.root = '/' + root.strip('/')
+        self.options = options
+        check_extra(options, EXTRA, 'a Databricks store')
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return f'dbfs:{self.root}'
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.url!r})'
+
+    def _path(self, key: str) -> str:
+        return f'{self.root.rstrip("/")}/{check_key(key)}'
+
+    def _connect(self) -> tuple[Any, Any]:
+        """The SDK's configuration, with its credentials, and a session of requests."""
+        try:
+            from databricks.sdk.core import Config
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'{self.url} needs databricks-sdk, which is not installed. Run: pip install "headrace[databricks]"'
+            ) from error
+        import requests
+        from requests.adapters import HTTPAdapter
+
+        try:
+            with self._mapped_errors('Finding the workspace of', ''):
+                config = Config(
+                    host=self.options.endpoint_url,
+                    profile=self.options.extra.get('profile'),
+                    http_timeout_seconds=self.options.read_timeout,
+                    retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
+                    product='headrace',
+                    product_version=__version__,
+                )
+        except ConfigError:
+            raise
+        except ValueError as error:
+            text = _without_settings(error)
+            if ' auth: ' in text:
+                raise self._no_credentials(text) from error
+            raise ConfigError(
+                f'databricks-sdk made no client for {self.url}: {text}. Check the address of the workspace '
+                f'(DATABRICKS_HOST, endpoint_url) and the profile.'
+            ) from error
+        session = requests.Session()
+        for scheme in ('https://', 'http://'):
+            session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS, max_retries=0))
+        bound_session(session, self.options.answer_seconds)
+        return config, session
+
+    def _no_credentials(self, text: str) -> AccessDeniedError:
+        return AccessDeniedError(
+            f'{self.url} needs credentials, and databricks-sdk found none that work: {text}. Configure one of its '
+            f'sources (DATABRICKS_HOST and DATABRICKS_TOKEN, a profile of ~/.databrickscfg, OAuth).'
+        )
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        doing: str,
+        key: str,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        json: dict[str, Any] | None = None,
+        body: Any = None,
+    ) -> Generator[Any]:
+        """One request; its answer, whose body has not been read. An error is raised as `RefusedError`."""
+        config, session = self._connection.get()
+        # Lengths and ranges are of the bytes themselves.
+        headers = {'Accept-Encoding': 'identity', 'User-Agent': config.user_agent, **(headers or {})}
+        if getattr(config, 'workspace_id', None):  # of a host that serves several; old SDKs know of none
+            headers['X-Databricks-Workspace-Id'] = config.workspace_id
+        with self._mapped_errors(doing, key):
+            try:
+                authorization: dict[str, str] = config.authenticate()
+            except ValueError as error:
+                raise self._no_credentials(_without_settings(error)) from error
+            answer = session.request(
+                method,
+                f'{config.host}{path}',
+                params=query,
+                headers=headers,
+                json=json,
+                data=body,
+                auth=_Authorization(authorization),
+                stream=True,
+                allow_redirects=False,
+                timeout=(self.options.connect_timeout, self.options.read_timeout),
+            )
+        with contextlib.closing(answer):
+            if answer.status_code >= 300:
+                with self._mapped_errors(doing, key):
+                    refused = _refusal(answer)
+                raise refused
+            yield answer
+
+    def _fetch(self, doing: str, key: str, method: str, path: str, **how: Any) -> dict[str, Any]:
+        """The answer to one request. An error is raised as `RefusedError`."""
+        with self._answer(doing, key, method, path, **how) as answer:
+            with self._mapped_errors(doing, key):
+                content: bytes = answer.content
+            try:
+                return answer.json() if content else {}
+            except ValueError as error:
+                raise StorageError(
+                    f'{doing} {self.url}/{key}: {self._host()} answered with something else than JSON. Check that it '
+                    f'is the address of a workspace (DATABRICKS_HOST, or the profile).'
+                ) from error
+
+    @contextlib.contextmanager
+    def _refusals(self, doing: str, key: str) -> Generator[None]:
+        """Turn answers that are errors into headrace's exceptions."""
+        try:
+            yield
+        except RefusedError as error:
+            if 300 <= error.status < 400:
+                raise ConfigError(
+                    f'{doing} {self.url}/{key}: {self._host()} redirects to a login page or elsewhere, as no API does. '
+                    f'Check that it is the address of a workspace (DATABRICKS_HOST, or the profile).'
+                ) from error
+            raise error_of_status(
+                error.status,
+                f'{doing} {self.url}/{key} at {self._host()}: {str(error).rstrip(".")}',
+                url=f'{self.url}/{key}',
+                absent=lambda: (
+                    f'{self._why_absent(key)}. Check the URL and the workspace (DATABRICKS_HOST, or the profile).'
+                ),
+                credentials=self._credentials,
+                remedy='Use credentials that may do this, or have them granted what is missing.',
+                retry_after=error.retry_after,
+            ) from error
+
+    def _why_absent(self, key: str) -> str:
+        """The reason for the absence of an object, for messages."""
+        raise NotImplementedError
+
+    def _host(self) -> str:
+        return str(self._connection.get()[0].host)
+
+    def _credentials(self) -> str:
+        """Which credentials the requests are made with, without saying what they are."""
+        config = self._connection.get()[0]
+        variables = [name for name in (attribute.env for attribute in config.attributes()) if name]
+        used = [name for name in variables if os.environ.get(name)]
+        profile = [f'the profile {config.profile!r}'] if config.profile else []
+        return f'{config.auth_type!r} credentials from {", ".join(profile + used) or "the default profile"}'
+
+    @mapping_errors
+    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+        """Turn what databricks-sdk, requests and urllib3 raise into headrace's exceptions."""
+        from requests import RequestException
+        from requests.exceptions import InvalidURL, MissingSchema
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except (InvalidURL, MissingSchema) as error:
+            raise ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.') from error
+        except (RequestException, HTTPError, OSError) as error:
+            raise BrokenTransferError.at(
+                f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
+            ) from error
+
+    @mapping_errors
+    def _mapped_headers(self, doing: str, key: str) -> Generator[None]:
+        """Turn what is raised at headers that are missing, or break the rules, into headrace's exception."""
+        try:
+            yield
+        except UNREADABLE as error:
+            raise unreadable(f'{doing} {self.url}/{key} at {self._host()}', error) from error
+
+
+def _without_settings(error: ValueError) -> str:
+    """The message of the SDK without the values of its configuration, which it appends."""
+    return str(error).partition('. Config:')[0].partition('. Env:')[0].rstrip('.')
+
+
+class _Authorization:
+    """Sets the SDK's headers on a request; given as ``auth``, it keeps requests from looking into ``~/.netrc``."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def __call__(self, request: Any) -> Any:
+        request.headers.update(self._headers)
+        return request
+
+
+def _refusal(answer: Any) -> RefusedError:
+    told: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        content = answer.json()
+        told = content if isinstance(content, dict) else {}
+    return RefusedError(
+        answer.status_code,
+        str(told.get('error_code', '')),
+        str(told.get('message', '')),
+        answer.headers.get('Retry-After'),
+    )
+
+
+def etag_of(modified: float, size: int) -> str:
+    """The version of a file, made of its time of change in seconds and its size."""
+    return f'{int(modified):x}-{size:x}'
+
+
+API: Final = '/api/2.0/dbfs'
+BLOCK: Final = 1 << 20
+"""Bytes that one request reads or writes at most, as the API has it."""
+
+
+@sealed
+class DbfsStore(WorkspaceFolder):
+    """Files of DBFS, below a folder."""
+
+    def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
+        super().__init__(root, options or StoreOptions())
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        url = f'{self.url}/{key}'
+        info = self._status('Reading', key)
+        if etag and etag != info.etag:
+            raise changed(url, etag, info.etag)
+        left = ReadRequest(url, offset, size).check(info)
+        if not left:
+            return info.etag
+        try:
+            while left:
+                block = self._block(key, offset, min(BLOCK, left))
+                if not block:
+                    raise truncated(url, left)
+                out.write(block)
+                offset += len(block)
+                left -= len(block)
+            # Each block is a request of its own, so the file may have been replaced before one of them.
+            if (now := self._status('Reading', key)).etag != info.etag:
+                raise changed(url, info.etag, now.etag)
+        except BrokenTransferError as error:
+            if not error.changed:
+                error.etag = info.etag
+            raise
+        return info.etag
+
+    def _block(self, key: str, offset: int, size: int) -> bytes:
+        query = {'path': self._path(key), 'offset': offset, 'length': size}
+        with self._refusals('Reading', key):
+            answer = self._fetch('Reading', key, 'GET', f'{API}/read', query=query)
+        block = base64.b64decode(answer.get('data', ''))
+        if len(block) > size:
+            raise StorageError(
+                f'{self._host()} sent {len(block)} bytes of {self.url}/{key} where it was asked for {size}. Use a '
+                f'server that honours the length.'
+            )
+        return block
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`. DBFS cannot replace a file at once: while one is replaced, a reader may find none."""
+        path = self._path(key)
+        folder = path.rpartition('/')[0]
+        temporary = f'{folder}/{temporary_name()}'
+        body = SourcePart(source, size)
+        with self._refusals('Writing', key):
+            try:
+                handle = self._post(key, 'create', path=temporary)['handle']
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+                self._post(key, 'mkdirs', path=folder)
+                handle = self._post(key, 'create', path=temporary)['handle']
+            try:
+                while block := body.read(BLOCK):
+                    self._post(key, 'add-block', handle=handle, data=base64.b64encode(block).decode())
+                self._post(key, 'close', handle=handle)
+                try:
+                    self._post(key, 'move', source_path=temporary, destination_path=path)
+                except RefusedError as error:
+                    if error.code != 'RESOURCE_ALREADY_EXISTS':
+                        raise
+                    self._post(key, 'delete', path=path)
+                    self._post(key, 'move', source_path=temporary, destination_path=path)
+            except BaseException:
+                with contextlib.suppress(RefusedError, StorageError):
+                    self._post(key, 'delete', path=temporary)
+                raise
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        return self._status('Looking up', key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        base = self.root.rstrip('/')
+
+        def children(folder: str) -> Iterator[ObjectInfo | str]:
+            path = f'{base}/{folder}' if folder else self.root
+            with self._refusals('Listing', prefix):
+                try:
+                    page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
+                except RefusedError as error:
+                    if error.status != 404:  # or deleted meanwhile
+                        raise
+                    return
+            for entry in page.get('files', ()):
+                key = str(entry['path'])[len(base) + 1 :]
+                if entry['path'] != path:  # a file lists itself
+                    yield key if entry.get('is_dir') else _info(key, entry)
+
+        yield from walk(prefix, children)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        path = self._path(key)
+        with self._refusals('Deleting', key):
+            try:
+                self._post(key, 'delete', doing='Deleting', path=path)
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+
+    def _status(self, doing: str, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with self._refusals(doing, key):
+            answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': path})
+        if answer.get('is_dir'):
+            raise not_found(f'{self.url}/{key}', 'it is a folder.')
+        return _info(key, answer)
+
+    def _post(self, key: str, verb: str, *, doing: str = 'Writing', **fields: Any) -> dict[str, Any]:
+        return self._fetch(doing, key, 'POST', f'{API}/{verb}', json=fields)
+
+    def _why_absent(self, key: str) -> str:
+        folder = self._path(key).rpartition('/')[0] or '/'
+        exists: bool | None = None
+        try:
+            with self._answer('Looking up', key, 'GET', f'{API}/get-status', query={'path': folder}):
+                exists = True
+        except RefusedError as error:
+            exists = False if error.status == 404 else None
+        except StorageError:
+            pass
+        return why_absent(exists, container=f'the folder {folder}', server=self._host(), name='such a file in it')
+
+
+def _info(key: str, told: dict[str, Any]) -> ObjectInfo:
+    size = int(told.get('file_size', 0))
+    return ObjectInfo(key, size, etag_of(int(told.get('modification_time', 0)) / 1000, size))
+
+
+FILES = '/api/2.0/fs/files'
+FOLDERS = '/api/2.0/fs/directories'
+
+
+def open_databricks_store(url: str, options: StoreOptions) -> VolumeStore | DbfsStore:
+    """The store for ``dbfs:/Volumes/catalog/schema/volume/path`` or ``dbfs:/path``."""
+    _, path = split_url(url)
+    if not path.startswith('/') or not {'.', '..'}.isdisjoint(path.split('/')):
+        raise ConfigError(
+            f'A Databricks URL names an absolute path, as in dbfs:/Volumes/catalog/schema/volume/x or dbfs:/x; got '
+            f'{url!r}. Write one slash, or three, after "dbfs:", and no "." or "..".'
+        )
+    parts = [part for part in path.split('/') if part]
+    if parts[:1] != ['Volumes']:
+        return DbfsStore('/'.join(parts), options)
+    if len(parts) < 4:
+        raise ConfigError(
+            f'The URL of a volume names catalog, schema and volume, as in dbfs:/Volumes/catalog/schema/volume/x; got '
+            f'{url!r}. Add what is missing.'
+        )
+    return VolumeStore('/'.join(parts), options)
+
+
+@sealed
+class VolumeStore(WorkspaceFolder):
+    """Files of a Unity Catalog volume, below a folder."""
+
+    def __init__(self, root: str, options: StoreOptions | None = None) -> None:
+        """Take the path, which begins with ``Volumes/catalog/schema/volume``."""
+        super().__init__(root, options or StoreOptions())
+        self.volume = '/'.join(self.root.split('/')[:5])
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        path, wanted = self._path(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if size == 0:
+            return ''
+        headers = {'Accept': 'application/octet-stream'}
+        if wanted.range:
+            headers['Range'] = wanted.range
+        if etag:
+            headers['If-Unmodified-Since'] = email.utils.formatdate(int(etag.partition('-')[0], 16), usegmt=True)
+        with self._refusals('Reading', key):
+            try:
+                with self._answer('Reading', key, 'GET', FILES + quote(path), headers=headers) as answer:
+                    part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
+                    with self._mapped_headers('Reading', key):
+                        expected = int(answer.headers['Content-Length'])
+                        whole = int(part.rpartition('/')[2]) if part else expected
+                        found = _etag(answer, whole)
+                    return wanted.receive(
+                        lambda: answer.raw.read(CHUNK),
+                        out,
+                        etag=found,
+                        length=expected,
+                        part=part,
+                        mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+                    )
+            except RefusedError as error:
+                if error.status != 416:
+                    raise
+                return wanted.nothing_left(self.head(key))
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`. The service takes up to 5 GiB at once."""
+        path = self._path(key)
+        start = source.tell()
+        how: dict[str, Any] = {
+            'query': {'overwrite': 'true'},
+            'headers': {'Content-Type': 'application/octet-stream', 'Content-Length': str(size)},
+        }
+        with self._refusals('Writing', key):
+            try:
+                self._upload(key, path, SourcePart(source, size), how)
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+                # A folder on the way is missing, or the volume: then this fails, too.
+                folder = quote(path.rpartition('/')[0])
+                with self._answer('Writing', key, 'PUT', FOLDERS + folder):
+                    pass
+                source.seek(start)
+                self._upload(key, path, SourcePart(source, size), how)
+
+    def _upload(self, key: str, path: str, body: SourcePart, how: dict[str, Any]) -> None:
+        with self._answer('Writing', key, 'PUT', FILES + quote(path), body=body if len(body) else b'', **how):
+            pass
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        path = self._path(key)
+        doing = 'Looking up', key
+        with (
+            self._refusals(*doing),
+            self._answer(*doing, 'HEAD', FILES + quote(path)) as answer,
+            self._mapped_headers(*doing),
+        ):
+            size = int(answer.headers['Content-Length'])
+            return ObjectInfo(key, size, _etag(answer, size))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+
+        def children(folder: str) -> Iterator[ObjectInfo | str]:
+            pages = self._pages(f'{self.root}/{folder}'.rstrip('/'), prefix)
+            for entry in items_of(f'{self.url}/{folder}', pages, lambda entry: str(entry['path'])):
+                key = str(entry['path']).rstrip('/')[len(self.root) + 1 :]
+                if entry.get('is_directory'):
+                    yield key
+                else:
+                    size = int(entry.get('file_size', 0))
+                    yield ObjectInfo(key, size, etag_of(int(entry.get('last_modified', 0)) / 1000, size))
+
+        yield from walk(prefix, children)
+
+    def _pages(self, folder: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
+        query: dict[str, Any] = {}
+        while True:
+            with self._refusals('Listing', prefix):
+                try:
+                    page = self._fetch('Listing', prefix, 'GET', FOLDERS + quote(folder), query=query)
+                except RefusedError as error:
+                    if error.status != 404 or self._volume_exists() is False:
+                        raise
+                    return  # it was never made, or is deleted meanwhile
+            yield page.get('contents', [])
+            if not page.get('next_page_token'):
+                return
+            query['page_token'] = page['next_page_token']
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        path = self._path(key)
+        with self._refusals('Deleting', key):
+            try:
+                with self._answer('Deleting', key, 'DELETE', FILES + quote(path)):
+                    pass
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+
+    def _volume_exists(self) -> bool | None:
+        """Whether the volume is there; None if the service does not say."""
+        try:
+            with self._answer('Looking up', '', 'HEAD', FOLDERS + quote(self.volume)):
+                return True
+        except RefusedError as error:
+            return False if error.status == 404 else None
+        except (StorageError, ConfigError):
+            return None
+
+    def _why_absent(self, key: str) -> str:
+        return why_absent(
+            self._volume_exists(),
+            container=f'the volume {self.volume}',
+            server=self._host(),
+            name=f'the file {self.root}/{key}',
+        )
+
+
+def _etag(answer: Any, size: int) -> str:
+    modified = email.utils.parsedate_to_datetime(answer.headers['Last-Modified'])
+    return etag_of(modified.timestamp(), size)

@@ -1,0 +1,550 @@
+"""Repositories of the Hugging Face Hub: ``hf://datasets/ORG/REPO[@REVISION]/path``, or ``models`` or ``spaces``.
+
+A revision is a branch (``main`` by default), a tag or a commit; ``refs/pr/N`` and ``refs/convert/NAME`` are written as
+they are, other slashes as ``%2F``. Only a commit stays the same while somebody else writes: name one for a long run.
+
+The token is found as huggingface_hub finds it, anew for each request: ``HF_TOKEN`` (or ``HUGGING_FACE_HUB_TOKEN``),
+else the file that ``hf auth login`` wrote (``HF_TOKEN_PATH``, ``HF_HOME``); none if ``StoreOptions.anonymous``. The
+server is ``StoreOptions.endpoint_url``, else ``HF_ENDPOINT``. Bytes come over plain HTTP with ranges, through the
+session of huggingface_hub and its proxies. A version (etag) is the hash of the object's content, by git or LFS.
+
+`put` and `delete` make a commit each. The Hub allows about a hundred commits an hour, so upload a dataset as a whole
+folder (``hf upload-large-folder``). There are no ``StoreOptions.extra``.
+
+Commits are requests of our own: those of `HfApi.create_commit` have no time-outs, and some are repeated for half a
+minute before anybody hears of a failure. All requests go through the session of huggingface_hub, whose proxies and
+certificates they share. It is requests' before version 1.0 and httpx's since: here they look the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import ConfigError, MissingDependencyError, StorageError
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra
+from headrace.storage.resolve import split_url
+from headrace.storage.transfer.answer_bounds import Pace, bound_session, items_of
+from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, described, error_of_status
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+    from typing import BinaryIO
+
+__all__ = ['Answer', 'HFStore', 'open_hf_store']
+
+MAX_TEXT = 1 << 20
+"""Bytes of an answer that is no object and is read whole, such as an error."""
+REDIRECTS = 5
+LINKED_ETAG = 'x-linked-etag'
+"""The header with which the Hub names the version of an object that lies elsewhere."""
+
+
+class UploadBody(SourcePart):
+    """A body of a request, as both libraries want it."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read(CHUNK):
+            yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer whose body has not been read."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Of the last server; the case of names does not matter."""
+    hub_headers: Mapping[str, str]
+    """Of the Hub: of its redirection to where the object is, which describes it, else as ``headers``."""
+    url: str
+    response: Any
+    pace: Pace = field(default_factory=lambda: Pace(math.inf))
+
+    @property
+    def redirects(self) -> bool:
+        """Whether it says that another server has the object."""
+        return self.status in {301, 302, 303, 307, 308}
+
+    @property
+    def lacks_entry(self) -> bool:
+        """Whether it says that the repository and its revision are there, but not the file or folder."""
+        return self.status == 404 and self.headers.get('x-error-code') == 'EntryNotFound'
+
+    @property
+    def etag(self) -> str:
+        """The version of the object."""
+        return (self.hub_headers.get(LINKED_ETAG) or self.hub_headers.get('etag', '')).removeprefix('W/').strip('"')
+
+    @property
+    def retry_after(self) -> str | None:
+        """The seconds to wait, if it says so; ``RateLimit: "api";r=0;t=55`` means that none are left for 55."""
+        limit = re.search(r';\s*t=(\d+)', self.headers.get('ratelimit', ''))
+        return self.headers.get('retry-after') or (limit[1] if limit else None)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body as it was sent."""
+        if hasattr(self.response, 'iter_raw'):
+            for chunk in self.response.iter_raw():
+                self.pace.check()
+                self.pace.count(len(chunk))
+                yield chunk
+        else:
+            while chunk := self.response.raw.read(CHUNK, decode_content=False):
+                yield chunk
+
+    def read(self, limit: int | None = None) -> bytes:
+        """The body, or its first ``limit`` bytes or a few more."""
+        data = bytearray()
+        for chunk in self.chunks():
+            data += chunk
+            if limit is not None and len(data) >= limit:
+                break
+        return bytes(data)
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of the session's library for failures of the network."""
+    from huggingface_hub import get_session
+
+    # httpx gets renamed, and users make subclasses: the root of the classes tells whose they are.
+    library = type(get_session()).__mro__[-2].__module__.partition('.')[0]
+    if library != 'requests':
+        module = importlib.import_module(library)
+        return module.HTTPError, module.InvalidURL, module.StreamError, ConnectionError, TimeoutError
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
+    return RequestException, HTTPError, ConnectionError, TimeoutError
+
+
+@contextlib.contextmanager
+def send(
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    timeout: tuple[float, float],
+    seconds: float,
+    body: UploadBody | bytes | None = None,
+    until: Callable[[Mapping[str, str]], bool] = lambda _: False,
+) -> Generator[Answer]:
+    """Make one request, and follow where the answer redirects it; the token goes to the Hub only.
+
+    Args:
+        method: Of HTTP.
+        url: Where to.
+        headers: Of the request.
+        timeout: Seconds to connect, and between bytes.
+        seconds: For the whole answer, besides the time for its bytes.
+        body: Of the request.
+        until: Told the headers of a redirection, whether it is the answer.
+    """
+    from huggingface_hub import get_session
+
+    session: Any = get_session()
+    if not hasattr(session, 'build_request'):
+        bound_session(session, seconds)
+    # Bytes are wanted as they are stored, and their number as it is.
+    headers = {**headers, 'Accept-Encoding': 'identity'}
+    if body is not None:
+        headers['Content-Length'] = str(len(body))
+    hub: Mapping[str, str] = {}
+    for _ in range(REDIRECTS + 1):
+        response = _send_once(session, method, url, headers, timeout, body)
+        try:
+            hub = hub if LINKED_ETAG in hub else response.headers
+            answer = Answer(response.status_code, response.headers, hub, url, response, Pace(seconds))
+            target = response.headers.get('location') if method in {'GET', 'HEAD'} and answer.redirects else None
+            if not target or until(response.headers):
+                yield answer
+                return
+            answer.read(MAX_TEXT)  # so that the connection is used again
+        finally:
+            response.close()
+        target = urljoin(url, target)
+        if urlsplit(target)[:2] != urlsplit(url)[:2]:
+            headers = {name: value for name, value in headers.items() if name.lower() != 'authorization'}
+        url = target
+    raise StorageError(f'{url} was redirected more than {REDIRECTS} times. Check the endpoint.')
+
+
+def _send_once(
+    session: Any,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    timeout: tuple[float, float],
+    body: UploadBody | bytes | None,
+) -> Any:
+    connect, read = timeout
+    if not hasattr(session, 'build_request'):
+        return session.request(
+            method, url, headers=headers, data=body, timeout=timeout, stream=True, allow_redirects=False
+        )
+    request = session.build_request(method, url, headers=headers, content=body, timeout=(connect, read, read, read))
+    return session.send(request, stream=True, follow_redirects=False)
+
+
+KINDS: Final = {'datasets': 'dataset', 'models': 'model', 'spaces': 'space'}
+LFS: Final = {'Accept': 'application/vnd.git-lfs+json', 'Content-Type': 'application/vnd.git-lfs+json'}
+CONFLICTS: Final = {409, 412}
+"""Statuses of a commit that another one came before."""
+
+
+class _Hub(NamedTuple):
+    """The server, as a process reaches it."""
+
+    endpoint: str
+    network_errors: tuple[type[Exception], ...]
+
+
+class HubRepository:
+    """One revision of a repository, and a folder of it."""
+
+    def __init__(
+        self,
+        repo: str,
+        prefix: str = '',
+        options: StoreOptions | None = None,
+        *,
+        kind: str = 'datasets',
+        revision: str = 'main',
+    ) -> None:
+        self.repo = repo
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
+        self.options = options or StoreOptions()
+        self.kind = kind
+        self.revision = revision
+        check_extra(self.options, (), 'a store of the Hugging Face Hub')
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        revision = '' if self.revision == 'main' else f'@{self.revision}'
+        return f'hf://{self.kind}/{self.repo}{revision}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.url!r})'
+
+    def _site(self) -> str:
+        """The repository's page, below which its files are."""
+        folder = '' if self.kind == 'models' else f'{self.kind}/'
+        return f'{self._connection.get().endpoint}/{folder}{self.repo}'
+
+    def _api(self) -> str:
+        return f'{self._connection.get().endpoint}/api/{self.kind}/{self.repo}'
+
+    @property
+    def _quoted_revision(self) -> str:
+        return quote(self.revision, safe='')
+
+    def _connect(self) -> _Hub:
+        try:
+            from huggingface_hub import constants
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'{self.url} needs huggingface_hub, which is not installed. Run: pip install "headrace[hf]"'
+            ) from error
+        endpoint = self.options.endpoint_url or os.environ.get('HF_ENDPOINT') or constants.ENDPOINT
+        if not re.fullmatch(r'https?://[^/\s]+(/\S*)?', endpoint):
+            raise ConfigError(
+                f'An endpoint of the Hugging Face Hub is a URL such as https://huggingface.co; got {endpoint!r}. '
+                f'Correct it (options, HF_ENDPOINT).'
+            )
+        return _Hub(endpoint.rstrip('/'), network_errors())
+
+    def _headers(self) -> dict[str, str]:
+        from huggingface_hub.utils import build_hf_headers  # pyright: ignore[reportPrivateImportUsage]
+
+        return build_hf_headers(token=False if self.options.anonymous else None, user_agent='headrace')
+
+    def _credentials(self) -> str:
+        """Which token the requests are made with, without saying what it is."""
+        from huggingface_hub import constants
+
+        if self.options.anonymous:
+            return 'no token (anonymous)'
+        if 'authorization' not in self._headers():
+            return f'no token (none in HF_TOKEN, none in {constants.HF_TOKEN_PATH})'
+        for name in ('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN'):
+            if os.environ.get(name):
+                return f'the token in {name}'
+        return f'the token in {constants.HF_TOKEN_PATH}'
+
+    @contextlib.contextmanager
+    def _ask(
+        self,
+        doing: str,
+        key: str,
+        method: str,
+        url: str,
+        *,
+        accepted: set[int],
+        headers: Mapping[str, str] | None = None,
+        body: UploadBody | bytes | None = None,
+        until: Callable[[Mapping[str, str]], bool] = lambda _: False,
+        signed: bool = True,
+        absent_ok: bool = False,
+    ) -> Generator[Answer]:
+        """The answer to one request, with one of the statuses that are accepted, or that says that no file is there."""
+        timeout = self.options.connect_timeout, self.options.read_timeout
+        with contextlib.ExitStack() as stack:
+            with self._mapped_errors(doing, key):
+                headers = {**(self._headers() if signed else {}), **(headers or {})}
+                seconds = self.options.answer_seconds
+                answer = stack.enter_context(
+                    send(method, url, headers, timeout=timeout, seconds=seconds, body=body, until=until)
+                )
+                if answer.status not in accepted and not (absent_ok and answer.lacks_entry):
+                    raise self._from_answer(doing, key, answer)
+            yield answer
+
+    def _read_json(self, doing: str, key: str, answer: Answer) -> Any:
+        with self._mapped_errors(doing, key):
+            data = answer.read()
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise StorageError(
+                f'{doing} {self.url}/{key}: {answer.url} answered with something else than JSON. Check the endpoint.'
+            ) from error
+
+    def _post(self, doing: str, key: str, url: str, content: object, headers: Mapping[str, str] | None = None) -> Any:
+        body = json.dumps(content).encode()
+        headers = {'Content-Type': 'application/json', **(headers or {})}
+        with self._ask(doing, key, 'POST', url, headers=headers, body=body, accepted={200}) as answer:
+            return self._read_json(doing, key, answer)
+
+    def _commit(self, doing: str, key: str, summary: str, action: str, value: Mapping[str, object]) -> None:
+        lines = (
+            {'key': 'header', 'value': {'summary': summary, 'description': ''}},
+            {'key': action, 'value': value},
+        )
+        url, headers = f'{self._api()}/commit/{self._quoted_revision}', {'Content-Type': 'application/x-ndjson'}
+        body = b''.join(json.dumps(line).encode() + b'\n' for line in lines)
+        absent_ok = action == 'deletedFile'
+        with (
+            self._ask(
+                doing, key, 'POST', url, headers=headers, body=body, accepted={200, 201}, absent_ok=absent_ok
+            ) as answer,
+            self._mapped_errors(doing, key),
+        ):
+            answer.read()
+
+    def _upload(self, key: str, body: UploadBody, oid: str) -> None:
+        """Give the bytes to LFS; a commit names them afterwards."""
+        wanted = {
+            'operation': 'upload',
+            'transfers': ['basic'],
+            'objects': [{'oid': oid, 'size': len(body)}],
+            'hash_algo': 'sha256',
+            'ref': {'name': self.revision},
+        }
+        plan = self._post('Writing', key, f'{self._site()}.git/info/lfs/objects/batch', wanted, LFS)['objects'][0]
+        actions = plan.get('actions') or {}
+        header = actions.get('upload', {}).get('header') or {}
+        if 'error' in plan or 'chunk_size' in header:
+            reason = plan['error'].get('message') if 'error' in plan else 'it is too large for one request'
+            raise StorageError(
+                f'Writing {self.url}/{key}: the Hub takes no {len(body)} bytes: {reason}. Write smaller shards, or '
+                f'upload the folder with "hf upload-large-folder".'
+            )
+        if 'upload' in actions:
+            # Signed in itself, and not the Hub's: it does not get the token.
+            href = actions['upload']['href']
+            with self._ask('Writing', key, 'PUT', href, headers=header, body=body, accepted={200, 201}, signed=False):
+                pass
+        if 'verify' in actions:
+            url, content = actions['verify']['href'], json.dumps({'oid': oid, 'size': len(body)}).encode()
+            with self._ask('Writing', key, 'POST', url, headers=LFS, body=content, accepted={200}):
+                pass
+
+    @mapping_errors
+    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+        """Turn what the session's library raises into headrace's exceptions."""
+        hub = self._connection.get()
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            yield
+        except StorageError:
+            raise
+        except OfflineModeIsEnabled as error:
+            raise ConfigError(
+                f'{doing} {self.url}/{key} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a '
+                f'local copy instead of the URL.'
+            ) from error
+        except hub.network_errors as error:
+            raise BrokenTransferError.at(
+                f'{doing} {self.url}/{key} at {hub.endpoint} broke: {type(error).__name__}: {error}.', etag=etag
+            ) from error
+
+    def _from_answer(self, doing: str, key: str, answer: Answer) -> Exception:
+        code, text = answer.headers.get('x-error-code', ''), answer.headers.get('x-error-message', '')
+        if not text:
+            with contextlib.suppress(*self._connection.get().network_errors):
+                text = answer.read(2000).decode(errors='replace').strip()[:500]
+        endpoint, kind = self._connection.get().endpoint, KINDS[self.kind]
+        url, what = f'{self.url}/{key}', f'{doing} {self.url}/{key} at {endpoint}: {answer.status} {code} {text}'
+
+        def absent() -> str:
+            reason = f'{endpoint} does not say whether the {kind} {self.repo!r} exists: {text}'
+            if code == 'RepoNotFound':
+                reason = (
+                    f'the {kind} {self.repo!r} does not exist at {endpoint}, or it is private and hidden from '
+                    f'requests with {self._credentials()}'
+                )
+            elif code == 'RevisionNotFound':
+                reason = f'the {kind} {self.repo!r} exists at {endpoint}, but not its revision {self.revision!r}'
+            elif code == 'EntryNotFound':
+                reason = f'the {kind} {self.repo!r} exists at {endpoint}, but {self.revision!r} has no such file'
+            return f'{reason}. Check the URL and the endpoint (options, HF_ENDPOINT).'
+
+        if answer.status in CONFLICTS:
+            return BrokenTransferError.at(f'{what}. Another commit came before it.')
+        remedy = (
+            f'Accept its conditions at {self._site()}.'
+            if code == 'GatedRepo'
+            else f'The {kind} is private or does not exist, or the token may not do this: set HF_TOKEN, or run '
+            f'"hf auth login", and check the URL.'
+        )
+        return error_of_status(
+            answer.status,
+            what.rstrip('. '),
+            url=url,
+            absent=absent,
+            credentials=self._credentials,
+            remedy=remedy,
+            retry_after=answer.retry_after,
+        )
+
+
+URL: Final = re.compile(
+    r'(?P<kind>datasets|models|spaces)/(?P<repo>[\w.-]+/[\w.-]+)'
+    r'(?:@(?P<revision>refs/(?:convert/[^/]+|pr/\d+)|[^/]+))?(?:/(?P<prefix>.*))?'
+)
+SAMPLE: Final = 512
+"""Bytes of a file by which the Hub tells whether it is text."""
+
+
+def open_hf_store(url: str, options: StoreOptions) -> HFStore:
+    """The store for ``hf://datasets/ORG/REPO@REVISION/prefix``."""
+    found = URL.fullmatch(split_url(url)[1])
+    if not found:
+        raise ConfigError(
+            f'A URL of the Hugging Face Hub names a kind, an owner and a repository, as in '
+            f'hf://datasets/ORG/REPO/path or hf://datasets/ORG/REPO@REVISION/path; kinds are {sorted(KINDS)}; '
+            f'got {url!r}. Correct it.'
+        )
+    revision = unquote(found['revision'] or 'main')
+    return HFStore(found['repo'], found['prefix'] or '', options, kind=found['kind'], revision=revision)
+
+
+@sealed
+class HFStore(HubRepository):
+    """Files of one revision of a repository, below a folder."""
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if size == 0:
+            return ''
+        headers = {'Range': wanted.range} if wanted.range else {}
+        with self._ask('Reading', key, 'GET', where, headers=headers, accepted={200, 206, 416}) as answer:
+            if answer.status == 416:
+                return wanted.nothing_left(self.head(key))
+            chunks = answer.chunks()
+            return wanted.receive(
+                lambda: next(chunks, b''),
+                out,
+                # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
+                etag=answer.etag,
+                length=answer.headers.get('content-length'),
+                part=answer.headers.get('content-range', '') if answer.status == 206 else None,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
+            )
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`; it makes a commit. A file that the Hub does not keep in LFS is held in memory."""
+        path = self._names.of_key(key)
+        body = UploadBody(source, size)
+        sample = body.read(SAMPLE)
+        digest = hashlib.sha256(sample)
+        for chunk in body:
+            digest.update(chunk)
+        body.seek(0)
+        file = {'path': path, 'size': size, 'sample': base64.b64encode(sample).decode()}
+        plan = self._post('Writing', key, f'{self._api()}/preupload/{self._quoted_revision}', {'files': [file]})
+        if plan['files'][0].get('shouldIgnore'):
+            raise StorageError(f'{self.url}/{key} is a file that .gitignore of the repository excludes. Change that.')
+        # The Hub keeps no empty files in LFS.
+        if plan['files'][0]['uploadMode'] == 'lfs' and size:
+            self._upload(key, body, digest.hexdigest())
+            value = {'path': path, 'algo': 'sha256', 'oid': digest.hexdigest(), 'size': size}
+            self._commit('Writing', key, f'Upload {path}', 'lfsFile', value)
+        else:
+            content = base64.b64encode(body.read()).decode()
+            self._commit(
+                'Writing', key, f'Upload {path}', 'file', {'path': path, 'encoding': 'base64', 'content': content}
+            )
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+
+        def describes(headers: Mapping[str, str]) -> bool:
+            return LINKED_ETAG in headers
+
+        accepted = {200, 301, 302, 303, 307, 308}
+        with self._ask('Looking up', key, 'HEAD', self._where(key), accepted=accepted, until=describes) as answer:
+            size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
+            return described(key, f'{self.url}/{key}', size, answer.etag)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        where = self._names.of_prefix(prefix)
+        folder = where.rpartition('/')[0]
+        tree = f'{self._api()}/tree/{self._quoted_revision}' + (f'/{quote(folder)}' if folder else '')
+
+        def pages() -> Iterator[list[dict[str, Any]]]:
+            query = 'recursive=true&expand=false'
+            while query:
+                with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
+                    if answer.lacks_entry:
+                        return
+                    page = self._read_json('Listing', prefix, answer)
+                    following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
+                yield page
+                # The pages of a mirror may name the Hub: what counts is where they continue.
+                query = urlsplit(following[1]).query if following else ''
+
+        found = [
+            ObjectInfo(self._names.key(item['path']), item['size'], (item.get('lfs') or item)['oid'])
+            for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item['path'])
+            if item['type'] == 'file' and item['path'].startswith(where)
+        ]
+        # The Hub's order is git's, in which the folder "a" comes after the file "a.b".
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`; it makes a commit."""
+        path = self._names.of_key(key)
+        self._commit('Deleting', key, f'Delete {path}', 'deletedFile', {'path': path})
+
+    def _where(self, key: str) -> str:
+        return f'{self._site()}/resolve/{self._quoted_revision}/{quote(self._names.of_key(key))}'
