@@ -6,15 +6,13 @@ holds the contract suite that it must pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, runtime_checkable
+from typing import BinaryIO, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
 from headrace.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     'Names',

@@ -18,8 +18,9 @@ import math
 import os
 import stat
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import xxhash
 
@@ -28,9 +29,6 @@ from headrace.redaction import without_credentials
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.resolve import local_path
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 __all__ = [
     'REMOTE_MARKER',

@@ -12,21 +12,18 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from typing_extensions import Buffer
 
 from headrace.errors import CacheError
 from headrace.redaction import without_credentials
 from headrace.storage.cache.locks import held
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Generator
 
 __all__ = [
     'ControlFolder',
@@ -70,7 +67,6 @@ class OpenFolder:
         self._names = names
 
     def names(self) -> list[str]:
-        """Headrace's own files in it."""
         return [name for name in os.listdir(self.handle) if self._names.fullmatch(name)]  # noqa: PTH208 - a descriptor
 
     def stat(self, name: str) -> os.stat_result:
@@ -105,7 +101,6 @@ class OpenFolder:
         return self.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
 
     def read(self, name: str, most: int) -> bytes:
-        """The beginning of a file."""
         handle = self.open_file(name, os.O_RDONLY)
         try:
             return os.read(handle, most)
@@ -199,7 +194,6 @@ class ControlFolder:
         return handle
 
     def remove(self) -> None:
-        """Remove the folder, if it is empty."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

@@ -6,17 +6,15 @@ import contextlib
 import enum
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.transfer.download import DEFAULT, Transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = [
     'CacheEntry',
@@ -170,7 +168,6 @@ class EntrySet:
         self._keys = set[str]()
 
     def add(self, entry: CacheEntry) -> None:
-        """Put an entry in."""
         if entry.id < 0:
             self._keys.add(entry.key)
             return

@@ -5,28 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from headrace.errors import CacheError, ChecksumError, FormatError
-from headrace.storage.cache.entry import CacheEntry, EntrySet, FetchRequest, FetchResult, FetchStatus
+from headrace.storage.cache.cached_index import CachedIndex
+from headrace.storage.cache.entry import CacheEntry, CachePart, EntrySet, FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.fetch_lock import FetchLock, despite_deletion, disk_errors, reclaim_fetches
 from headrace.storage.cache.index_fetch import index_change
+from headrace.storage.cache.limit import FolderRoom
 from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
+from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from headrace.storage.cache.cached_index import CachedIndex
-    from headrace.storage.cache.entry import CachePart
-    from headrace.storage.cache.limit import FolderRoom
-    from headrace.storage.protocol import Store
-    from headrace.storage.transfer.retry import Retry
+from headrace.storage.transfer.retry import Retry
 
 __all__ = ['Fetcher', 'PresentFiles', 'same_folder']
 
@@ -72,7 +68,6 @@ class PresentFiles:
         return f'{self._run} {info.st_ino} {info.st_size} {info.st_mtime_ns}'.encode()
 
     def verified(self, entry: CacheEntry) -> None:
-        """Say that a shard has been verified."""
         if self._run is not None:
             self._verified.add(entry)
 
@@ -116,7 +111,6 @@ class PresentFiles:
 
 
 def missing(path: Path) -> CacheError:
-    """The error for a file that neither the folder nor a store has."""
     return CacheError(
         f'No `remote` provided, but local file {path} does not exist. Restore the file, or pass the `remote` that '
         f'holds it.'
@@ -282,7 +276,6 @@ class _FileMaker:
         return made
 
     def _download(self, key: str, target: Path, size: int | None) -> None:
-        """Download an object of that size."""
         if self.store is None:
             raise missing(self.folder / key)
         with self.lock.create(target) as out:

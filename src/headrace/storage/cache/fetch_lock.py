@@ -14,25 +14,20 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Generator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
+from types import TracebackType
+from typing import BinaryIO, Final, TypeVar
 
 from headrace import errors
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.redaction import logger_of
-from headrace.storage.cache.control_folder import ControlFolder
-from headrace.storage.cache.entry import space_needed
+from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
+from headrace.storage.cache.entry import CacheEntry, space_needed
 from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, let_go, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from types import TracebackType
-
-    from headrace.storage.cache.control_folder import OpenFolder
-    from headrace.storage.cache.entry import CacheEntry
 
 __all__ = [
     'FETCHES',
@@ -148,7 +143,6 @@ class FetchLock:
         return open(handle, 'w+b', buffering=0)
 
     def delete(self, temporary: Path) -> None:
-        """Remove a file of this fetch, if it is there."""
         with contextlib.suppress(FileNotFoundError), self._state.opened() as state:
             state.delete(temporary.name)
 
@@ -170,7 +164,6 @@ class FetchLock:
                 state.rename(temporary.name, final)
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder inside the cache folder."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

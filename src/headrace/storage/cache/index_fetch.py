@@ -18,9 +18,10 @@ import json
 import os
 import threading
 import time
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from headrace.errors import CacheError, DiskFullError, FormatError, HeadraceError, StreamError
 from headrace.redaction import logger_of
@@ -38,16 +39,11 @@ from headrace.storage.cache.fetch_lock import FetchLock, despite_deletion, disk_
 from headrace.storage.cache.limit import drop_ledger
 from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.cache.mapped_file import delete_file, open_file
+from headrace.storage.protocol import ObjectInfo, Store
 from headrace.storage.resolve import local_path
-from headrace.storage.stats import CacheCounts
+from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    from headrace.storage.protocol import ObjectInfo, Store
-    from headrace.storage.stats import CacheStats
-    from headrace.storage.transfer.retry import Retry
+from headrace.storage.transfer.retry import Retry
 
 __all__ = [
     'IndexCheck',

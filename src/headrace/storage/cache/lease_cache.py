@@ -15,15 +15,12 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+from headrace.storage.cache.mapped_file import Lease
 from headrace.storage.transfer.process_local import PerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from headrace.storage.cache.mapped_file import Lease
 
 __all__ = ['CachedLease', 'LeaseCache', 'MapCache', 'release_leases']
 
@@ -56,7 +53,6 @@ class CachedLease(Generic[T]):
 
     @classmethod
     def now(cls, lease: Lease, value: T) -> CachedLease[T]:
-        """A lease that has just been acquired."""
         return cls(lease, value, (time.monotonic() // PERIOD + 1) * PERIOD - GAP)
 
 
@@ -85,7 +81,6 @@ class MapCache(Generic[T]):
         return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
-        """Keep a shard that was opened."""
         with self._lock:
             self._add(shard, held)
 
@@ -95,14 +90,12 @@ class MapCache(Generic[T]):
         self.recent[shard] = held
 
     def drop(self, shards: Iterable[int]) -> None:
-        """Keep these no longer."""
         with self._lock:
             for shard in shards:
                 self.recent.pop(shard, None)
                 self._old.pop(shard, None)
 
     def close(self) -> None:
-        """Keep nothing."""
         with self._lock:
             self.recent, self._old = {}, {}
 
@@ -145,13 +138,11 @@ class LeaseCache(Generic[T]):
             given_back.lease.release()
 
     def drop(self, shards: Iterable[int]) -> None:
-        """Release the cached leases of these shards."""
         with self._changed:
             dropped = [held for shard in shards if (held := self._leased.pop(shard, None)) is not None]
         _release(dropped)
 
     def close(self) -> None:
-        """Release all cached leases."""
         with self._changed:
             dropped = list(self._leased.values())
             self._leased.clear()
@@ -170,7 +161,6 @@ class LeaseCache(Generic[T]):
             self._thread = thread
 
     def _give_back(self) -> None:
-        """The thread's loop: it ends when no lease is cached."""
         try:
             self._give_back_in_time()
         except BaseException:

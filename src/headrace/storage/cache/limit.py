@@ -25,12 +25,22 @@ import math
 import os
 import stat
 import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from headrace.errors import CacheError, ConfigError
-from headrace.storage.cache.entry import FetchRequest, FetchResult, FetchStatus, space_needed
+from headrace.storage.cache.control_folder import OpenFolder
+from headrace.storage.cache.entry import (
+    CacheEntry,
+    CachePart,
+    FetchRequest,
+    FetchResult,
+    FetchStatus,
+    NextUse,
+    space_needed,
+)
 from headrace.storage.cache.fetch_lock import (
     FETCHES,
     LEDGER,
@@ -42,14 +52,7 @@ from headrace.storage.cache.fetch_lock import (
 )
 from headrace.storage.cache.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.cache.mapped_file import delete_file
-from headrace.storage.stats import CacheCounts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from headrace.storage.cache.control_folder import OpenFolder
-    from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
-    from headrace.storage.stats import CacheStats
+from headrace.storage.stats import CacheCounts, CacheStats
 
 __all__ = [
     'CacheLimit',
@@ -117,7 +120,6 @@ class LimitedFolder:
         return time.monotonic() < self.counted_at + _good_for(self.cost, SURE if surely else SHARE)
 
     def fixed(self) -> int:
-        """Bytes that are never evicted."""
         total = 0
         for name in self.other_files:
             with contextlib.suppress(OSError):
@@ -446,7 +448,6 @@ class CacheLimit:
         return totals
 
     def _stale(self, totals: _Totals, *, surely: bool) -> list[LimitedFolder]:
-        """Folders whose last count in this process is too old."""
         return [
             limited
             for limited in self._folders.values()

@@ -17,14 +17,12 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import CacheError, DiskFullError
 from headrace.redaction import logger_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 __all__ = [
     'NO_ROOM',
@@ -94,7 +92,6 @@ class LockWait:
         return True
 
     def restart(self) -> None:
-        """The holder has done something."""
         self._since = time.monotonic()
 
     def is_over(self, *, bound: float, if_stopped: float) -> bool:
@@ -190,7 +187,6 @@ def cannot_write(path: str | Path, error: OSError) -> CacheError | DiskFullError
 
 
 def open_to_lock(path: Path) -> int:
-    """Open a file in order to lock it."""
     try:
         # NFS grants exclusive locks on files opened for writing only.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -10,19 +10,16 @@ import stat
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
 
 import numpy as np
 
 from headrace.errors import CacheError
+from headrace.storage.cache.entry import CacheEntry
 from headrace.storage.cache.locks import lock_file, unlock_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-    from types import TracebackType
-
-    from headrace.storage.cache.entry import CacheEntry
 
 __all__ = ['Lease', 'check_inside', 'close_files', 'delete_file', 'map_files', 'open_file', 'suspend_leases']
 
@@ -164,7 +161,6 @@ class MappedFile:
         return True
 
     def read(self, at: int, count: int) -> bytes:
-        """Bytes from an offset, or fewer at the end."""
         return bytes(self.buffer[at : at + count])
 
     @property
@@ -222,7 +218,6 @@ def map_files(folder: str, entry: CacheEntry, *, locked: bool, first: int | None
 
 
 def close_files(files: Iterable[MappedFile]) -> None:
-    """Unlock and unmap files."""
     for file in files:
         file.close()
 

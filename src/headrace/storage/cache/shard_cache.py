@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex
 from headrace.storage.cache.entry import CacheEntry, CachePart, FetchRequest, FetchResult, FetchStatus, NextUse
@@ -32,9 +33,6 @@ from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
 from headrace.storage.transfer.retry import Retry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
 
@@ -85,7 +83,6 @@ class ShardCache:
         self._start()
 
     def _start(self) -> None:
-        """Set the state of one process."""
         self._root = str(self.folder)
         self._known: dict[str, CacheEntry] = {}
         run = self._run if self.verify_present else None

@@ -33,8 +33,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from headrace.error_mapping import mapping_errors
@@ -65,10 +66,6 @@ from headrace.storage.transfer.http import (
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from typing import BinaryIO
 
 __all__ = ['AzureStore', 'open_azure_store']
 
@@ -209,7 +206,6 @@ def _secret(account: str) -> tuple[str, str]:
 
 
 def _credential(url: str, account: str, source: str, secret: str) -> Any:
-    """The credential that azure-storage-blob signs requests with."""
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
     if source == ANONYMOUS:
@@ -289,7 +285,6 @@ class AzureStore:
 
     @property
     def url(self) -> str:
-        """The root."""
         host = f'{self.host}/' if self.host else ''
         return f'{self.scheme}://{host}{self.container}/{self.prefix}'.rstrip('/')
 
@@ -297,7 +292,6 @@ class AzureStore:
         return f'AzureStore({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         blob = self._blob(key)
         if size == 0:
             return ''
@@ -352,14 +346,12 @@ class AzureStore:
         raise AssertionError('the hook above is called for every answer')
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """See `Store.put`."""
         blob = self._blob(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             blob.upload_blob(body, length=size, overwrite=True)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         blob = self._blob(key)
         with self._mapped_errors('Looking up', key):
             found = blob.get_blob_properties()
@@ -404,13 +396,11 @@ class AzureStore:
         return self._connection.get()[0].server
 
     def _connect(self) -> tuple[Account, Any]:
-        """The account, and the container's client."""
         account = connect(self.url, self.host, self.options, self._pool)
         return account, account.service.get_container_client(self.container)
 
     @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
         server = self._server()  # before azure is imported: it says what is missing if that is not installed
         from azure.core import exceptions
         from requests.exceptions import RequestException
@@ -490,7 +480,6 @@ class AzureStore:
         return f'{reason}. Check the URL, the account and the endpoint.'
 
     def _container_exists(self) -> bool | None:
-        """Whether the container is there; None if the service does not say."""
         try:
             return bool(self._client.exists())
         except Exception:

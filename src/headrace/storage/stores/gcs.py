@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
 from headrace.error_mapping import mapping_errors
@@ -47,10 +48,6 @@ from headrace.storage.transfer.http import (
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from typing import BinaryIO
 
 __all__ = ['GCSStore', 'open_gcs_store']
 
@@ -209,14 +206,12 @@ class GCSStore:
 
     @property
     def url(self) -> str:
-        """The root."""
         return f'gs://{self.bucket}/{self.prefix}'.rstrip('/')
 
     def __repr__(self) -> str:
         return f'GCSStore({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         name, wanted = self._names.of_key(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
@@ -259,7 +254,6 @@ class GCSStore:
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """See `Store.put`."""
         name = self._names.of_key(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
@@ -268,7 +262,6 @@ class GCSStore:
             blob.upload_from_file(body, size=size, checksum='crc32c', retry=None, timeout=self._timeout)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         name = self._names.of_key(key)
         with self._mapped_errors('Looking up', key):
             blob = self._bucket().blob(name)
@@ -276,7 +269,6 @@ class GCSStore:
             return described(key, f'{self.url}/{key}', blob.size, blob.generation)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         where = self._names.of_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             found = self._connection.get().client.list_blobs(
@@ -291,7 +283,6 @@ class GCSStore:
                     yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation or ''))
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         name = self._names.of_key(key)
         # A missing bucket holds no such object either.
         with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
@@ -318,7 +309,6 @@ class GCSStore:
     def _mapped_errors(
         self, doing: str, key: str, *, etag: str | None = None, asks_bucket: bool = True
     ) -> Generator[None]:
-        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
         self._connection.get()  # before they are imported: it says what is missing
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth import exceptions as auth

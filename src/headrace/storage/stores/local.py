@@ -10,8 +10,9 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, DiskFullError, ObjectNotFoundError, StorageError, TransferError
@@ -22,9 +23,6 @@ from headrace.storage.resolve import local_path
 from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, changed, truncated
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.storage.whole_file import whole_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
 
 __all__ = ['LocalStore', 'mapped_output_errors', 'mapped_path_errors', 'open_local_store', 'temporary_name', 'walk']
 
@@ -82,14 +80,12 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The folder."""
         return str(self.root)
 
     def __repr__(self) -> str:
         return f'LocalStore({str(self.root)!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         path = self._path(key)
         with mapped_path_errors(path), open(path, 'rb', buffering=0) as source:
             info = os.fstat(source.fileno())
@@ -119,7 +115,6 @@ class LocalStore:
                     out.write(chunk)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         path = self._path(key)
         with mapped_path_errors(path):
             info = path.stat()
@@ -128,7 +123,6 @@ class LocalStore:
         return ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}')  # inodes may differ between mounts
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         folder, _, _ = check_prefix(prefix).rpartition('/')
         if (self.root / folder).is_dir():
             yield from sorted(self._walk(folder, prefix), key=lambda info: info.key)
@@ -164,7 +158,6 @@ class LocalStore:
                             yield ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}')
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         path = self._path(key)
         with mapped_output_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()

@@ -19,8 +19,9 @@ import importlib.util
 import os
 import threading
 import weakref
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, BinaryIO, Final
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
@@ -43,10 +44,6 @@ from headrace.storage.transfer.http import (
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from typing import BinaryIO
 
 __all__ = ['S3Service', 'S3Store', 'open_s3_store']
 
@@ -129,7 +126,6 @@ class S3Connection:
 
     @property
     def server(self) -> str:
-        """Its URL."""
         return self.client.meta.endpoint_url
 
     @property
@@ -304,7 +300,6 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """The root."""
         scheme = self.service.scheme if self.service else 's3'
         return f'{scheme}://{self.bucket}/{self.prefix}'.rstrip('/')
 
@@ -312,7 +307,6 @@ class S3Store:
         return f'S3Store({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         where = self._where(key)
         if size == 0:
             return ''
@@ -338,7 +332,6 @@ class S3Store:
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """See `Store.put`."""
         where = self._where(key)
         body = SourcePart(source, size)
         connection = self._connection.get()
@@ -346,14 +339,12 @@ class S3Store:
             connection.client.put_object(**where, Body=body, ContentLength=size)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         where = self._where(key)
         answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
         info = described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
         return replace(info, version=f'{info.etag} {answer.get("LastModified", "")}')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
         connection = self._connection.get()
         with self._mapped_errors('Listing', prefix, connection):
@@ -365,7 +356,6 @@ class S3Store:
                     yield ObjectInfo(*info)
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         where = self._where(key)
         self._ask('Deleting', key, lambda client: client.delete_object(**where))
 
@@ -412,7 +402,6 @@ class S3Store:
     def _mapped_errors(
         self, doing: str, key: str, connection: S3Connection, *, etag: str | None = None
     ) -> Generator[None]:
-        """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
         from urllib3.exceptions import HTTPError
@@ -489,7 +478,6 @@ class S3Store:
         )
 
     def _bucket_exists(self) -> bool | None:
-        """Whether the bucket is there; None if it does not say."""
         try:
             self._client.head_bucket(Bucket=self.bucket)
         except self._client.exceptions.ClientError as error:

@@ -13,12 +13,10 @@ import http.client
 import io
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from headrace.errors import StorageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ['Pace', 'bound_botocore', 'bound_session', 'exceeded', 'items_of']
 
@@ -183,7 +181,6 @@ class Pace:
         self._bytes = 0
 
     def count(self, size: int) -> None:
-        """Count bytes that came."""
         self._bytes += size
 
     def check(self) -> None:

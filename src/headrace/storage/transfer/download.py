@@ -7,22 +7,17 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
-from headrace.storage.protocol import is_blocking
+from headrace.storage.protocol import Store, is_blocking
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.http import BadRangeError
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError, Retry, outages
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headrace.storage.protocol import Store
 
 __all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'AlmostDone', 'Transfer', 'TransferPool', 'download']
 
@@ -42,13 +37,11 @@ class AlmostDone:
         self._called = False
 
     def ask(self) -> None:
-        """A request is made."""
         with self._lock:
             if self._asked is None:
                 self._asked = self._clock()
 
     def count(self, size: int) -> None:
-        """Count ``size`` bytes that came."""
         now = self._clock()
         with self._lock:
             self._left -= size
@@ -97,7 +90,6 @@ class _Queue:
     running: int = 0
 
     def unfinished(self, most: int) -> int:
-        """Calls that could be made at the same time."""
         return min(len(self.waiting) + self.running, most)
 
 

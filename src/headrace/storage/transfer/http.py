@@ -6,15 +6,13 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.retry import BrokenTransferError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     'ANONYMOUS',
@@ -78,7 +76,6 @@ def error_of_status(
 
 
 def not_found(url: str, why: str) -> ObjectNotFoundError:
-    """The error for an object that is not there."""
     return ObjectNotFoundError(f'No such file or directory: {url}: {why}')
 
 
@@ -146,11 +143,9 @@ class SourcePart:
         return self._size
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from headrace.errors import ConfigError, TransferError
 from headrace.redaction import logger_of
 from headrace.storage.resolve import split_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ['BrokenTransferError', 'Outages', 'Retry', 'outages']
 

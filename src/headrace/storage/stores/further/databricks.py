@@ -23,7 +23,8 @@ import base64
 import contextlib
 import email.utils
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from collections.abc import Generator, Iterator
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 from headrace.error_mapping import mapping_errors
@@ -48,9 +49,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
 
 __all__ = ['DbfsStore', 'VolumeStore', 'open_databricks_store']
 
@@ -88,7 +86,6 @@ class WorkspaceFolder:
 
     @property
     def url(self) -> str:
-        """The root."""
         return f'dbfs:{self.root}'
 
     def __repr__(self) -> str:
@@ -184,7 +181,6 @@ class WorkspaceFolder:
             yield answer
 
     def _fetch(self, doing: str, key: str, method: str, path: str, **how: Any) -> dict[str, Any]:
-        """The answer to one request. An error is raised as `RefusedError`."""
         with self._answer(doing, key, method, path, **how) as answer:
             with self._mapped_errors(doing, key):
                 content: bytes = answer.content
@@ -198,7 +194,6 @@ class WorkspaceFolder:
 
     @contextlib.contextmanager
     def _refusals(self, doing: str, key: str) -> Generator[None]:
-        """Turn answers that are errors into headrace's exceptions."""
         try:
             yield
         except RefusedError as error:
@@ -220,7 +215,6 @@ class WorkspaceFolder:
             ) from error
 
     def _why_absent(self, key: str) -> str:
-        """The reason for the absence of an object, for messages."""
         raise NotImplementedError
 
     def _host(self) -> str:
@@ -236,7 +230,6 @@ class WorkspaceFolder:
 
     @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        """Turn what databricks-sdk, requests and urllib3 raise into headrace's exceptions."""
         from requests import RequestException
         from requests.exceptions import InvalidURL, MissingSchema
         from urllib3.exceptions import HTTPError
@@ -254,7 +247,6 @@ class WorkspaceFolder:
 
     @mapping_errors
     def _mapped_headers(self, doing: str, key: str) -> Generator[None]:
-        """Turn what is raised at headers that are missing, or break the rules, into headrace's exception."""
         try:
             yield
         except UNREADABLE as error:
@@ -308,7 +300,6 @@ class DbfsStore(WorkspaceFolder):
         super().__init__(root, options or StoreOptions())
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         url = f'{self.url}/{key}'
         info = self._status('Reading', key)
         if etag and etag != info.etag:
@@ -376,11 +367,9 @@ class DbfsStore(WorkspaceFolder):
                 raise
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         return self._status('Looking up', key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         base = self.root.rstrip('/')
 
         def children(folder: str) -> Iterator[ObjectInfo | str]:
@@ -400,7 +389,6 @@ class DbfsStore(WorkspaceFolder):
         yield from walk(prefix, children)
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         path = self._path(key)
         with self._refusals('Deleting', key):
             try:
@@ -471,7 +459,6 @@ class VolumeStore(WorkspaceFolder):
         self.volume = '/'.join(self.root.split('/')[:5])
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         path, wanted = self._path(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
@@ -527,7 +514,6 @@ class VolumeStore(WorkspaceFolder):
             pass
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         path = self._path(key)
         doing = 'Looking up', key
         with (
@@ -539,8 +525,6 @@ class VolumeStore(WorkspaceFolder):
             return ObjectInfo(key, size, _etag(answer, size))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
-
         def children(folder: str) -> Iterator[ObjectInfo | str]:
             pages = self._pages(f'{self.root}/{folder}'.rstrip('/'), prefix)
             for entry in items_of(f'{self.url}/{folder}', pages, lambda entry: str(entry['path'])):
@@ -569,7 +553,6 @@ class VolumeStore(WorkspaceFolder):
             query['page_token'] = page['next_page_token']
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         path = self._path(key)
         with self._refusals('Deleting', key):
             try:
@@ -580,7 +563,6 @@ class VolumeStore(WorkspaceFolder):
                     raise
 
     def _volume_exists(self) -> bool | None:
-        """Whether the volume is there; None if the service does not say."""
         try:
             with self._answer('Looking up', '', 'HEAD', FOLDERS + quote(self.volume)):
                 return True

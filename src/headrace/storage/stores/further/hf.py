@@ -26,8 +26,9 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from headrace.error_mapping import mapping_errors
@@ -39,10 +40,6 @@ from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, descr
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-    from typing import BinaryIO
 
 __all__ = ['Answer', 'HFStore', 'open_hf_store']
 
@@ -86,7 +83,6 @@ class Answer:
 
     @property
     def etag(self) -> str:
-        """The version of the object."""
         return (self.hub_headers.get(LINKED_ETAG) or self.hub_headers.get('etag', '')).removeprefix('W/').strip('"')
 
     @property
@@ -96,7 +92,6 @@ class Answer:
         return self.headers.get('retry-after') or (limit[1] if limit else None)
 
     def chunks(self) -> Iterator[bytes]:
-        """The body as it was sent."""
         if hasattr(self.response, 'iter_raw'):
             for chunk in self.response.iter_raw():
                 self.pace.check()
@@ -235,7 +230,6 @@ class HubRepository:
 
     @property
     def url(self) -> str:
-        """The root."""
         revision = '' if self.revision == 'main' else f'@{self.revision}'
         return f'hf://{self.kind}/{self.repo}{revision}/{self.prefix}'.rstrip('/')
 
@@ -377,7 +371,6 @@ class HubRepository:
 
     @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        """Turn what the session's library raises into headrace's exceptions."""
         hub = self._connection.get()
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -461,7 +454,6 @@ class HFStore(HubRepository):
     """Files of one revision of a repository, below a folder."""
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
@@ -505,8 +497,6 @@ class HFStore(HubRepository):
             )
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
-
         def describes(headers: Mapping[str, str]) -> bool:
             return LINKED_ETAG in headers
 
@@ -516,7 +506,6 @@ class HFStore(HubRepository):
             return described(key, f'{self.url}/{key}', size, answer.etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         where = self._names.of_prefix(prefix)
         folder = where.rpartition('/')[0]
         tree = f'{self._api()}/tree/{self._quoted_revision}' + (f'/{quote(folder)}' if folder else '')

@@ -36,8 +36,9 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.error_mapping import mapping_errors
@@ -60,10 +61,6 @@ from headrace.storage.transfer.http import (
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from typing import BinaryIO
 
 __all__ = ['OCIStore', 'open_oci_store']
 
@@ -289,7 +286,6 @@ class OCIStore:
 
     @property
     def url(self) -> str:
-        """The root."""
         place = f'{self.bucket}@{self.namespace}' if self.namespace else self.bucket
         return f'oci://{place}/{self.prefix}'.rstrip('/')
 
@@ -297,7 +293,6 @@ class OCIStore:
         return f'OCIStore({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         name = self._names.of_key(key)
         if size == 0:
             return ''
@@ -330,21 +325,18 @@ class OCIStore:
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """See `Store.put`."""
         name = self._names.of_key(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             self._client.put_object(*self._place(), name, body, content_length=size)
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         name = self._names.of_key(key)
         with self._mapped_errors('Looking up', key):
             headers = self._client.head_object(*self._place(), name).headers
         return described(key, f'{self.url}/{key}', headers.get('Content-Length'), headers.get('ETag'))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `Store.list`."""
         where: dict[str, Any] = {'prefix': self._names.of_prefix(prefix), 'fields': 'name,size,etag'}
 
         def pages() -> Iterator[Any]:
@@ -361,7 +353,6 @@ class OCIStore:
                     yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         name = self._names.of_key(key)
         client = self._client
         from oci.exceptions import ServiceError
@@ -433,7 +424,6 @@ class OCIStore:
 
     @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
         what = f'{doing} {self.url}/{key} at {self._server()}'  # before oci is imported: it says if that is missing
         from oci import exceptions
         from urllib3.exceptions import HTTPError
@@ -491,7 +481,6 @@ class OCIStore:
         return f'{reason}. Check the URL, the region and the policies.'
 
     def _bucket_exists(self) -> bool | None:
-        """Whether the bucket is there; None if the service does not say."""
         from oci.exceptions import ServiceError
 
         try:

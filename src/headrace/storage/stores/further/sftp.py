@@ -101,7 +101,6 @@ class SftpStore:
 
     @property
     def url(self) -> str:
-        """The root."""
         host = f'[{self.host}]' if ':' in self.host else self.host
         user = f'{self.user}@' if self.user else ''
         return f'sftp://{user}{host}{f":{self.port}" if self.port else ""}{self.root}'
@@ -110,7 +109,6 @@ class SftpStore:
         return f'SftpStore({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        """See `Store.get`."""
         path, url = self._path(key), f'{self.url}/{key}'
         found = ''
         try:
@@ -168,7 +166,6 @@ class SftpStore:
                 raise
 
     def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
         path = self._path(key)
         with self._session('Looking up', key) as session:
             return self._info(key, session.stat(path))
@@ -200,7 +197,6 @@ class SftpStore:
                         _log.warning('%s/%s is a link to no file. Over SFTP it is left out.', self.url, key)
 
     def delete(self, key: str) -> None:
-        """See `Store.delete`."""
         path = self._path(key)
         with self._session('Deleting', key) as session:
             try:

@@ -13,15 +13,13 @@ import threading
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import paramiko
 
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
+from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.further.sftp_session import WINDOW, SftpConnectionError, SftpSession
-
-if TYPE_CHECKING:
-    from headrace.storage.protocol import StoreOptions
 
 __all__ = ['SftpCredentials']
 
@@ -54,7 +52,6 @@ class SftpCredentials:
 
     @property
     def server(self) -> str:
-        """For messages."""
         return f'{self.address}:{self.port}'
 
     def __str__(self) -> str:

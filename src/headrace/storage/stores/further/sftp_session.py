@@ -17,17 +17,14 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from stat import S_ISDIR, S_ISLNK, S_ISREG
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.storage.transfer.answer_bounds import items_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from headrace.storage.transfer.http import SourcePart
+from headrace.storage.transfer.http import SourcePart
 
 __all__ = ['Attributes', 'SftpConnectionError', 'SftpSession', 'SftpStatusError', 'Status']
 
@@ -125,15 +122,12 @@ class Fields:
         return value
 
     def uint32(self) -> int:
-        """The next field."""
         return self._number('>I')
 
     def uint64(self) -> int:
-        """The next field."""
         return self._number('>Q')
 
     def string(self) -> bytes:
-        """The next field."""
         length = self.uint32()
         self._at += length
         if self._at > len(self._data):
@@ -141,11 +135,9 @@ class Fields:
         return self._data[self._at - length : self._at]
 
     def text(self) -> str:
-        """The next field, a string."""
         return self.string().decode('utf-8', 'surrogateescape')
 
     def attributes(self) -> Attributes:
-        """The next field."""
         flags = self.uint32()
         size = self.uint64() if flags & 1 else None
         if flags & 2:
@@ -162,7 +154,6 @@ class Fields:
 
 
 def packed(value: str | bytes) -> bytes:
-    """A field that is a string."""
     data = value.encode('utf-8', 'surrogateescape') if isinstance(value, str) else value
     return struct.pack('>I', len(data)) + data
 
@@ -230,7 +221,6 @@ class SftpSession:
         return not self._broken and not self._waiting and not self._channel.closed and bool(self._transport.is_active())
 
     def close(self) -> None:
-        """End the connection."""
         self._broken = True
         _open.discard(self)
         # Not the channel, whose farewell would wait for a server that does not read.
@@ -241,15 +231,12 @@ class SftpSession:
         return self._call(Kind.STAT, packed(path))[1].attributes()
 
     def fstat(self, handle: bytes) -> Attributes:
-        """Of an open file."""
         return self._call(Kind.FSTAT, packed(handle))[1].attributes()
 
     def open_for_reading(self, path: str) -> bytes:
-        """A handle of a file."""
         return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_READING, 0))[1].string()
 
     def open_new(self, path: str) -> bytes:
-        """A handle of a new file, to be written."""
         return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_NEW_FILE, 0))[1].string()
 
     def close_file(self, handle: bytes) -> None:
@@ -351,7 +338,6 @@ class SftpSession:
         self._call(Kind.MKDIR, packed(path), struct.pack('>I', 0))
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         self._call(Kind.REMOVE, packed(path))
 
     @property
@@ -367,7 +353,6 @@ class SftpSession:
             self._call(Kind.RENAME, packed(old), packed(new))
 
     def _call(self, kind: int, *fields: bytes) -> tuple[int, Fields]:
-        """One request and its answer."""
         asked = self._ask(kind, *fields)
         number, answer, rest = self._answer()
         if number != asked:
