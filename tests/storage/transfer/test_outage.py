@@ -17,7 +17,7 @@ from headrace.storage import Retry
 from headrace.storage.cache import index_fetch
 from headrace.storage.transfer import retry
 from headrace.storage.transfer.download import download
-from headrace.storage.transfer.retry import Outages
+from headrace.storage.transfer.retry import Server
 from tests.support.programs.waiting import until
 
 ONE_SHARD = 4  # samples, and a batch
@@ -157,12 +157,12 @@ class TestWaiting:
     @pytest.fixture
     def wait(self, log) -> Callable[..., tuple[float, int]]:
         """At a time, what is said of a request: seconds until the next look, and the notices until then."""
-        self.now, self.outages = 0.0, Outages()
+        self.now = 0.0
+        self.server = Server('s3://bucket', self.clock)
 
         def wait(now: float, name: str = 'a', since: float = 0) -> tuple[float, int]:
             self.now = now
-            url = f's3://bucket/{name}'
-            return self.outages.waiting(f'Downloading {url}', url, clock=self.clock, since=since), len(notices(log))
+            return self.server.waiting(f'Downloading s3://bucket/{name}', since=since), len(notices(log))
 
         return wait
 
@@ -170,9 +170,8 @@ class TestWaiting:
         return self.now
 
     def test_bytes_of_other_requests_count(self, wait):
-        heard = self.outages.listener('s3://bucket/b', self.clock)
         self.now = 2
-        assert heard() == 2
+        assert self.server.heard() == 2
         assert wait(3) == (2, 0)
         assert wait(5) == (3, 1)
 
@@ -184,17 +183,17 @@ class TestWaiting:
 
     def test_it_is_named_again_in_the_next_outage(self, wait):
         wait(3)
-        self.outages.ended('s3://bucket/a', self.clock)
+        self.server.ended()
         assert wait(4, 'b', 3) == (2, 1)
         assert wait(6, 'b', 3) == (3, 2)
 
     def test_a_server_that_answers_others_is_not_silent(self, wait):
         wait(2)
-        self.outages.ended('s3://bucket/b', self.clock)
+        self.server.ended()
         assert wait(4) == (1, 0)
 
     def test_it_is_named_for_a_wait_or_for_a_failure(self, wait, log):
         wait(3)
         error = TransferError('timed out')
-        self.outages.failed('Downloading s3://bucket/a', 's3://bucket/a', error, clock=self.clock, since=0, delay=1)
+        self.server.failed('Downloading s3://bucket/a', error, since=0, delay=1)
         assert len(log.read_text().splitlines()) == 1

@@ -27,9 +27,9 @@ from headrace.selection import Selection, Shards
 from headrace.storage import CacheLimit, Retry, ShardCache, Store, local_path, open_store
 from headrace.storage.cache.cached_index import CachedIndex
 from headrace.storage.cache.control_folder import (
+    check_owner,
     claim_private_folder,
     private_folder,
-    refuse_strangers,
     temporary_folder,
 )
 from headrace.storage.cache.fetch import same_folder
@@ -266,7 +266,7 @@ class _Opening:
                 f'Remove it, or set `local` to a folder of your own.'
             )
         if stream.given_local is None:
-            refuse_strangers(temporary_folder(stream.remote or ''))
+            check_owner(temporary_folder(stream.remote or ''))
         with claimed_folder(stream):
             store = store_of(stream)
             found = stream.source_data or self._index_file(store)

@@ -28,7 +28,7 @@ from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, delet
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.redaction import warn
-from headrace.storage.cache.locks import held, hold, let_go, try_lock_file
+from headrace.storage.cache.locks import held, hold, release, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
@@ -196,7 +196,7 @@ class FolderClaim:
                 place.delete(name)
             return cls(path, handle, _write_mark(handle, path, len(start.before)), start, is_temporary=False)
         except BaseException:
-            let_go(handle)
+            release(handle)
             raise
 
     @classmethod
@@ -239,7 +239,7 @@ class FolderClaim:
                 if is_done and not delete_or_warn(self.place, [MARK]):
                     os.truncate(mark, 0)  # an empty mark says nothing
         finally:
-            let_go(self._handle)
+            release(self._handle)
 
 
 def _is_written(shown: str, mark: WriterMark | None) -> FileExistsError:
@@ -275,15 +275,15 @@ def _lock_mark(folder: Path) -> int | None:
         with mapped_lock_errors(folder / MARK):
             is_free = try_lock_file(handle, folder / MARK)
         if not is_free:
-            let_go(handle)
+            release(handle)
             return None
         there = (folder / MARK).stat(follow_symlinks=False)
     except BaseException:
-        let_go(handle)
+        release(handle)
         raise
     if os.path.samestat(os.fstat(handle), there):
         return handle
-    let_go(handle)
+    release(handle)
     return None
 
 

@@ -28,10 +28,10 @@ from headrace.storage.cache.locks import held
 __all__ = [
     'ControlFolder',
     'OpenFolder',
+    'check_owner',
     'claim_private_folder',
     'private_folder',
     'publish',
-    'refuse_strangers',
     'temporary_folder',
 ]
 
@@ -244,8 +244,8 @@ def temporary_folder(remote: str) -> Path:
     )
 
 
-def refuse_strangers(folder: Path) -> None:
-    """See that a folder whose name anybody can know, and make, was not made by somebody else.
+def check_owner(folder: Path) -> None:
+    """Check that a temporary folder, whose name anybody can know and make, is not of another user.
 
     Raises:
         CacheError: it was made by another user than this one and root.

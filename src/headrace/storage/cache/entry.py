@@ -122,7 +122,7 @@ class CacheEntry:
 
 
 NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
-"""The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
+"""The time of an entry's next use, in any unit, infinite for never; valid for all processes of the machine."""
 
 
 class LazyEntry(CacheEntry):

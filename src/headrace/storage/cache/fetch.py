@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -117,84 +117,62 @@ def missing(path: Path) -> CacheError:
     )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Fetcher:
     """Makes the shards of one folder present, for one process. Thread-safe."""
 
-    def __init__(
-        self,
-        folder: Path,
-        store: Store | None,
-        *,
-        keep_packed: bool,
-        retry: Retry,
-        stats: CacheStats,
-        files: PresentFiles,
-        index: CachedIndex,
-        room: FolderRoom | None,
-    ) -> None:
-        """Touches no disk and no network.
-
-        Args:
-            folder: The cache folder.
-            store: Where shards come from; None: only from compressed files in the folder.
-            keep_packed: Keep compressed files beside the unpacked ones.
-            retry: How often a transfer is tried.
-            stats: Counts fetches, transfers and waits.
-            files: Learns which shards have been verified.
-            index: The folder's; no shard is published beside another one.
-            room: The room under a limit; None: there is no limit.
-        """
-        self._folder, self._root, self._store, self._keep_packed = folder, str(folder), store, keep_packed
-        self._retry, self._stats = retry, stats
-        self._files, self._index, self._room = files, index, room
-        self._reclaimed = 0  # by which process; a forked one may find what one before it left
+    folder: Path
+    store: Store | None
+    """Where shards come from; None: only from compressed files in the folder."""
+    keep_packed: bool
+    retry: Retry
+    stats: CacheStats
+    files: PresentFiles
+    """Learns which shards have been verified."""
+    index: CachedIndex
+    """The folder's; no shard is published beside another one."""
+    room: FolderRoom | None
+    """The room under a limit; None: there is no limit."""
+    _reclaimed: int = field(default=0, init=False)
+    """By which process; a forked one may find what one before it left."""
 
     def fetch(self, request: FetchRequest) -> FetchResult:
         """Fetch the absent parts of a shard; again if the folder is deleted meanwhile."""
         entry = request.entry
-        if self._store is None:
-            self._files.require(entry)
-        if self._room is not None:
+        if self.store is None:
+            self.files.require(entry)
+        if self.room is not None:
             suspend_leases()  # a waiting thread holds no lease
-        with disk_errors(self._folder, entry, keep_packed=self._keep_packed):
-            return despite_deletion(self._folder, entry.key, partial(self._attempt, request))
+        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
+            return despite_deletion(self.folder, entry.key, partial(self._attempt, request))
 
     def _attempt(self, request: FetchRequest) -> FetchResult:
         """Fetch the absent parts of a shard, once there is room for them; one process of the machine at a time."""
-        entry, room = request.entry, self._room
+        entry, room = request.entry, self.room
         self._reclaim()
         ahead = request.ahead and not request.how.urgent
-        lock = FetchLock(self._folder, entry.key, ahead=ahead, patience=self._retry.longest_silence)
+        lock = FetchLock(self.folder, entry.key, ahead=ahead, patience=self.retry.longest_silence)
         try:
             if not lock.acquire(wait=request.wait):
                 return FetchResult(FetchStatus.ELSEWHERE)
             with lock:
-                absent = entry.absent(self._root)
+                absent = entry.absent(str(self.folder))
                 if not absent:
                     return FetchResult(FetchStatus.PRESENT)
                 if room is not None:
-                    refusal = room.reserve(request, absent, lock, keep_packed=self._keep_packed)
+                    refusal = room.reserve(request, absent, lock, keep_packed=self.keep_packed)
                     if refusal is not None:
                         return refusal
-                self._index.require_same()
-                maker = _FileMaker(
-                    self._folder,
-                    self._store,
-                    self._keep_packed,
-                    self._retry,
-                    self._stats,
-                    request.how,
-                    lock,
-                    self._index,
-                )
-                return self._publish(request, maker.make(absent), lock)
+                self.index.require_same()
+                made = _FileMaker(self, request.how, lock).make(absent)
+                return self._publish(request, made, lock)
         finally:
-            self._stats.add_wait(lock.waited)
+            self.stats.add_wait(lock.waited)
 
     def _reclaim(self) -> None:
         """Remove what ended processes left, once per process; until then it is harmless."""
         if self._reclaimed != os.getpid():
-            reclaim_fetches(self._folder)
+            reclaim_fetches(self.folder)
             self._reclaimed = os.getpid()
 
     def _publish(self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock) -> FetchResult:
@@ -203,27 +181,27 @@ class Fetcher:
         Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
         nobody evicts it before it is mapped.
         """
-        entry, room, handle = request.entry, self._room, None
+        entry, room, handle = request.entry, self.room, None
         for temporary, _ in made:
-            self._files.mark(temporary)
+            self.files.mark(temporary)
         if room is None:
-            with self._index.unchanged():
+            with self.index.unchanged():
                 lock.publish(made)
         else:
             size = sum(temporary.stat().st_size for temporary, _ in made)
             refusal = room.reserve_more(request, size, lock)
             if refusal is not None:
                 return refusal
-            handle = None if request.ahead else _pinned(self._folder / entry.key, made)
+            handle = None if request.ahead else _pinned(self.folder / entry.key, made)
             try:
-                with self._index.unchanged(), room.publishing(size):
+                with self.index.unchanged(), room.publishing(size):
                     lock.publish(made)
             except BaseException:
                 if handle is not None:
                     os.close(handle)
                 raise
-        self._files.verified(entry)
-        self._stats.add(CacheCounts(shards_fetched=1))
+        self.files.verified(entry)
+        self.stats.add(CacheCounts(shards_fetched=1))
         return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
 
 
@@ -248,14 +226,9 @@ def _pinned(final: Path, made: list[tuple[Path, Path]]) -> int | None:
 class _FileMaker:
     """Makes the files of a shard, under temporary names: download, verify, unpack, verify."""
 
-    folder: Path
-    store: Store | None
-    keep_packed: bool
-    retry: Retry
-    stats: CacheStats
+    fetcher: Fetcher
     how: Transfer
     lock: FetchLock
-    index: CachedIndex
 
     def make(self, parts: list[CachePart]) -> list[tuple[Path, Path]]:
         """Make the files of these parts; returns (temporary, final) of each."""
@@ -268,35 +241,37 @@ class _FileMaker:
                 packed = self.lock.temporary(number, 'packed')
                 self._make_packed(part, raw, packed)
                 if packed.exists():
-                    if self.keep_packed:
-                        made.append((packed, self.folder / part.packed_name))
+                    if self.fetcher.keep_packed:
+                        made.append((packed, self.fetcher.folder / part.packed_name))
                     else:
                         self.lock.delete(packed)
-            made.append((raw, self.folder / part.name))
+            made.append((raw, self.fetcher.folder / part.name))
         return made
 
     def _download(self, key: str, target: Path, size: int | None) -> None:
-        if self.store is None:
-            raise missing(self.folder / key)
+        if self.fetcher.store is None:
+            raise missing(self.fetcher.folder / key)
         with self.lock.create(target) as out:
-            download(self.store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
+            download(
+                self.fetcher.store, key, out, self.fetcher.retry, size=size, how=self.how, stats=self.fetcher.stats
+            )
 
     def _make_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
         assert part.packed_name is not None
-        local = self.folder / part.packed_name
+        local = self.fetcher.folder / part.packed_name
         if local.exists():
-            check_inside(str(self.folder), part.packed_name)
+            check_inside(str(self.fetcher.folder), part.packed_name)
             try:
                 self._unpack(part, local, raw)
             except FormatError as error:
-                if self.store is None:
+                if self.fetcher.store is None:
                     raise self._explained(part, error, times=1) from error
                 # A good one is in the store.
-                self.stats.add(CacheCounts(retries=1))
-                delete_file(self.folder, part.packed_name)
+                self.fetcher.stats.add(CacheCounts(retries=1))
+                delete_file(self.fetcher.folder, part.packed_name)
             else:
-                if self.store is not None and not self.keep_packed:
-                    delete_file(self.folder, part.packed_name)
+                if self.fetcher.store is not None and not self.fetcher.keep_packed:
+                    delete_file(self.fetcher.folder, part.packed_name)
                 return
         self._twice(part, part.packed_name, part.packed_size, packed, lambda: self._unpack(part, packed, raw))
 
@@ -315,7 +290,7 @@ class _FileMaker:
         if part.size_at is None and size != part.size:
             raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
         _verify(part, raw)
-        self.stats.add(CacheCounts(bytes_unpacked=size, nanoseconds_unpacking=taken))
+        self.fetcher.stats.add(CacheCounts(bytes_unpacked=size, nanoseconds_unpacking=taken))
 
     def _twice(self, part: CachePart, key: str, size: int | None, target: Path, check: Callable[[], None]) -> None:
         """Download a file and check it. A bad one is fetched again once: the fault may lie in the transfer."""
@@ -324,7 +299,7 @@ class _FileMaker:
             try:
                 check()
             except FormatError:
-                self.stats.add(CacheCounts(retries=1))
+                self.fetcher.stats.add(CacheCounts(retries=1))
                 self._download(key, target, size)
                 check()
         except FormatError as error:
@@ -332,17 +307,17 @@ class _FileMaker:
 
     def _explained(self, part: CachePart, error: FormatError, *, times: int) -> FormatError:
         key = part.packed_name or part.name
-        if self.store is None:
-            origin, fix = f'the local file {self.folder / key}', 'Restore it, or write the dataset again.'
+        if self.fetcher.store is None:
+            origin, fix = f'the local file {self.fetcher.folder / key}', 'Restore it, or write the dataset again.'
         else:
-            origin = f'{self.store.url.rstrip("/")}/{key}'
-            fix = index_change(self.index, self.store) or (
+            origin = f'{self.fetcher.store.url.rstrip("/")}/{key}'
+            fix = index_change(self.fetcher.index, self.fetcher.store) or (
                 'The object in the store is bad, or the index is of another version: write the dataset again.'
             )
         kind = type(error) if isinstance(error, ChecksumError) else ChecksumError
         return kind(
             f'{origin} is not what its index says ({"read once" if times == 1 else "fetched more than once"}, for '
-            f'{self.folder / part.name}): {error} {fix}'
+            f'{self.fetcher.folder / part.name}): {error} {fix}'
         )
 
 

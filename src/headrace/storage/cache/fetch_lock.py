@@ -26,7 +26,7 @@ from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.redaction import logger_of
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
 from headrace.storage.cache.entry import CacheEntry, space_needed
-from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, let_go, try_lock_file
+from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, release, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
 
 __all__ = [
@@ -191,7 +191,7 @@ class FetchLock:
             with contextlib.ExitStack() as stack:
                 handle = self._open()
                 hold(handle)
-                stack.callback(let_go, handle)
+                stack.callback(release, handle)
                 if not try_lock_file(handle, self.path):
                     if not wait:
                         return False
@@ -254,7 +254,7 @@ class FetchLock:
                     state.delete(self._name)
             self._state.remove()  # with the last fetch
         finally:
-            let_go(handle)
+            release(handle)
 
     def clear(self) -> None:
         """Remove the leftovers of a fetch of this entry whose process ended: they count towards a limit."""

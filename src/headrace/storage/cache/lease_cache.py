@@ -118,7 +118,7 @@ class LeaseCache(Generic[T]):
         with self._changed:
             held = self._leased.pop(shard, None)
         if held is not None:
-            held.lease.take_up()
+            held.lease.attach()
         return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
@@ -126,7 +126,7 @@ class LeaseCache(Generic[T]):
         given_back: CachedLease[T] | None = held
         now = time.monotonic()
         if self.has_room and now < held.until and now >= _of_process.get().paused_until and held.lease.is_valid:
-            held.lease.put_down()
+            held.lease.detach()
             with self._changed:
                 given_back = self._leased.pop(shard, None)  # another thread's
                 self._leased[shard] = held
@@ -151,7 +151,7 @@ class LeaseCache(Generic[T]):
 
     def _start_thread(self) -> None:
         """Start the thread that releases leases; without one none is cached. Needs the lock."""
-        thread = threading.Thread(target=self._give_back, name='headrace-leases', daemon=True)
+        thread = threading.Thread(target=self._run_thread, name='headrace-leases', daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the limit of threads
@@ -160,14 +160,14 @@ class LeaseCache(Generic[T]):
         else:
             self._thread = thread
 
-    def _give_back(self) -> None:
+    def _run_thread(self) -> None:
         try:
-            self._give_back_in_time()
+            self._release_in_time()
         except BaseException:
             self._thread = None  # so that another one is started
             raise
 
-    def _give_back_in_time(self) -> None:
+    def _release_in_time(self) -> None:
         while True:
             with self._changed:
                 if not self._leased:

@@ -31,10 +31,10 @@ __all__ = [
     'cannot_write',
     'held',
     'hold',
-    'let_go',
     'lock_file',
     'locked_folders',
     'open_to_lock',
+    'release',
     'try_lock_file',
     'unlock_file',
 ]
@@ -79,7 +79,7 @@ class LockWait:
         self._is_told = False
 
     def turn(self) -> bool:
-        """Wait a moment; returns whether it is time to look at what the holder does."""
+        """Wait a moment; returns whether it is time to look at the holder."""
         time.sleep(self._turn)
         self._turn = min(TURN, 1.5 * self._turn)
         now = time.monotonic()
@@ -199,18 +199,18 @@ def open_to_lock(path: Path) -> int:
 
 
 def hold(handle: int) -> None:
-    """Take care of a descriptor that is about to be locked: a forked child closes its copy. Ends with `let_go`."""
+    """Register a descriptor that is about to be locked: a forked child closes its copy. `release` ends that."""
     _held.add(handle)
 
 
 @contextlib.contextmanager
 def held(handle: int) -> Generator[None]:
-    """Take care of a descriptor that is locked inside the block: unlock and close it, here and in forked children."""
+    """Register a descriptor that is locked inside the block, and release it at the end, also in forked children."""
     hold(handle)
     try:
         yield
     finally:
-        let_go(handle)
+        release(handle)
 
 
 @contextlib.contextmanager
@@ -230,7 +230,7 @@ def locked_folders(folders: list[Path]) -> Generator[None]:
         yield
 
 
-def let_go(handle: int) -> None:
+def release(handle: int) -> None:
     """Unlock and close a descriptor, if it is still held."""
     if handle not in _held:
         return  # a forked child has closed it

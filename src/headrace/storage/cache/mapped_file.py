@@ -256,15 +256,15 @@ class Lease:
         self._files = files
         self._locked = locked
         self.entry = entry
-        self.take_up()
+        self.attach()
 
-    def take_up(self) -> None:
-        """Have this thread hold the lease."""
+    def attach(self) -> None:
+        """Let this thread hold the lease."""
         if self._locked:
             _mine.leases.add(self)
 
-    def put_down(self) -> None:
-        """Have no thread hold the lease: its keeper must release it soon."""
+    def detach(self) -> None:
+        """Let no thread hold the lease: its keeper must release it soon."""
         if self._locked:
             _mine.leases.discard(self)
 

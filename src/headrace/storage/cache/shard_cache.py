@@ -97,8 +97,8 @@ class ShardCache:
 
     def _make_fetcher(self) -> Fetcher:
         return Fetcher(
-            self.folder,
-            self.store,
+            folder=self.folder,
+            store=self.store,
             keep_packed=self.keep_packed,
             retry=self.retry,
             stats=self.stats,

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
@@ -17,7 +18,7 @@ from headrace.storage.protocol import Store, is_blocking
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.http import BadRangeError
 from headrace.storage.transfer.process_local import PerProcess
-from headrace.storage.transfer.retry import BrokenTransferError, Retry, outages
+from headrace.storage.transfer.retry import BrokenTransferError, Retry, server_of
 
 __all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'AlmostDone', 'Transfer', 'TransferPool', 'download']
 
@@ -247,52 +248,85 @@ def download(
     first = ''
     for pause in (*retry.pauses, None):
         try:
-            return _download(store, key, out, retry, size, how, stats, most, on_version)
+            total, version = _Download(store, key, out, retry, size, how, stats, most).run()
         except (ChecksumError, ObjectNotFoundError) as error:
             first = first or str(error)
             if size is None or (pause is None and first == str(error)):
                 raise
             if pause is None:
                 raise type(error)(f'{error} It changes: the first answer was another. {first}') from error
+        else:
+            if on_version is not None:
+                on_version(version)
+            return total
         stats.add(CacheCounts(retries=1))
         retry.sleep(pause)
     raise AssertionError('the last pause is None')
 
 
-def _download(
-    store: Store,
-    key: str,
-    out: BinaryIO,
-    retry: Retry,
-    size: int | None,
-    how: Transfer,
-    stats: CacheStats,
-    most: int,
-    on_version: Callable[[str], None] | None,
-) -> int:
-    """See `download`; without waiting for an object that its owner replaces."""
-    url = f'{store.url.rstrip("/")}/{key}'
-    what = f'Downloading {url}'
-    count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
-    near = None if size is None or how.almost_done is None else AlmostDone(size, how.almost_done)
-    heard = outages.listener(url, retry.clock)
-    spans = [
-        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, heard)
-        for number in range(count)
-    ]
-    versions: dict[str, None] = {}
+class _Download:
+    """One download of an object, in one or several spans; see `download`. It does not wait for an object's owner."""
 
-    def fetch(span: _Span) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        out: BinaryIO,
+        retry: Retry,
+        size: int | None,
+        how: Transfer,
+        stats: CacheStats,
+        most: int,
+    ) -> None:
+        self.store, self.key, self.out, self.retry = store, key, out, retry
+        self.size, self.how, self.stats, self.most = size, how, stats, most
+        self.url = f'{store.url.rstrip("/")}/{key}'
+        self.near = None if size is None or how.almost_done is None else AlmostDone(size, how.almost_done)
+        self.server = server_of(self.url, retry.clock)
+        self._versions: dict[str, None] = {}
+
+    def run(self) -> tuple[int, str]:
+        """Fetch all spans; returns the bytes of the object, and its version."""
+        size, out = self.size, self.out
+        count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
+        spans = [_Span(self, n * RANGE, RANGE if n + 1 < count else None) for n in range(count)]
+        calls = [partial(self._fetch, span) for span in spans]
+        try:
+            transfer_pool.get().run(calls, urgent=self.how.urgent, meanwhile=lambda: self._name_silent_server(spans))
+        except ConfigError as error:
+            # A range was refused: the object is, or was, shorter than it should be, unless it is the caller who errs.
+            if size is None:
+                raise
+            found = self.store.head(self.key)
+            if found.size == size and not isinstance(error, BadRangeError):
+                raise
+            raise _other_size(found.size, size, found.etag) from None
+        finally:
+            for span in spans:
+                span.close()
+        total = sum(span.written for span in spans)
+        version = next(iter(self._versions), '')
+        if len(self._versions) > 1:
+            raise ChecksumError(
+                f'{self.url} was replaced while it was being read: its versions are {list(self._versions)}.'
+            )
+        if size is not None and total != size:
+            raise _other_size(total, size, version)
+        if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
+            os.ftruncate(out.fileno(), total)
+        return total, version
+
+    def _fetch(self, span: _Span) -> None:
         etag: str | None = None
 
         def attempt() -> None:
             nonlocal etag
-            stats.add(CacheCounts(requests=1))
-            if near is not None:
-                near.ask()
+            self.stats.add(CacheCounts(requests=1))
+            if self.near is not None:
+                self.near.ask()
             offset, left = span.start + span.written, None if span.size is None else span.size - span.written
             try:
-                versions[store.get(key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)] = None
+                found = self.store.get(self.key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)
             except TransferError as error:
                 if isinstance(error, BrokenTransferError):
                     etag = None if error.changed else error.etag or etag
@@ -300,51 +334,26 @@ def _download(
                     # Nothing says which version the bytes are of: start over.
                     span.written = 0
                 raise
+            self._versions[found] = None
 
-        span.heard = retry.clock()
-        before = is_blocking.set(how.urgent)
+        span.heard = self.retry.clock()
+        before = is_blocking.set(self.how.urgent)
         try:
-            retry.call(
-                what,
+            self.retry.call(
+                f'Downloading {self.url}',
                 attempt,
                 progress=lambda: span.written,
-                on_retry=lambda: stats.add(CacheCounts(retries=1)),
+                on_retry=lambda: self.stats.add(CacheCounts(retries=1)),
             )
         finally:
             is_blocking.reset(before)
             span.heard = None
 
-    def name_silent_server() -> float:
-        now = retry.clock()
+    def _name_silent_server(self, spans: Sequence[_Span]) -> float:
+        now = self.retry.clock()
         times = [span.heard for span in spans]  # read once: other threads end the requests meanwhile
         since = max((time for time in times if time is not None), default=now)
-        return outages.waiting(what, url, clock=retry.clock, since=since)
-
-    try:
-        transfer_pool.get().run(
-            [lambda span=span: fetch(span) for span in spans], urgent=how.urgent, meanwhile=name_silent_server
-        )
-    except ConfigError as error:
-        # A range was refused: the object is, or was, shorter than it should be, unless it is the caller who errs.
-        if size is None:
-            raise
-        found = store.head(key)
-        if found.size == size and not isinstance(error, BadRangeError):
-            raise
-        raise _other_size(found.size, size, found.etag) from None
-    finally:
-        for span in spans:
-            span.close()
-    total = sum(span.written for span in spans)
-    if len(versions) > 1:
-        raise ChecksumError(f'{url} was replaced while it was being read: its versions are {list(versions)}.')
-    if size is not None and total != size:
-        raise _other_size(total, size, next(iter(versions), ''))
-    if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
-        os.ftruncate(out.fileno(), total)
-    if on_version is not None:
-        on_version(next(iter(versions), ''))
-    return total
+        return self.server.waiting(f'Downloading {self.url}', since=since)
 
 
 def _other_size(found: int, expected: int, version: str) -> ChecksumError:
@@ -360,52 +369,38 @@ class _AbandonedError(Exception):
 class _Span(io.RawIOBase):
     """A part of a file, as a store writes to it; other parts are written at the same time."""
 
-    def __init__(
-        self,
-        out: BinaryIO,
-        start: int,
-        size: int | None,
-        total: int | None,
-        most: int,
-        source: str,
-        stats: CacheStats,
-        near: AlmostDone | None,
-        hear: Callable[[], float],
-    ) -> None:
-        """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
-
-        Of a whole whose bytes are not known it takes how many there may be.
-        """
+    def __init__(self, whole: _Download, start: int, size: int | None) -> None:
+        """Take the download, the part's first byte and its bytes (None: to the end)."""
         self.start, self.size = start, size
         self.written = 0
         self.heard: float | None = None  # when the last bytes came, or the first request began; None: not under way
-        self._near, self._hear = near, hear
-        self._handle: int | None = out.fileno()
-        self._total, self._most, self._source, self._stats = total, most, source, stats
+        self._whole = whole
+        self._handle: int | None = whole.out.fileno()
         self._lock = threading.Lock()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self._total is not None and self.start + self.written + len(data) > self._total:
+        whole = self._whole
+        if whole.size is not None and self.start + self.written + len(data) > whole.size:
             raise ChecksumError(
-                f'{self._source} is larger than the {self._total} bytes that its index gives. '
+                f'{whole.url} is larger than the {whole.size} bytes that its index gives. '
                 f'Write the dataset again, or restore the index that belongs to it.'
             )
-        if self._total is None and self.written + len(data) > self._most:
-            raise ChecksumError(f'{self._source} has more than {self._most} bytes. Check what lies there.')
+        if whole.size is None and self.written + len(data) > whole.most:
+            raise ChecksumError(f'{whole.url} has more than {whole.most} bytes. Check what lies there.')
         view = memoryview(data)
         while view:
             with self._lock:
                 if self._handle is None:
-                    raise _AbandonedError(f'Nobody waits for {self._source} any more.')
+                    raise _AbandonedError(f'Nobody waits for {whole.url} any more.')
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
-            self.heard = self._hear()
-            self._stats.add(CacheCounts(bytes_downloaded=count))
-            if self._near is not None:
-                self._near.count(count)
+            self.heard = whole.server.heard()
+            whole.stats.add(CacheCounts(bytes_downloaded=count))
+            if whole.near is not None:
+                whole.near.count(count)
             view = view[count:]
         return len(data)
 

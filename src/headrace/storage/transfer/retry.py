@@ -1,7 +1,11 @@
-"""When to try again, and how long to wait: exponential backoff with full jitter, in bounded time."""
+"""When to try again, and how long to wait: exponential backoff with full jitter, in bounded time.
+
+A server that does not answer is named once for each outage, while transfers from it wait or are tried again.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -12,7 +16,7 @@ from headrace.errors import ConfigError, TransferError
 from headrace.redaction import logger_of
 from headrace.storage.resolve import split_url
 
-__all__ = ['BrokenTransferError', 'Outages', 'Retry', 'outages']
+__all__ = ['BrokenTransferError', 'Retry', 'Server', 'server_of']
 
 logger = logger_of(__name__)
 
@@ -22,107 +26,96 @@ FORGOTTEN: Final = 600.0
 """Seconds after the last failure, when the next one is of another outage."""
 
 
-@dataclass(slots=True)
-class _Outage:
-    since: float
-    last: float
-    is_told: bool = False
+class Server:
+    """A part of a store that fails as a whole: a bucket, a host, or a folder. It says once that it does not answer.
 
+    A transfer that gets further ends an outage.
+    """
 
-class Outages:
-    """The servers that do not answer, of one process. A transfer that gets further ends its server's outage."""
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name, self._clock = name, clock
+        self._answered = -math.inf
+        self._since: float | None = None  # begin of an outage
+        self._failed = 0.0
+        self._is_told = False
 
-    def __init__(self) -> None:
-        self._outages: dict[tuple[str, Callable[[], float]], _Outage] = {}
-        self._answered: dict[tuple[str, Callable[[], float]], float] = {}
-
-    def failed(
-        self, what: str, url: str, error: BaseException, *, clock: Callable[[], float], since: float, delay: float
-    ) -> None:
+    def failed(self, what: str, error: BaseException, *, since: float, delay: float) -> None:
         """Note a failure; warn if nothing comes for `SILENCE`, and nobody has said so.
 
         Args:
             what: What failed: "Downloading s3://b/k".
-            url: Of the object.
             error: Why.
-            clock: Seconds.
             since: When the last byte came, or the transfer began.
             delay: Seconds until the next attempt.
         """
-        key, now = (_server(url), clock), clock()
-        outage = self._outage(key, since, now)
-        if now + delay - outage.since >= SILENCE and not outage.is_told:
-            outage.is_told = True
+        now = self._clock()
+        begun = self._begin(since, now)
+        if now + delay - begun >= SILENCE and not self._is_told:
+            self._is_told = True
             logger.warning(
                 '%s has failed for %.1f s, and is tried again in %.1f s. Other transfers from %s wait, too, and are '
                 'not named. The last error: %s',
                 what,
-                now - outage.since,
+                now - begun,
                 delay,
-                key[0],
+                self._name,
                 error,
             )
 
-    def waiting(self, what: str, url: str, *, clock: Callable[[], float], since: float) -> float:
-        """Warn if a request has waited for `SILENCE`, its server has answered no other one, and nobody has said so.
+    def waiting(self, what: str, *, since: float) -> float:
+        """Warn if a request has waited for `SILENCE`, no other one was answered, and nobody has said so.
 
         Args:
             what: What waits: "Downloading s3://b/k".
-            url: Of the object.
-            clock: Seconds.
             since: When the last byte came, or the transfer began.
 
         Returns:
             Seconds until the next call is due.
         """
-        key, now = (_server(url), clock), clock()
-        silence = now - max(since, self._answered.get(key, since))
+        now = self._clock()
+        silence = now - max(since, self._answered)
         if silence < SILENCE:
             return SILENCE - silence
-        outage = self._outage(key, now - silence, now)
-        if not outage.is_told:
-            outage.is_told = True
+        self._begin(now - silence, now)
+        if not self._is_told:
+            self._is_told = True
             logger.warning(
                 '%s has received nothing for %.1f s, and waits on until its time-out (`download_timeout`, or '
                 '`connect_timeout` of `store_options`). Other transfers from %s may wait, too, and are not named.',
                 what,
                 silence,
-                key[0],
+                self._name,
             )
         return SILENCE
 
-    def listener(self, url: str, clock: Callable[[], float]) -> Callable[[], float]:
-        """A function for the moments at which bytes come from a server: it notes them, and returns the time."""
-        key = _server(url), clock
+    def heard(self) -> float:
+        """Note that bytes came; returns the time."""
+        now = self._answered = self._clock()
+        return now
 
-        def heard() -> float:
-            now = self._answered[key] = clock()
-            return now
+    def ended(self) -> None:
+        """Note that a transfer got further."""
+        self.heard()
+        self._since = None
 
-        return heard
-
-    def ended(self, url: str, clock: Callable[[], float]) -> None:
-        """Bytes came from a server."""
-        key = _server(url), clock
-        self._answered[key] = clock()
-        self._outages.pop(key, None)
-
-    def _outage(self, key: tuple[str, Callable[[], float]], since: float, now: float) -> _Outage:
-        outage = self._outages.setdefault(key, _Outage(since, now))
-        if now - outage.last > FORGOTTEN:
-            outage = self._outages[key] = _Outage(since, now)
-        outage.last = now
-        return outage
+    def _begin(self, since: float, now: float) -> float:
+        """Note an outage, which began then unless one is under way; returns its begin."""
+        begun = self._since
+        if begun is None or now - self._failed > FORGOTTEN:
+            begun = self._since = since
+            self._is_told = False
+        self._failed = now
+        return begun
 
 
-def _server(url: str) -> str:
-    """The part of a store that fails as a whole: a bucket, a host, or a folder."""
+_servers: Final[dict[tuple[str, Callable[[], float]], Server]] = {}
+
+
+def server_of(url: str, clock: Callable[[], float]) -> Server:
+    """The server of an object, as this process knows it."""
     scheme, rest = split_url(url)
-    return f'{scheme}://{rest.partition("/")[0]}' if scheme else url.rpartition('/')[0]
-
-
-outages: Final = Outages()
-"""Of this process."""
+    name = f'{scheme}://{rest.partition("/")[0]}' if scheme else url.rpartition('/')[0]
+    return _servers.setdefault((name, clock), Server(name, clock))
 
 
 T = TypeVar('T')
@@ -207,7 +200,7 @@ class Retry:
             on_retry: Called before each further try.
         """
         begin = first_failure = silent_since = self.clock()
-        url = what.rpartition(' ')[2]
+        server = server_of(what.rpartition(' ')[2], self.clock)
         tries = failures = 0
         reached = progress() if progress else 0
         while True:
@@ -218,7 +211,7 @@ class Retry:
                 failures += 1
                 if progress and (now := progress()) > reached:
                     reached, failures, silent_since = now, 1, self.clock()
-                    outages.ended(url, self.clock)
+                    server.ended()
                 if failures == 1:
                     first_failure = self.clock()
                 elapsed = self.clock() - begin
@@ -236,9 +229,9 @@ class Retry:
                         f'{bound}). The last one: {error} If the network is slow rather than broken, raise '
                         f'`download_retry` or `download_timeout`.'
                     ) from error
-                outages.failed(what, url, error, clock=self.clock, since=silent_since, delay=delay)
+                server.failed(what, error, since=silent_since, delay=delay)
             else:
-                outages.ended(url, self.clock)
+                server.ended()
                 return result
             if on_retry:
                 on_retry()
