@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Generator
+from pathlib import Path
 
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import StreamError
 from headrace.storage.cache.cached_index import marker_text
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 __all__ = ['claimed_folder']
 
 
-class CachedStream(Protocol):
-    """A stream with a cache folder."""
-
-    @property
-    def folder(self) -> Path:
-        """The cache folder."""
-        ...
-
-    @property
-    def url(self) -> str | None:
-        """The remote; None: there is none."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the folder is the data itself."""
-        ...
-
-
 # Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDictionary()
+_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def claimed_folder(stream: CachedStream) -> Generator[None]:
+def claimed_folder(stream: Stream) -> Generator[None]:
     """Claim a folder for a stream that is opened inside the block. A failed opening ends the claim."""
     folder = stream.folder.resolve()
     other = _folders.get(folder)

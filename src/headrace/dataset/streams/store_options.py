@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
 
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import StreamError
 from headrace.storage import StoreOptions
 
 __all__ = ['store_options_of']
 
 
-class OptionedStream(Protocol):
-    """The arguments of a stream that concern its store."""
-
-    endpoint_url: str | None
-    region: str | None
-    anonymous: bool | None
-    requester_pays: bool | None
-    download_timeout: float | None
-    store_options: Mapping[str, Any] | None
-
-    @property
-    def title(self) -> str:
-        """Its name for messages."""
-        ...
-
-
-def store_options_of(stream: OptionedStream) -> StoreOptions:
+def store_options_of(stream: Stream) -> StoreOptions:
     """The options with which a stream's store is opened.
 
     Raises:
