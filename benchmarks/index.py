@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import StreamingDataset
-from headrace.dataset.cache_files.index_table import TABLE, IndexTable
+from headrace.dataset.cache_files import TABLE, IndexTable
 from headrace.format import IndexFile
 
 INDEX = 'index.json'

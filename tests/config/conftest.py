@@ -16,7 +16,7 @@ def write_shards() -> Callable[..., Path]:
     """Writes `samples` samples with increasing `id` as MDS shards into a folder."""
 
     def write(folder: Path, *, samples: int, hashes: Sequence[str] = (), first: int = 0) -> Path:
-        from headrace.dataset.writing.formats import MDSWriter
+        from headrace.dataset.writing.writer import MDSWriter
 
         with MDSWriter(columns={'id': 'int'}, out=str(folder), hashes=list(hashes), size_limit=1024) as writer:
             for number in range(first, first + samples):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from headrace import BAD_SAMPLE, PADDING, LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.reading.protocol import PassRequest
+from headrace.dataset.reading.batch_reader import PassRequest
 from headrace.packing import PackedDataset, Packing
 from tests.support.datasets.bad_data import BAD, damage, write_texts
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.dataset.reading.protocol import PassRequest
+from headrace.dataset.reading.batch_reader import PassRequest
 from tests.support.programs.waiting import until
 
 SAMPLES, IN_SHARD, BATCH = 400, 20, 8

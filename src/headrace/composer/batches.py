@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from headrace.dataset.batch_keys.rows import cut_rows, outline, possible_rows
+from headrace.dataset.batch_keys import cut_rows, outline, possible_rows
 from headrace.errors import ConfigError
 from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 

@@ -24,9 +24,9 @@ import numpy as np
 from headrace.convert.apart import check_keeps
 from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
-from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
+from headrace.dataset.writing.writer import MDSWriter
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note

@@ -20,8 +20,7 @@ import numpy as np
 
 from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
-from headrace.dataset.writing.formats import MDSWriter
-from headrace.dataset.writing.writer import Writer
+from headrace.dataset.writing.writer import MDSWriter, Writer
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.redaction import without_credentials

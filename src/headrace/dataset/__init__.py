@@ -8,9 +8,7 @@ from headrace.dataset.sample_rng import sample_rng  # at once: its module has th
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
-    from headrace.dataset.batch_keys.padding import PADDING, without_padding
-    from headrace.dataset.batch_keys.stream_number import STREAM
+    from headrace.dataset.batch_keys import BAD_SAMPLE, PADDING, STREAM, without_padding
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.detect import detect_topology
     from headrace.dataset.loader import StreamingDataLoader
@@ -21,8 +19,7 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.registry import streams_registry
     from headrace.dataset.streams.stream import Stream
     from headrace.dataset.tracker import PositionTracker
-    from headrace.dataset.writing.formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-    from headrace.dataset.writing.writer import Writer
+    from headrace.dataset.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
     'BAD_SAMPLE',
@@ -53,10 +50,10 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            'BAD_SAMPLE': 'headrace.dataset.batch_keys.bad_sample',
+            'BAD_SAMPLE': 'headrace.dataset.batch_keys',
             'LocalDataset': 'headrace.dataset.local',
             'PositionTracker': 'headrace.dataset.tracker',
-            'STREAM': 'headrace.dataset.batch_keys.stream_number',
+            'STREAM': 'headrace.dataset.batch_keys',
             'Stream': 'headrace.dataset.streams.stream',
             'StreamingDataLoader': 'headrace.dataset.loader',
             'StreamingDataset': 'headrace.dataset.dataset',
@@ -64,11 +61,11 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
             'detect_topology': 'headrace.dataset.detect',
             'streams_registry': 'headrace.dataset.streams.registry',
             'topology_of_mesh': 'headrace.dataset.mesh',
-            **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys.padding'),
+            **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys'),
             'StreamCount': 'headrace.dataset.mixture_counts',
             **dict.fromkeys(('LoaderStats', 'StreamStats'), 'headrace.dataset.statistics'),
             **dict.fromkeys(
-                ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.formats'
+                ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.writer'
             ),
         },
     )

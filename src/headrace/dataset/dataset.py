@@ -10,10 +10,8 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.attributes import DatasetAttributes
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY, BadSamplePolicy, parse_policy
-from headrace.dataset.batch_keys.key import ReservedKey
-from headrace.dataset.batch_keys.padding import PADDING_KEY
-from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
+from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY, BadSamplePolicy, ReservedKey, parse_policy
+from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.facts import dataset_facts
 from headrace.dataset.items import SamplesById
 from headrace.dataset.iterate import refuse_dealing, samples_of_pass
@@ -21,8 +19,7 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.prefetch.distance import check_predownload
-from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
-from headrace.dataset.reading.protocol import Pass, PassRequest, SampleSource
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY
-from headrace.dataset.batch_keys.padding import PADDING_KEY
+from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY
 from headrace.dataset.pass_end import ending_here
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import upcoming_batches
-from headrace.dataset.reading.protocol import SampleSource
+from headrace.dataset.reading.batch_reader import SampleSource
 from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.workers.shutdown import end_with_rank

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.dataset.batch_keys.rows import has_rows
+from headrace.dataset.batch_keys import has_rows
 from headrace.errors import ConfigError
 
 __all__ = ['excluded_rows', 'select_rows']

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
-from headrace.dataset.batch_keys.rows import has_rows
+from headrace.dataset.batch_keys import BAD_SAMPLE, has_rows
 
 __all__ = ['TOKEN_COLUMNS', 'count_places', 'count_tokens']
 

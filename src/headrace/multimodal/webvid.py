@@ -11,8 +11,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset import StreamingDataset
-from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
-from headrace.dataset.reading.protocol import PassRequest
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, PassRequest
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import HeadraceError, ObjectNotFoundError
 from headrace.multimodal.video import check_frames, decode_frames

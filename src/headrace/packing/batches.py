@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from headrace.dataset.batch_keys.padding import marked
-from headrace.dataset.batch_keys.stream_number import STREAM
+from headrace.dataset.batch_keys import STREAM, marked
 from headrace.dataset.statistics import WorkerBatch
 from headrace.packing.packer import first_sequence
 from headrace.packing.rows import batch_of

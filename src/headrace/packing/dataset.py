@@ -24,8 +24,8 @@ from headrace.packing.token_shares import promised_shares
 from headrace.packing.whole import WholePass, count_tokens_of
 
 if TYPE_CHECKING:
-    from headrace.dataset.batch_keys.key import ReservedKey
-    from headrace.dataset.reading.protocol import Pass, PassRequest
+    from headrace.dataset.batch_keys import ReservedKey
+    from headrace.dataset.reading.batch_reader import Pass, PassRequest
     from headrace.dataset.streams.stream import Stream
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.order.skip import Ranges

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch, knows_of_node
-from headrace.dataset.reading.protocol import Pass, Reader, SampleSource
+from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 
 import pytest
 
-from headrace import MDSWriter
+from headrace import MDSWriter, StreamingDataset
 from headrace.dataset.writing.pipeline import ShardPipeline
 from headrace.format import CollectedShard, MDSEncoder
 from headrace.storage import register_store
@@ -112,3 +113,20 @@ def test_batches_and_samples_make_the_same_folder(tmp_path, options):
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ('batches', 'samples')]
     assert files[0] == files[1]
     assert len(files[0]) > 5
+
+
+def test_the_progress_bar_shows_samples_bytes_and_the_time_left(tmp_path, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr('sys.stderr', shown)
+    with MDSWriter(
+        out=str(tmp_path / 'data'), columns={'id': 'int'}, size_limit=1000, progress_bar=True, total=500
+    ) as writer:
+        writer.write_batch({'id': range(250)})
+        for i in range(250):
+            writer.write({'id': i})
+    last = shown.getvalue().split('\r')[-1]
+    assert '500/500' in last
+    assert 'samples/s' in last
+    assert 'shards' in last
+    assert 'B/s' in last
+    assert len(StreamingDataset(local=str(tmp_path / 'data'))) == 500

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
-from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.concurrency import Concurrency
 from headrace.dataset.prefetch.horizon import Horizon
 from headrace.storage import FetchResult, FetchStatus

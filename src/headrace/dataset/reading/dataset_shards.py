@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.cache_sizing import max_bytes_ahead
 from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
-from headrace.dataset.reading.bad_shards import BadShards
 from headrace.dataset.streams.images import ImageColumn
 from headrace.dataset.streams.stream import Stream
 from headrace.error_mapping import mapping_errors
@@ -25,7 +25,36 @@ from headrace.format import ShardReader, open_shard
 from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
-__all__ = ['CachedShards', 'DatasetShards']
+__all__ = ['BadShards', 'CachedShards', 'DatasetShards']
+
+_MOST = 4096  # some hundred bytes each; a forgotten one is tried once more
+
+
+class BadShards:
+    """Errors of shards, by number: a bad shard is tried once a pass, and not once for each sample."""
+
+    def __init__(self) -> None:
+        self._errors: OrderedDict[int, tuple[type[Exception], str]] = OrderedDict()
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._errors
+
+    def add(self, shard: int, error: Exception) -> None:
+        """Remember class and message of an error. The error itself would keep the frames that raised it."""
+        self._errors[shard] = type(error), str(error)
+        if len(self._errors) > _MOST:
+            self._errors.popitem(last=False)
+
+    def check(self, shard: int) -> None:
+        """Raise the remembered error of a shard, if there is one."""
+        found = self._errors.get(shard)
+        if found is not None:
+            raise found[0](found[1])
+
+    def clear(self) -> None:
+        """Forget all: in the next pass the objects may have been repaired."""
+        self._errors.clear()
+
 
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.dataset.reading.sample_errors import Describe

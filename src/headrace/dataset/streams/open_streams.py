@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from headrace.dataset.cache_files.index_table import IndexTable
+from headrace.dataset.cache_files import IndexTable
 from headrace.dataset.streams.changed_data import first_ask
 from headrace.dataset.streams.columns import column_names
 from headrace.dataset.streams.folder_claim import claimed_folder

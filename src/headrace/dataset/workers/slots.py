@@ -21,23 +21,277 @@ descriptor, no connection and no fresh pages, as it does in PyTorch's way (`memf
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import mmap
+import multiprocessing
 import os
 import pickle
+import struct
+import threading
 import weakref
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from headrace.dataset.reading.batch_memory import batch_memory
-from headrace.dataset.workers.slot_content import Bytes, Packer, aligned, unpacked
-from headrace.dataset.workers.slot_ring import FREE, Ring, children
+from headrace.dataset.workers.memfd import dense_bytes, is_dense, is_gapless
 from headrace.errors import CollateError
 
-__all__ = ['SlotRings', 'SlotWriter', 'can_use_slots']
+__all__ = [
+    'FREE',
+    'Bytes',
+    'Packer',
+    'Ring',
+    'SlotRings',
+    'SlotWriter',
+    'aligned',
+    'can_use_slots',
+    'children',
+    'unpacked',
+]
+
+_ALIGNMENT: Final = 64  # bytes: a cache line
+_LEAST_ARRAY: Final = 1024  # bytes; smaller numpy arrays are pickled
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def aligned(size: int) -> int:
+    """The next offset at which an array may begin."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Arriving(threading.local):
+    """The state of the functions below, which pickle calls."""
+
+    memory: Any = None
+    first = 0
+    arrays: list[npt.NDArray[Any]]
+
+
+_arriving: Final = _Arriving()
+
+
+def unpacked(memory: Any, first: int, begin: int, end: int) -> tuple[Any, list[npt.NDArray[Any]]]:
+    """A value whose pickle is at [begin, end) of memory, and its arrays, which view the memory from `first` on."""
+    _arriving.memory, _arriving.first, _arriving.arrays = memory, first, []
+    try:
+        return pickle.loads(memoryview(memory)[begin:end]), _arriving.arrays  # noqa: S301 - from this process' worker
+    finally:
+        _arriving.memory, _arriving.arrays = None, []
+
+
+def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> npt.NDArray[Any]:
+    array = np.ndarray(shape, dtype, _arriving.memory, _arriving.first + at, strides)
+    _arriving.arrays.append(array)
+    return array
+
+
+def _tensor(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> torch.Tensor:
+    return torch.from_numpy(_array(at, dtype, shape, strides))
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device='cpu')  # the default device may be another one
+
+
+def _other_tensor(at: int, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+    """A tensor of a type that numpy lacks, or of another layout."""
+    flat = torch.from_numpy(_array(at, np.dtype(np.uint8), (size,), None))
+    return flat.view(dtype).as_strided(shape, stride)
+
+
+class _OtherTensorError(Exception):
+    """A tensor that slots do not hold."""
+
+
+_NUMPY: Final = {
+    torch.from_numpy(np.zeros(0, dtype)).dtype: np.dtype(dtype)
+    for dtype in ('?', 'u1', 'i1', 'i2', 'i4', 'i8', 'f2', 'f4', 'f8', 'c8', 'c16')
+}
+
+
+class Packer(pickle.Pickler):
+    """Pickles a value without the bytes of its tensors and arrays, which `fill` copies.
+
+    Args:
+        memory: where the value is going to be. Arrays that are there already are not copied.
+        used: bytes of it, from the first on, that such arrays may have.
+    """
+
+    def __init__(self, memory: Bytes | None = None, used: int = 0) -> None:
+        self.out = io.BytesIO()
+        super().__init__(self.out, pickle.HIGHEST_PROTOCOL)
+        self.size = used
+        """Bytes of all arrays, with gaps."""
+        self._first = 0 if memory is None else memory.ctypes.data
+        self._end = self._first + used
+        self._arrays: list[tuple[int, Bytes]] = []
+
+    def takes(self, value: Any) -> bool:
+        """Pickle a value, unless slots cannot hold it."""
+        try:
+            self.dump(value)
+        except Exception:  # tensors of other kinds, and objects that only multiprocessing's pickler knows
+            return False
+        return True
+
+    def fill(self, memory: Bytes) -> None:
+        """Copy the bytes into memory of `size` bytes or more."""
+        for at, array in self._arrays:
+            memory[at : at + len(array)] = array
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How to pickle an object; called for all but Python's own simple types."""
+        kind = type(obj)
+        if kind is torch.Tensor:
+            return self._reduce_tensor(obj)
+        if kind is np.ndarray and obj.nbytes >= _LEAST_ARRAY and obj.flags.c_contiguous and obj.dtype.kind in 'biufc':
+            return _array, (self._place(obj.reshape(-1).view(np.uint8)), obj.dtype, obj.shape, None)
+        if issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            raise _OtherTensorError
+        return NotImplemented
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        if not is_dense(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
+            raise _OtherTensorError
+        if not tensor.numel():
+            return _empty, (tuple(tensor.shape), tensor.dtype)
+        dtype = _NUMPY.get(tensor.dtype)
+        if dtype is not None and is_gapless(tensor):
+            array, flat = tensor.numpy(), tensor.as_strided((tensor.numel(),), (1,)).numpy()
+            strides = None if tensor.is_contiguous() else array.strides
+            return _tensor, (self._place(flat.view(np.uint8)), dtype, array.shape, strides)
+        dense, content = dense_bytes(tensor)
+        array = np.frombuffer(content, np.uint8)
+        return _other_tensor, (self._place(array), len(array), tensor.dtype, tuple(dense.shape), dense.stride())
+
+    def _place(self, array: Bytes) -> int:
+        if self._first and self._first <= (address := array.ctypes.data) <= self._end - len(array):
+            return address - self._first
+        at = self.size
+        self._arrays.append((at, array))
+        self.size = aligned(at + len(array))
+        return at
+
+
+FREE: Final = struct.Struct('<BB')
+"""A free slot in the pipe: generation and slot."""
+
+Place = tuple[int, int]
+"""A slot: its generation, and its number there."""
+
+
+class Ring:
+    """The memory of one worker, and the pipe of its free slots."""
+
+    def __init__(self, memory: int, free_reader: int, free_writer: int) -> None:
+        self.memory, self.free_reader, self.free_writer = memory, free_reader, free_writer
+        # In the trainer:
+        self.process = os.getpid()
+        self._maps: dict[int, mmap.mmap] = {}  # by generation
+        self._in_use: dict[Place, int] = {}  # tensors that view a slot
+        self._shared: dict[Place, frozenset[int | None]] = {}  # slots in use at a fork: older children, which cannot
+        self._waiting: list[Place] = []  # shared slots that are free here
+        self._lock = threading.RLock()  # a garbage collection may free a slot anywhere
+        self._close = weakref.finalize(self, _close_all, (memory, free_reader, free_writer))
+        self._close.atexit = False
+
+    @classmethod
+    def make(cls) -> Ring:
+        """A ring without slots."""
+        memory = os.memfd_create('headrace')
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        return cls(memory, reader, writer)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return tuple(DupFd(descriptor) for descriptor in (self.memory, self.free_reader, self.free_writer))
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        Ring.__init__(self, *(duplicate.detach() for duplicate in state))
+
+    # -- the trainer's side ----------------------------------------------------------------------------------------
+
+    def map(self, generation: int, size: int, offset: int) -> mmap.mmap:
+        """The memory of a generation of slots: its bytes, from an offset on."""
+        found = self._maps.get(generation)
+        if found is None:
+            found = self._maps[generation] = mmap.mmap(self.memory, size, offset=offset)
+        return found
+
+    def hold(self, place: Place, count: int) -> None:
+        """Note that `count` tensors view a slot."""
+        with self._lock:
+            self._in_use[place] = count
+            if self._waiting:
+                self._free_unshared()
+        if not count:
+            self.release(place)
+
+    def release(self, place: Place) -> None:
+        """Note that a tensor of a slot is gone; with the last one the slot is free. A forked child changes nothing."""
+        if os.getpid() != self.process:
+            return
+        with self._lock:
+            self._in_use[place] -= 1
+            if self._in_use[place] > 0:
+                return
+            del self._in_use[place]
+            if place in self._shared:
+                self._waiting.append(place)
+                self._free_unshared()
+            else:
+                self._free(place)
+
+    def _free(self, place: Place) -> None:
+        if self._close.alive:
+            with contextlib.suppress(OSError):  # the worker is gone
+                os.write(self.free_writer, FREE.pack(*place))
+
+    def end(self) -> None:
+        """Close all that tensors do not need, which may be kept for long: the worker is gone."""
+        if os.getpid() == self.process:
+            with self._lock:
+                self._close()
+                self._maps.clear()
+
+    def before_fork(self, children: frozenset[int | None]) -> None:
+        """Note that a child is going to share the slots that are in use."""
+        if os.getpid() == self.process:
+            with self._lock:  # a thread that pins batches may receive one
+                for place in list(self._in_use):  # a garbage collection may free one
+                    self._shared.setdefault(place, children)
+
+    def _free_unshared(self) -> None:
+        """Free the waiting slots whose sharers have ended."""
+        running = children()
+        # A garbage collection may come here again, so a place leaves the list before anything else happens.
+        waiting, self._waiting = self._waiting, []
+        while waiting:
+            place = waiting.pop()
+            if running <= self._shared[place]:
+                del self._shared[place]
+                self._free(place)
+            else:
+                self._waiting.append(place)
+
+
+def children() -> frozenset[int | None]:
+    """The ids of this process' children of `multiprocessing` that run."""
+    return frozenset(child.pid for child in multiprocessing.active_children())
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
 
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _INLINE: Final = 2048  # bytes; smaller batches travel in their message

@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch.autograd import profiler
@@ -20,17 +21,15 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyrigh
 
 from headrace.dataset.pass_end import ending_here
 from headrace.dataset.progress import Progress
-from headrace.dataset.reading.protocol import Reader
+from headrace.dataset.reading.batch_reader import Reader
 from headrace.dataset.statistics import WorkerBatch, WorkerReads
-from headrace.dataset.workers.copies import refusal
-from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
-from headrace.dataset.workers.pipe_queue import PipeQueue
 from headrace.dataset.workers.shutdown import end_at_once, end_with_rank, signals_held
 from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
+from headrace.dataset.workers.worker_context import PipeQueue, worker_context
 from headrace.errors import ConfigError
 
-__all__ = ['WorkerPool', 'each']
+__all__ = ['WorkerPool', 'each', 'refusal']
 
 
 class WorkerPool:
@@ -220,3 +219,54 @@ class _WorkerReader(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_writer': None, '_reads': None}
+
+
+_DEPTH = 4
+
+
+def refusal(method: str, sent: Mapping[str, Any]) -> ConfigError | None:
+    """The error for the objects that cannot be pickled; None if all can.
+
+    Args:
+        method: how processes are started, such as 'spawn'.
+        sent: the objects that each worker gets, by the names that users know.
+    """
+    found = [path for name, value in sent.items() for path in _culprits(name, value, _DEPTH)]
+    if not found:
+        return None
+    return ConfigError(
+        f"Workers that are started by '{method}' get copies by pickle, and {'; '.join(found[:4])} cannot be pickled. "
+        f"Define functions and classes at the top level of a module. Or set multiprocessing_context='fork', or "
+        f'num_workers=0.'
+    )
+
+
+def _culprits(path: str, value: Any, depth: int) -> Iterator[str]:
+    """The innermost attributes that cannot be pickled, as their path and their beginning."""
+    if _can_be_pickled(value):
+        return
+    inside: list[str] = []
+    if depth:
+        for name, part in _parts(value):
+            inside += _culprits(f'{path}{name}', part, depth - 1)
+    yield from inside or [f'{path} ({value!r:.120})']
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f'[{key!r:.40}]', part) for key, part in cast('Mapping[Any, Any]', value).items()]
+    if isinstance(value, (list, tuple)):
+        return [(f'[{number}]', part) for number, part in enumerate(cast('list[Any]', value))]
+    if callable(getattr(value, '__getstate__', None)) and hasattr(value, '__dict__'):
+        state = value.__getstate__()  # Python 3.10 has it only where a class defines it
+    else:
+        state = getattr(value, '__dict__', {})
+    return [(f'.{name}', part) for name, part in state.items()] if isinstance(state, dict) else []
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # of any class that a `__reduce__` raises
+        return False
+    return True

@@ -1,11 +1,11 @@
-"""`remainder='exact'`: equal ranks, each sample counted once, and what only fills up is marked."""
+"""Marks of padding, of bad samples and of streams in batches, and rows of a batch of any structure."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,9 +14,41 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from headrace import PADDING, MDSWriter, StreamingDataLoader, StreamingDataset, Topology, without_padding
-from headrace.errors import ConfigError
+from headrace import (
+    BAD_SAMPLE,
+    PADDING,
+    STREAM,
+    MDSWriter,
+    StreamingDataLoader,
+    StreamingDataset,
+    Topology,
+    without_padding,
+)
+from headrace.dataset.batch_keys import is_bad_sample, marked
+from headrace.errors import (
+    AccessDeniedError,
+    CacheError,
+    ChecksumError,
+    ConfigError,
+    DiskFullError,
+    ObjectNotFoundError,
+    ShardError,
+    StorageError,
+    TransferError,
+)
+from headrace.mixing import build_loader, load_config
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.oracle import World, check_resume, walk
+from tests.support.datasets.bad_data import (
+    BAD,
+    SINGLE,
+    Own,
+    checked,
+    damage,
+    make,
+    write_texts,
+)
+from tests.support.orders.counted_streams import counted_dataset, stream_of
 from tests.support.suite.example_counts import scaled
 
 
@@ -207,3 +239,157 @@ def test_the_loaders_remainder_goes_before_the_datasets(folder: str) -> None:
     assert len(StreamingDataLoader(dataset)) == 4
     assert len(StreamingDataLoader(dataset, remainder='exact')) == 5
     assert PADDING not in next(iter(StreamingDataLoader(dataset)))
+
+
+def test_by_default_the_error_is_raised_and_nothing_is_marked(damaged_remote, tmp_path):
+    with pytest.raises((ChecksumError, ShardError, ObjectNotFoundError)):
+        list(make(damaged_remote, tmp_path / 'bad', on_bad_sample='raise'))
+    good = make(write_texts(tmp_path / 'good'), tmp_path / 'local', on_bad_sample='raise')
+    assert all(list(batch) == ['id', 'text'] for batch in good)
+    assert (good.stats().bad_samples, good.own_bad_rows.tolist()) == (0, [False] * 12)
+
+
+def test_a_sample_that_is_asked_for_by_itself_raises(damaged_remote, tmp_path):
+    loader = make(damaged_remote, tmp_path)
+    list(loader)
+    for sample_id, error in ((10, ShardError), (30, ObjectNotFoundError), (40, ChecksumError), (SINGLE, ShardError)):
+        with pytest.raises(error):
+            loader.dataset[sample_id]
+
+
+def test_a_sample_that_is_asked_for_by_itself_is_tried_anew(tmp_path):
+    damaged_remote = damage(write_texts(tmp_path / 'remote'))
+    loader = make(damaged_remote, tmp_path / 'local')
+    list(loader)
+    write_texts(damaged_remote)
+    assert loader.dataset[30]['id'] == 30
+
+
+OUTAGES = [TransferError, AccessDeniedError, DiskFullError, CacheError, MemoryError]
+
+
+@pytest.mark.parametrize('error', [*OUTAGES, RuntimeError, OSError])  # the last as a store's client may raise them
+@pytest.mark.parametrize('workers', [0, 1])
+def test_an_outage_raises(damaged_remote, tmp_path, monkeypatch, error, workers):
+    get = LocalStore.get
+
+    def failing(self, key, *args, **kwargs):
+        if key.endswith('00002.mds'):
+            raise error('out of order')
+        return get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, 'get', failing)
+    monkeypatch.setattr('headrace.storage.transfer.retry.time.sleep', lambda seconds: None)
+    for cls in (StreamingDataset, Own):
+        loader = make(damaged_remote, tmp_path / cls.__name__, workers=workers, cls=cls, download_retry=0)
+        with pytest.raises(StorageError if error is RuntimeError else error, match='out of order'):
+            list(loader)
+
+
+def test_an_error_of_a_users_that_hides_an_outage_is_one():
+    def raised(cause: Exception, *, explicitly: bool) -> Exception:
+        try:
+            try:
+                raise cause
+            except Exception as error:
+                raise RuntimeError('no sample') from (error if explicitly else None)
+        except RuntimeError as error:
+            return error
+
+    for outage in OUTAGES:
+        assert not is_bad_sample(raised(outage('down'), explicitly=True), from_user=True)
+        assert is_bad_sample(raised(outage('down'), explicitly=False), from_user=True)  # it says so
+    assert is_bad_sample(raised(ShardError('bad'), explicitly=True), from_user=True)
+    assert not is_bad_sample(raised(ShardError('bad'), explicitly=True))
+    assert not is_bad_sample(ConfigError('sample_rng'), from_user=True)
+
+
+def test_where_nothing_can_be_read_the_error_is_raised(tmp_path):
+    damaged_remote = write_texts(tmp_path / 'remote')
+    for path in damaged_remote.glob('*.mds'):
+        path.unlink()
+    for cls in (StreamingDataset, Own):
+        with pytest.raises(ObjectNotFoundError, match=r'shard\.0000'):
+            next(iter(make(damaged_remote, tmp_path / cls.__name__, cls=cls)))
+        with pytest.raises(ObjectNotFoundError, match=r'shard\.0000'):
+            next(iter(make(damaged_remote, tmp_path / cls.__name__, cls=cls).dataset))
+
+
+def test_other_values_and_a_column_of_that_name_are_refused(tmp_path):
+    folder = write_texts(tmp_path / 'a')
+    for value in ('ignore', None, True):
+        with pytest.raises(ConfigError, match=rf"`on_bad_sample` must be 'raise' or 'skip', but is {value!r}"):
+            StreamingDataset(local=str(folder), on_bad_sample=value)
+    with MDSWriter(out=str(tmp_path / 'b'), columns={BAD_SAMPLE: 'int'}) as writer:
+        writer.write({BAD_SAMPLE: 1})
+    with pytest.raises(ConfigError, match=f"under '{BAD_SAMPLE}', but the data has a column of that name. Rename"):
+        StreamingDataset(local=str(tmp_path / 'b'), on_bad_sample='skip')
+    assert StreamingDataset(local=str(tmp_path / 'b'))[0][BAD_SAMPLE] == 1
+
+
+def test_a_file_says_it_too(damaged_remote, tmp_path):
+    data = {'remote': str(damaged_remote), 'local': str(tmp_path), 'device_batch_size': 12, 'on_bad_sample': 'skip'}
+    loader = build_loader(load_config({'train': data}).train, topology=Topology())
+    assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
+    with pytest.raises(ConfigError, match="train.on_bad_sample: got 'skp'; must be one of raise, skip; did you mean"):
+        load_config({'train': {**data, 'on_bad_sample': 'skp'}})
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    labels: Any
+
+
+def test_padding_is_taken_out_of_any_batch() -> None:
+    batch = {'x': torch.arange(3), 'text': ['a', 'b', 'c'], 'deep': {'y': np.arange(6).reshape(3, 2)}, 'n': 5}
+    cut = without_padding(marked(batch, rows=3, own_samples=2))
+    assert PADDING not in batch
+    assert list(cut) == ['x', 'text', 'deep', 'n']
+    assert cut['x'].tolist() == [0, 1]
+    assert (cut['text'], cut['deep']['y'].shape, cut['n']) == (['a', 'b'], (2, 2), 5)
+    pair = without_padding(Pair(torch.arange(2), [torch.arange(2), {'z': torch.arange(2)}]), 1)
+    assert type(pair) is Pair
+    assert pair.inputs.tolist() == [0]
+    assert pair.labels[1]['z'].tolist() == [0]
+    assert without_padding(torch.arange(4), 4).tolist() == [0, 1, 2, 3]
+    assert without_padding({'x': torch.arange(1), PADDING: torch.tensor([True])})['x'].tolist() == []
+
+
+def test_a_batch_whose_rows_cannot_be_told_is_refused() -> None:
+    with pytest.raises(ConfigError, match='holds no mark'):
+        without_padding({'x': torch.arange(3)})
+    with pytest.raises(ConfigError, match=r'a row for each of its samples, 2 of which count, but it is \{packed'):
+        without_padding({'packed': torch.zeros(2, 9), PADDING: torch.tensor([False, False, True])})
+    with pytest.raises(ConfigError, match='a row for each of its samples'):
+        without_padding((torch.arange(9), torch.arange(9)), 3)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('remainder', ['repeat', 'exact'])
+def test_a_batch_says_the_stream_of_each_row(counted_remote, workers, remainder):
+    data = counted_dataset(counted_remote[0], batch_size=4, remainder=remainder)
+    loader = StreamingDataLoader(data, num_workers=workers, mark_streams=True, topology=Topology(rank=1, world_size=4))
+    for batch in loader:
+        assert batch[STREAM].dtype == torch.int64
+        assert batch[STREAM].tolist() == loader.own_streams.tolist()
+        assert [data.streams[s].name for s in batch[STREAM].tolist()] == [stream_of(i) for i in batch['id'].tolist()]
+        assert (PADDING in batch) == (remainder == 'exact')
+
+
+def test_a_single_stream_is_number_0(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset()), batch_size=30), mark_streams=True)
+    batches = list(loader)
+    assert [batch[STREAM].tolist() for batch in batches] == [[0] * 30] * 3 + [[0] * 10]
+    assert loader.stats().stream_samples == {'stream_0': 100}
+    assert loader.mix() == {'stream_0': (100, 100.0)}
+
+
+def test_a_column_with_the_name_of_the_mark_is_refused(tmp_path):
+    from headrace import MDSWriter
+
+    with MDSWriter(out=str(tmp_path), columns={STREAM: 'int'}) as writer:
+        writer.write({STREAM: 1})
+    data = StreamingDataset(local=str(tmp_path), batch_size=1)
+    with pytest.raises(ConfigError, match='own_streams'):
+        StreamingDataLoader(data, mark_streams=True)
+    assert next(iter(StreamingDataLoader(data)))[STREAM].tolist() == [1]
