@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 from headrace.dataset import StreamingDataLoader, topology_of_mesh
-from headrace.dataset.detect import detect_topology
+from headrace.dataset.topology import detect_topology
 from headrace.order import Topology
 from headrace.order.topology import with_replication
 

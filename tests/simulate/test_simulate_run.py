@@ -9,7 +9,7 @@ import pytest
 
 from headrace import StreamingDataset
 from headrace.cli import main
-from headrace.dataset.prefetch.concurrency import Concurrency
+from headrace.dataset.prefetch.schedule import Concurrency
 from headrace.errors import ConfigError, TopologyError
 from headrace.mixing import load_config
 from headrace.order import Topology

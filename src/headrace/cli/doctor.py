@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterable[Finding]:
-    from headrace.dataset.detect import detect_topology
+    from headrace.dataset.topology import detect_topology
     from headrace.doctor import Place, check_data, check_launcher, check_machine, check_versions, places_of
     from headrace.errors import TopologyError
     from headrace.mixing import load_config

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.dataset.items import SamplesById
+from headrace.dataset.attributes import SamplesById
 from headrace.errors import ConfigError
 from headrace.format import FileInfo, ShardReader, open_shard, parse_index
 from headrace.format.encodings import is_mds_encoding_safe

@@ -162,7 +162,7 @@ def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple
     """Samples per device, and the number of replicas that it was worked out for, if it was."""
     if config.device_batch_size is not None:
         return config.device_batch_size, None
-    from headrace.dataset.detect import detect_topology
+    from headrace.dataset.topology import detect_topology
 
     assert config.global_batch_size is not None
     topology = topology or detect_topology(replication=config.replication or 1)

@@ -57,7 +57,7 @@ from headrace.convert.record import (
 from headrace.convert.report import ConversionReport
 from headrace.convert.rollback import check_finished, keep_index, read_if_there, replace_index
 from headrace.convert.tasks import Task, cut
-from headrace.dataset.keywords import check_kind
+from headrace.dataset.arguments import check_kind
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of, warn

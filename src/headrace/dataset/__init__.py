@@ -9,15 +9,11 @@ from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import BAD_SAMPLE, PADDING, STREAM, without_padding
-    from headrace.dataset.dataset import StreamingDataset
-    from headrace.dataset.detect import detect_topology
+    from headrace.dataset.dataset import LocalDataset, StreamingDataset
     from headrace.dataset.loader import StreamingDataLoader
-    from headrace.dataset.local import LocalDataset
-    from headrace.dataset.mesh import topology_of_mesh
-    from headrace.dataset.mixture_counts import StreamCount
-    from headrace.dataset.statistics import LoaderStats, StreamStats
-    from headrace.dataset.streams.registry import streams_registry
-    from headrace.dataset.streams.stream import Stream
+    from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
+    from headrace.dataset.streams.stream import Stream, streams_registry
+    from headrace.dataset.topology import detect_topology, topology_of_mesh
     from headrace.dataset.tracker import PositionTracker
     from headrace.dataset.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
@@ -51,18 +47,18 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         __name__,
         {
             'BAD_SAMPLE': 'headrace.dataset.batch_keys',
-            'LocalDataset': 'headrace.dataset.local',
+            'LocalDataset': 'headrace.dataset.dataset',
             'PositionTracker': 'headrace.dataset.tracker',
             'STREAM': 'headrace.dataset.batch_keys',
             'Stream': 'headrace.dataset.streams.stream',
             'StreamingDataLoader': 'headrace.dataset.loader',
             'StreamingDataset': 'headrace.dataset.dataset',
             'Writer': 'headrace.dataset.writing.writer',
-            'detect_topology': 'headrace.dataset.detect',
-            'streams_registry': 'headrace.dataset.streams.registry',
-            'topology_of_mesh': 'headrace.dataset.mesh',
+            'detect_topology': 'headrace.dataset.topology',
+            'streams_registry': 'headrace.dataset.streams.stream',
+            'topology_of_mesh': 'headrace.dataset.topology',
             **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys'),
-            'StreamCount': 'headrace.dataset.mixture_counts',
+            'StreamCount': 'headrace.dataset.statistics',
             **dict.fromkeys(('LoaderStats', 'StreamStats'), 'headrace.dataset.statistics'),
             **dict.fromkeys(
                 ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.writer'

@@ -1,38 +1,45 @@
-"""A dataset of streams, read in the order of a plan or at random."""
+"""Datasets: of streams, read in the order of a plan or at random, and of a local folder."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.dataset.attributes import DatasetAttributes
+from headrace.dataset.arguments import by_name, refuse_unused_overrides
+from headrace.dataset.attributes import DatasetAttributes, SamplesById
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY, BadSamplePolicy, ReservedKey, parse_policy
 from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.items import SamplesById
-from headrace.dataset.iterate import refuse_dealing, samples_of_pass
-from headrace.dataset.keywords import by_name
-from headrace.dataset.overrides import refuse_unused_overrides
-from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
-from headrace.dataset.prefetch.distance import check_predownload
+from headrace.dataset.prefetch.horizon import upcoming_batches
+from headrace.dataset.prefetch.limits import (
+    check_predownload,
+    look_ahead,
+    require_room,
+    warn_of_shared_shards,
+    warn_without_room,
+)
+from headrace.dataset.progress import ending_here
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource
+from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
+from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.sequence import SampleSequence
-from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import (
     column_names,
     read_columns,
     refuse_different_columns,
     refuse_different_meanings,
 )
+from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.open_streams import open_streams, restored_after_error, streams_given
-from headrace.dataset.streams.registry import streams_registry
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.streams.stream import OnChangedData, Stream, parse_on_changed_data, streams_registry
+from headrace.dataset.workers.shutdown import end_with_rank
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
@@ -57,7 +64,7 @@ from headrace.order.skip import refuse_documents
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.sources.formats import check_format
 
-__all__ = ['StreamingDataset']
+__all__ = ['LocalDataset', 'StreamingDataset', 'refuse_dealing', 'samples_of_pass']
 
 
 class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], FactsRepr):
@@ -411,3 +418,124 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
 
     def _plain_pass(self) -> Iterator[Any]:
         return samples_of_pass(self.sample_source(), self.begin_pass)
+
+
+class BeginPass(Protocol):
+    """Begins the next pass of a dataset in one of its workers."""
+
+    def __call__(self, *, worker: int) -> BatchPlan:
+        """Return its plan."""
+        ...
+
+
+def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any]:
+    """This worker's samples of a dataset's next epoch.
+
+    A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
+    """
+    worker = get_worker_info()
+    number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    if worker is not None:
+        end_with_rank(source.progress)
+    plan, shards = begin_pass(worker=number), source.pool.shards
+    epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
+    if source.skipping_reader is not None:
+        source.skipping_reader.begin_pass()
+    shards.follow(
+        upcoming_batches(source.pool, plan, lambda k: source.pool.locate(plan.ids(k))[0], first=0),
+        first=0,
+        ahead=look_ahead(source.predownload, plan.batch_size, count),
+    )
+    ends_here = ending_here()
+    try:
+        for k in range(number, plan.num_batches, count):
+            if source.progress.is_overtaken(epoch, rank=plan.topology.rank, worker=number):
+                source.progress.refuse_turns()
+            shards.advance(k)
+            own_samples = plan.own_samples(k)
+            for row, sample in enumerate(_samples(source, epoch, plan.ids(k).tolist())):
+                yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
+    finally:
+        if ends_here():
+            shards.pause()
+            source.progress.end(epoch)
+
+
+def refuse_dealing(dataset: object, ranks: int) -> None:
+    """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks.
+
+    Raises:
+        ConfigError: it does.
+    """
+    accelerate: Any = sys.modules.get('accelerate.state')
+    if ranks == 1 or accelerate is None:
+        return
+    for dealing in accelerate.GradientState().dataloader_references:
+        dealt = getattr(dealing, 'dataset', None)
+        if dataset is dealt or dataset is getattr(dealt, 'dataset', None):
+            raise ConfigError(
+                f'`accelerator.prepare` deals the samples that a process reads out to all {ranks} ranks, but a '
+                f'{type(dataset).__name__} gives each rank its own samples already, so that the others would be lost. '
+                f'Use `headrace.accelerate.prepare(accelerator, StreamingDataLoader(...))` in its place; with Hugging '
+                f"Face's Trainer, `headrace.transformers.StreamingTrainer(..., loader=StreamingDataLoader(...))`."
+            )
+
+
+def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
+    """The samples of one batch."""
+
+    def read(sample_id: int) -> Any:
+        with drawing_for(source.shuffle_seed, epoch, sample_id):
+            return source.samples[sample_id]
+
+    if source.skipping_reader is None:
+        yield from read_each(ids, read, source.pool.describe)
+        return
+    # All at once: a later sample may replace a bad one.
+    samples, bad = source.skipping_reader.samples(ids, read)
+    for row, sample in enumerate(samples):
+        yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))
+
+
+class LocalDataset(SamplesById, Dataset[Any], FactsRepr):
+    """Samples of a local folder by number, for a `torch.utils.data.DataLoader` with a sampler of your own.
+
+    Args:
+        local: the folder.
+        split: its sub-folder that holds index.json.
+        allow_unsafe_types: whether to open data with pickled columns, which can run code.
+
+    Raises:
+        RuntimeError: no index there, or no samples.
+        ValueError: the index breaks the format's rules.
+    """
+
+    def __init__(self, local: str, split: str | None = None, *, allow_unsafe_types: bool = False) -> None:
+        self.local, self.split = local, split or ''
+        self._dataset = StreamingDataset(local=local, split=split, allow_unsafe_types=allow_unsafe_types)
+
+    def _facts(self) -> Facts:
+        _, rows = stream_facts(self._dataset.streams[0])
+        return Facts(type(self).__name__, [row for row in rows if row[0] != 'weight'])
+
+    def __len__(self) -> int:
+        return self._dataset.num_samples
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return self._dataset.num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return self._dataset.num_samples
+
+    @property
+    def shards(self) -> Sequence[ShardInfo]:
+        """The shards' entries in the index."""
+        return self._dataset.shards
+
+    def get_item(self, sample_id: int) -> Any:
+        """One sample, by a number from 0 to `size` - 1. Override it to change samples; `dataset[i]` calls it."""
+        return self._dataset.get_item(sample_id)

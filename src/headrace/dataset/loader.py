@@ -12,15 +12,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from headrace.dataset.arguments import check_kind
 from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
-from headrace.dataset.cursor import Cursor, EpochHint
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import loader_facts
-from headrace.dataset.keywords import check_kind
-from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
-from headrace.dataset.pass_end import ending_here
+from headrace.dataset.progress import Cursor, EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
-from headrace.dataset.statistics import LoaderCounters, LoaderStats, WorkerBatch
+from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError

@@ -1,10 +1,10 @@
-"""The epoch of a dataset, shared with the worker processes of a plain `torch.utils.data.DataLoader`.
+"""The place where a dataset's passes are: its epoch, shared with worker processes, and the last batch of a loader.
 
 A plain DataLoader iterates its dataset in worker processes, so the process that saves the checkpoint never sees an
-epoch begin. So the counters live in anonymous memory that forked and spawned workers map. It has no name, so kill -9
-leaves nothing behind. Each worker writes its own cell, so no lock is needed. `StreamingDataLoader` iterates in the main
-process and uses the same counters. It adds the time that its trainer has waited, by which workers see whether they
-fetch fast enough. Workers also see here that their rank is at its end.
+epoch begin. So the counters of `Progress` live in anonymous memory that forked and spawned workers map. It has no name,
+so kill -9 leaves nothing behind. Each worker writes its own cell, so no lock is needed. `StreamingDataLoader` iterates
+in the main process and uses the same counters. It adds the time that its trainer has waited, by which workers see
+whether they fetch fast enough. Workers also see here that their rank is at its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
@@ -27,8 +27,9 @@ import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from headrace.errors import ConfigError
+from headrace.order import BatchPlan
 
-__all__ = ['Progress']
+__all__ = ['Cursor', 'EpochHint', 'Progress', 'ending_here']
 
 _RANKS, _WORKERS = 256, 512  # more would share cells
 _EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _AT_EXIT, _HEADER = 0, 1, 2, 3, 4, 5, 8  # int64 slots before the cells
@@ -239,3 +240,50 @@ def _copy(header: list[int], epoch: int, sample: int) -> Progress:
     if header[_LOADED] or epoch or sample:
         progress.load(epoch, sample)
     return progress
+
+
+class Cursor:
+    """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
+
+    __slots__ = ('begin', 'handed_out')
+
+    def __init__(self) -> None:
+        self.begin: tuple[int, int] | None = None
+        """Epoch and first sample of a pass that has given no batch yet."""
+        self.handed_out: tuple[BatchPlan, int] | None = None
+        """The plan and number of the last batch."""
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Epoch and sample; None before the first pass."""
+        if self.begin is not None or self.handed_out is None:
+            return self.begin
+        plan, number = self.handed_out
+        return plan.order.epoch, plan.end(number)
+
+
+class EpochHint:
+    """A `sampler` for Lightning and Fabric, which set the epoch on it."""
+
+    # It has no reference to the loader: with a cycle the workers would live until a garbage collection.
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin at `epoch`, unless the loader has a position already."""
+        self._progress.tell(epoch)
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
+
+
+def ending_here() -> Callable[[], bool]:
+    """A check for the end of a pass that begins in this process: whether its caller may end the pass.
+
+    A process that is forked later has a copy of the pass, and must end neither it nor its workers. At the end of the
+    interpreter a thread of the prefetch may stand still with a lock for ever.
+    """
+    # The names of modules may be None at the end of the interpreter.
+    owner, process, is_finalizing = os.getpid(), os.getpid, sys.is_finalizing
+    return lambda: not is_finalizing() and process() == owner

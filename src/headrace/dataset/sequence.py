@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
+from headrace.dataset.topology import detect_topology
 from headrace.display import count_text
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import BatchSpec, ResumeState

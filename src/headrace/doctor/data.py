@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from headrace.config.build import build_streams
-from headrace.dataset.streams.store_options import store_options_of
+from headrace.dataset.streams.open_streams import store_options_of
 from headrace.display import human_size
 from headrace.doctor.finding import Finding
 from headrace.errors import HeadraceError

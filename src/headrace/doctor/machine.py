@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from headrace.dataset.detect import detect_topology
+from headrace.dataset.topology import detect_topology
 from headrace.display import count_text, human_size
 from headrace.doctor.finding import Finding
 from headrace.errors import TopologyError

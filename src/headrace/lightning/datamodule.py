@@ -12,11 +12,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from headrace.config.build import loader_options
+from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.keywords import given_names, knows_given_names
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.loader_position import GlobalBatches
-from headrace.dataset.tracker import TrainMode
+from headrace.dataset.tracker import GlobalBatches, TrainMode
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.lightning.facts import module_facts

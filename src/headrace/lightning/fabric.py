@@ -7,8 +7,8 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 from headrace.config.build import loader_options
+from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.keywords import given_names, knows_given_names
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.tracker import PositionTracker
 from headrace.errors import ConfigError

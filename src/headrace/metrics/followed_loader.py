@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
-from headrace.dataset.statistics import LoaderStats, StreamStats
+from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
 from headrace.metrics.stream_counts import labelled, scaled_to
 from headrace.order import BatchPlan
 from headrace.packing import PackedDataset

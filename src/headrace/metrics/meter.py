@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
+from headrace.dataset.statistics import MixtureCounts, StreamCount
 from headrace.display import human_decimal_size
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from headrace.dataset.mixture_counts import StreamCount
+from headrace.dataset.statistics import StreamCount
 
 __all__ = ['add_counts', 'drift_of', 'from_state', 'labelled', 'mix_figures', 'scaled_to', 'shares_of', 'to_state']
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from headrace.dataset.batch_keys import is_bad_sample
-from headrace.dataset.prefetch.distance import look_ahead
-from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch, knows_of_node
+from headrace.dataset.prefetch.horizon import Upcoming, UpcomingBatch, knows_of_node
+from headrace.dataset.prefetch.limits import look_ahead
 from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.distance import look_ahead
+from headrace.dataset.prefetch.horizon import upcoming_batches
+from headrace.dataset.prefetch.limits import look_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.prefetch.upcoming_batch import upcoming_batches
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
 from headrace.simulate.conditions import Conditions

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.config.build import build_dataset
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.cache_sizing import downloads_of_nodes, fixed_bytes, max_bytes_ahead
+from headrace.dataset.prefetch.limits import downloads_of_nodes, fixed_bytes, max_bytes_ahead
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan

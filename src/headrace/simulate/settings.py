@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.distance import look_ahead
+from headrace.dataset.prefetch.limits import look_ahead
 from headrace.mixing import LoaderConfig
 
 __all__ = ['OF_THE_ORDER', 'SETTINGS', 'replace_settings', 'settings_in_use', 'yaml_lines']

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.prefetch.distance import look_ahead
-from headrace.dataset.prefetch.horizon import CacheWindow, Horizon, NextUse
-from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
+from headrace.dataset.prefetch.horizon import CacheWindow, Horizon, NextUse, UpcomingBatch
+from headrace.dataset.prefetch.limits import look_ahead
 
 pytestmark = pytest.mark.once
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
-from headrace.dataset.prefetch.concurrency import Concurrency
-from headrace.dataset.prefetch.distance import LookAhead
+from headrace.dataset.prefetch.horizon import UpcomingBatch
+from headrace.dataset.prefetch.limits import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Fetch
-from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
+from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Concurrency, Fetch
 from headrace.errors import ChecksumError, TransferError
 from headrace.storage import FetchResult, FetchStatus
 from headrace.storage.stores.local import LocalStore

@@ -1,4 +1,4 @@
-"""Streams that are given to a dataset which fails, and to a second dataset."""
+"""The opening of streams: options of their stores, and folders that two of them cannot share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from headrace import Stream, StreamingDataset
-from headrace.errors import HeadraceError, StreamError
+from headrace.dataset.streams.open_streams import store_of
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    StreamError,
+)
+from headrace.storage import StoreOptions, register_store
+from headrace.storage.stores.local import LocalStore
+from tests.support.programs.soon import (
+    soon,  # noqa: F401
+)
 
 MISTAKES: dict[str, dict[str, Any]] = {
     'a split that is not there': {'split': 'trian'},
@@ -38,3 +48,133 @@ def test_a_stream_of_another_dataset_is_refused(make_dataset: Any, tmp_path: Pat
     with pytest.raises(StreamError, match=r'stream_0 .* is one of another dataset already. Make a new Stream'):
         StreamingDataset(streams=[stream], cache_limit=4000)
     assert [sample['id'] for sample in dataset] == list(range(30))
+
+
+@pytest.fixture
+def opened(own_stores):
+    """The options of each store that was opened, by its URL; ``probe:///folder`` is the folder."""
+    found = {}
+
+    def open_probe(url, options):
+        found[url] = options
+        return LocalStore(url.removeprefix('probe://'))
+
+    register_store('probe', open_probe)
+    return found
+
+
+def test_all_options_reach_the_store(opened, tmp_path):
+    stream = Stream(
+        remote='probe:///x',
+        local=str(tmp_path),
+        endpoint_url='http://a',
+        region='r',
+        anonymous=True,
+        requester_pays=True,
+        download_timeout=7,
+        store_options={'connect_timeout': 3, 'profile': 'p'},
+    )
+    store_of(stream)
+    assert opened == {
+        'probe:///x': StoreOptions(
+            endpoint_url='http://a',
+            region='r',
+            anonymous=True,
+            requester_pays=True,
+            connect_timeout=3.0,
+            read_timeout=7.0,
+            extra={'profile': 'p'},
+        )
+    }
+
+
+def test_without_options_there_are_the_defaults(opened, tmp_path):
+    store_of(Stream(remote='probe:///x', local=str(tmp_path)))
+    assert opened['probe:///x'] == StoreOptions()
+
+
+def test_a_dataset_s_options_are_those_of_streams_without_own(opened, make_dataset, tmp_path):
+    own, plain = (f'probe://{make_dataset(name)}' for name in ('own', 'plain'))
+    streams = [
+        Stream(remote=own, local=str(tmp_path / 'a'), store_options={'connect_timeout': 3}),
+        Stream(remote=plain, local=str(tmp_path / 'b')),
+    ]
+    StreamingDataset(streams=streams, store_options={'profile': 'p'})
+    assert (opened[own].connect_timeout, opened[own].extra) == (3.0, {})
+    assert (opened[plain].connect_timeout, opened[plain].extra) == (10.0, {'profile': 'p'})
+
+
+def test_a_dataset_says_where_the_store_is(opened, make_dataset, tmp_path):
+    remote = f'probe://{make_dataset()}'
+    place = dict(endpoint_url='http://a', region='r', anonymous=True, requester_pays=True)
+    StreamingDataset(remote=remote, local=str(tmp_path / 'cache'), **place)
+    assert {name: getattr(opened[remote], name) for name in place} == place
+
+
+def test_the_store_refuses_options_that_it_does_not_have(tmp_path):
+    stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'profil': 'p', 'connect_timeout': 3})
+    with pytest.raises(ConfigError, match=r"S3 store are .*'profile'\] .*connect_timeout.*; got \['profil'\]"):
+        store_of(stream)
+
+
+@pytest.mark.parametrize('seconds', [0, -1, '3', None, True, float('nan')])
+def test_a_time_out_is_a_number(tmp_path, seconds):
+    stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'connect_timeout': seconds})
+    with pytest.raises(StreamError, match='connect_timeout.*above 0, but is'):
+        store_of(stream)
+
+
+@pytest.mark.parametrize(
+    ('remote', 'is_local'),
+    [
+        ('{0}', True),
+        ('{0}/', True),
+        ('file://{0}', True),
+        ('file://localhost{0}', True),
+        ('{0}/../elsewhere', False),
+        ('s3://{0}', False),
+        ('dbfs:/{0}', False),
+    ],
+)
+def test_a_remote_is_local_if_it_is_the_folder_itself(tmp_path, remote, is_local):
+    assert Stream(remote=remote.format(tmp_path), local=str(tmp_path)).is_local == is_local
+
+
+def test_a_url_with_one_slash_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not Stream(remote='dbfs:/x', local='dbfs:/x').is_local
+
+
+def test_a_file_url_may_quote(tmp_path):
+    assert Stream(remote=f'file://{tmp_path}/a%20b', local=str(tmp_path / 'a b')).is_local
+
+
+def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
+    one, two = make_dataset('one', 10), make_dataset('two', 10)
+    first = StreamingDataset(remote=str(one), local=str(tmp_path / 'local'))
+    with pytest.raises(StreamError, match=r'Reused local directory.*vs\..*Provide a different one'):
+        StreamingDataset(remote=str(two), local=str(tmp_path / 'local'))
+    del first
+
+
+def test_a_remote_may_be_spelled_in_several_ways(make_dataset, tmp_path, monkeypatch):
+    remote = make_dataset('one', 10)
+    monkeypatch.chdir(remote.parent)
+    spelled = [str(remote), remote.name, f'{remote}/', remote.as_uri()]
+    datasets = [StreamingDataset(remote=text, local=str(tmp_path / 'local')) for text in spelled]
+    assert [dataset[9]['id'] for dataset in datasets] == [9] * 4
+
+
+def test_a_remote_that_was_mistyped_is_corrected_in_the_same_process(make_dataset, tmp_path):
+    """As in a notebook, which keeps the error, and with it the stream that was not opened."""
+    remote, local = make_dataset('data', 10), tmp_path / 'local'
+    with pytest.raises(FileNotFoundError) as kept:
+        StreamingDataset(remote=f'{remote}s', local=str(local))
+    assert StreamingDataset(remote=str(remote), local=str(local))[9]['id'] == 9
+    assert kept.value is not None
+
+
+def test_two_datasets_share_a_local_folder(make_dataset):
+    folder = make_dataset('data', 10)
+    one, two = StreamingDataset(local=str(folder)), StreamingDataset(local=str(folder))
+    assert one[3]['id'] == two[3]['id']

@@ -52,7 +52,7 @@ TABLES: Tables = {
     },
     'streaming.base.local': LOCAL,
     'streaming.base.array': {
-        'Array': Alias('headrace.dataset.items:SamplesById', 'An index out of range is always an IndexError.')
+        'Array': Alias('headrace.dataset.attributes:SamplesById', 'An index out of range is always an IndexError.')
     },
     'streaming.base.util': {
         **alias(

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from headrace.dataset.prefetch.concurrency import Concurrency, Starvation
-from headrace.dataset.prefetch.distance import LookAhead
-from headrace.dataset.prefetch.horizon import Horizon
-from headrace.dataset.prefetch.schedule import Fetch, FetchSchedule
-from headrace.dataset.prefetch.upcoming_batch import Upcoming
+from headrace.dataset.prefetch.horizon import Horizon, Upcoming
+from headrace.dataset.prefetch.limits import LookAhead
+from headrace.dataset.prefetch.schedule import Concurrency, Fetch, FetchSchedule, Starvation
 from headrace.storage import FetchResult, Transfer
 
 __all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']

@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
-from headrace.dataset.prefetch.distance import look_ahead
-from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
+from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
+from headrace.dataset.prefetch.limits import look_ahead
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for, drawing_for_batch

@@ -12,12 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.dataset.batch_keys import is_bad_sample
-from headrace.dataset.prefetch.cache_sizing import max_bytes_ahead
-from headrace.dataset.prefetch.distance import LookAhead
+from headrace.dataset.prefetch.horizon import Upcoming
+from headrace.dataset.prefetch.limits import LookAhead, max_bytes_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
-from headrace.dataset.streams.images import ImageColumn
+from headrace.dataset.streams.columns import ImageColumn
 from headrace.dataset.streams.stream import Stream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError

@@ -14,7 +14,7 @@ from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.dataset.reading.sample_errors import Describe
 from headrace.dataset.sample_rng import image_draws
-from headrace.dataset.streams.images import ImageColumn
+from headrace.dataset.streams.columns import ImageColumn
 from headrace.errors import CollateError, FormatError, ShardError
 from headrace.format import ColumnBatch
 from headrace.images import NUM_DRAWS, ImageTensor, Picture, open_picture

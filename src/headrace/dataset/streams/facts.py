@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.dataset.streams.images import column_kinds
+from headrace.dataset.streams.columns import column_kinds
 from headrace.display import Facts, count_text, human_size
 from headrace.format import ShardTable
 from headrace.images import Decode

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 from headrace.dataset.cache_files import IndexTable
-from headrace.dataset.streams.changed_data import first_ask
-from headrace.dataset.streams.columns import column_names
-from headrace.dataset.streams.folder_claim import claimed_folder
-from headrace.dataset.streams.images import image_columns
+from headrace.dataset.streams.columns import column_names, image_columns
 from headrace.dataset.streams.missing_index import in_its_place, missing_index
-from headrace.dataset.streams.store_options import store_options_of
 from headrace.dataset.streams.stream import Stream
-from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError
+from headrace.dataset.topology import detect_topology
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import IndexFile, ShardReader, open_shard
 from headrace.format.entries import INDEX_NAME
 from headrace.order import StreamSize
 from headrace.order.mixture.rules import given_weights
 from headrace.selection import Selection, Shards
-from headrace.storage import CacheLimit, Retry, ShardCache, Store, local_path, open_store
-from headrace.storage.cache.cached_index import CachedIndex
+from headrace.storage import CacheLimit, Retry, ShardCache, Store, StoreOptions, local_path, open_store
+from headrace.storage.cache.cached_index import CachedIndex, marker_text
 from headrace.storage.cache.control_folder import (
     check_owner,
     claim_private_folder,
@@ -33,17 +32,26 @@ from headrace.storage.cache.control_folder import (
     temporary_folder,
 )
 from headrace.storage.cache.fetch import same_folder
-from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader
+from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from headrace.dataset.streams.changed_data import OnChangedData
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
+    from headrace.dataset.streams.stream import OnChangedData
     from headrace.images import Decode
     from headrace.selection import Fraction, Predicate, Subset
 
-__all__ = ['open_streams', 'restored_after_error', 'store_of', 'streams_given']
+
+__all__ = [
+    'claimed_folder',
+    'first_ask',
+    'open_streams',
+    'restored_after_error',
+    'store_of',
+    'store_options_of',
+    'streams_given',
+]
 
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
@@ -367,3 +375,113 @@ def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | No
     if columns is None or where is None:
         return columns
     return None if where.columns is None else (*columns, *where.columns)
+
+
+class OptionedStream(Protocol):
+    """The arguments of a stream that concern its store."""
+
+    endpoint_url: str | None
+    region: str | None
+    anonymous: bool | None
+    requester_pays: bool | None
+    download_timeout: float | None
+    store_options: Mapping[str, Any] | None
+
+    @property
+    def title(self) -> str:
+        """Its name for messages."""
+        ...
+
+
+def store_options_of(stream: OptionedStream) -> StoreOptions:
+    """The options with which a stream's store is opened.
+
+    Raises:
+        StreamError: a time-out in `store_options` is no number of seconds above 0.
+    """
+    extra = dict(stream.store_options or {})
+    options = StoreOptions(
+        endpoint_url=stream.endpoint_url,
+        region=stream.region,
+        anonymous=bool(stream.anonymous),
+        requester_pays=bool(stream.requester_pays),
+        read_timeout=float(stream.download_timeout or 60),
+    )
+    times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
+    for name, seconds in times.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            raise StreamError(
+                f'`{name}` in `store_options` of stream {stream.title} must be a number of seconds above 0, but '
+                f'is {seconds!r}.'
+            )
+    return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
+
+
+class CachedStream(Protocol):
+    """A stream with a cache folder."""
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder."""
+        ...
+
+    @property
+    def url(self) -> str | None:
+        """The remote; None: there is none."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is the data itself."""
+        ...
+
+
+# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
+_folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def claimed_folder(stream: CachedStream) -> Generator[None]:
+    """Claim a folder for a stream that is opened inside the block. A failed opening ends the claim."""
+    folder = stream.folder.resolve()
+    other = _folders.get(folder)
+    if (
+        other is not None
+        and other is not stream
+        and marker_text(other.url or '') != marker_text(stream.url or '')  # however a folder is spelled
+        and not stream.is_local
+        and not other.is_local
+    ):
+        raise StreamError(
+            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different one.'
+        )
+    _folders[folder] = stream
+    try:
+        yield
+    except BaseException:
+        if _folders.get(folder) is stream:
+            del _folders[folder]
+            if other is not None:
+                _folders[folder] = other
+        raise
+
+
+_asked: Final = set[Path]()
+"""Folders of the streams that this process has opened."""
+os.register_at_fork(after_in_child=_asked.clear)
+
+
+def first_ask(folders: Sequence[Path]) -> float:
+    """The time, as of `time.time`, from which on an answer to another process of this machine is recent enough.
+
+    The ranks of a node start together, so one of them asks for all. A single process asks by itself, and so does a rank
+    that opens a folder again.
+    """
+    is_first = _asked.isdisjoint(folders)
+    _asked.update(folders)
+    try:
+        topology = detect_topology()
+    except TopologyError:  # a later use of the topology raises it
+        return time.time()
+    ranks_here = topology.world_size // topology.num_nodes
+    return process_start() if is_first and ranks_here > 1 else time.time()

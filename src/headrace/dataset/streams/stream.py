@@ -1,24 +1,22 @@
-"""One stream: its shards, and its weight in an epoch."""
+"""One stream: its shards, and its weight in an epoch. Classes of streams by name, for `stream_name` of a dataset."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.keywords import by_name
-from headrace.dataset.overrides import refuse_unused_overrides
-from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
-from headrace.dataset.streams.columns import read_columns
+from headrace.dataset.arguments import by_name, refuse_unused_overrides
+from headrace.dataset.streams.columns import ImageColumns, read_columns
 from headrace.dataset.streams.facts import stream_facts
-from headrace.dataset.streams.images import ImageColumns
 from headrace.display import Facts, FactsRepr
-from headrace.errors import StreamError
+from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.format import ShardInfo, ShardTable, unpack_file, verify_file
 from headrace.format.mds import RESTORE
 from headrace.images import Decode, DecodeLike
@@ -39,7 +37,10 @@ from headrace.storage.cache.control_folder import temporary_folder
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData
 
-__all__ = ['Stream']
+
+__all__ = ['OnChangedData', 'Stream', 'StreamsRegistry', 'parse_on_changed_data', 'streams_registry']
+
+OnChangedData: TypeAlias = Literal['refresh', 'refuse']
 
 
 class Stream(FactsRepr):
@@ -271,3 +272,79 @@ class Stream(FactsRepr):
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
+
+
+def parse_on_changed_data(value: str | None) -> OnChangedData | None:
+    """Check a value of `on_changed_data`; None: not given."""
+    if value is None or value == 'refresh' or value == 'refuse':  # noqa: PLR1714 - pyright narrows these only
+        return value
+    raise ConfigError(f"`on_changed_data` must be 'refresh' or 'refuse', but is {value!r}.")
+
+
+_ENTRY_POINTS = 'streaming_streams_registry'
+"""The group of entry points by which installed packages name classes of streams, as for MosaicML Streaming."""
+
+
+class StreamsRegistry:
+    """Classes of streams, or functions that make streams, by name."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Callable[..., Any]] = {'stream': Stream}
+
+    def register(self, name: str, *, func: Callable[..., Any] | None = None) -> Any:
+        """Register a class under a name, which a second call replaces. Without `func`, it decorates the class.
+
+        Args:
+            name: as `stream_name` gives it.
+            func: takes the arguments of `Stream` and those of `stream_config`, by name; returns a `Stream`.
+        """
+        if func is None:
+            return lambda found: self.register(name, func=found)
+        self._makers[name] = func
+        return func
+
+    register_class = register
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The class of a name: a registered one, or an installed package's entry point.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if name not in self._makers:
+            for point in entry_points(group=_ENTRY_POINTS, name=name):
+                self._makers[name] = point.load()
+        if name not in self._makers:
+            raise UnknownNameError(
+                f'`stream_name` is one of {sorted(self._makers)}, but got {name!r}. Import the module that calls '
+                f'streams_registry.register({name!r}, func=...) first.'
+            )
+        return self._makers[name]
+
+    def get_all(self) -> dict[str, Callable[..., Any]]:
+        """The registered classes by name."""
+        return dict(self._makers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def make(self, name: str, config: Mapping[str, Any] | None, **place: Any) -> Stream:
+        """The stream that the class of a name makes.
+
+        Args:
+            name: as `stream_name` gives it.
+            config: more arguments of the class.
+            place: its `remote`, `local` and `split`.
+
+        Raises:
+            UnknownNameError: there is no such class.
+            ConfigError: it made something else.
+        """
+        made = self.get(name)(**{**(config or {}), **place})
+        if not isinstance(made, Stream):
+            raise ConfigError(f'The stream class {name!r} must make a Stream, but made a {type(made).__name__}.')
+        return made
+
+
+streams_registry = StreamsRegistry()
+"""The registry that `StreamingDataset` asks."""

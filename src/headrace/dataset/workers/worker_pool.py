@@ -19,8 +19,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
-from headrace.dataset.pass_end import ending_here
-from headrace.dataset.progress import Progress
+from headrace.dataset.progress import Progress, ending_here
 from headrace.dataset.reading.batch_reader import Reader
 from headrace.dataset.statistics import WorkerBatch, WorkerReads
 from headrace.dataset.workers.memfd import use_memfd_for_tensors

@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.dataset.keywords import check_kind
+from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import delete_or_warn
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, dump_index, parse_index

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from headrace.dataset.keywords import check_kind
+from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, read_mark
 from headrace.dataset.writing.columns import FirstSamples, plain_columns
 from headrace.dataset.writing.pipeline import Progress, ShardPipeline

@@ -10,7 +10,7 @@ from headrace.lightning.position.loaders import split_loaders
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from headrace.dataset.loader_position import LoaderPosition
+    from headrace.dataset.tracker import LoaderPosition
     from headrace.lightning.position.train_position import TrainPosition
 
 __all__ = ['OTHER_TRAINER', 'check_other_loaders', 'check_training', 'rest_of_last_fit']

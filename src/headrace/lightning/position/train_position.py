@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from lightning.pytorch import Trainer
 
-    from headrace.dataset.loader_position import TrackedBatches
-    from headrace.dataset.tracker import Places, TrainMode
+    from headrace.dataset.tracker import Places, TrackedBatches, TrainMode
 
 __all__ = ['TrainPosition', 'is_position']
 

@@ -1,4 +1,4 @@
-"""Helpful errors for positional and unknown arguments, and for those of another kind."""
+"""Helpful errors for positional and unknown arguments, for those of another kind, and overrides without effect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Concatenate, Final, ParamSpec, SupportsFloat, SupportsIn
 
 import numpy as np
 
-from headrace.errors import ArgumentError
+from headrace.errors import ArgumentError, ConfigError
 
-__all__ = ['by_name', 'check_kind', 'given_names', 'knows_given_names']
+__all__ = ['by_name', 'check_kind', 'given_names', 'knows_given_names', 'refuse_unused_overrides']
 
 S = TypeVar('S')
 P = ParamSpec('P')
@@ -111,3 +111,45 @@ def check_kind(name: str, value: object, kind: str) -> None:
         converts = isinstance(value, str) and kind in ('int', 'float')
         fix = f' Convert text first, such as with `{kind}(...)`.' if converts else ''
         raise ArgumentError(f'`{name}` must be {_KINDS[kind]}, but is {value!r:.200}.{fix}')
+
+
+_STORE = 'Register a store for the scheme of the URLs: headrace.storage.register_store.'
+_COMPRESSION = 'Register a compression: headrace.format.register_compression.'
+_INDEX = 'Write an index.json to the remote, or to `local` before the dataset is made.'
+_PLAN = 'The order is `dataset.plan(epoch=...)`: read it there, or pass `shuffle_algo` and `batching_method`.'
+
+_UNUSED = {
+    'Stream': {
+        '_decompress_shard_part': _COMPRESSION,
+        '_download_file': _STORE,
+        '_prepare_shard_part': _STORE,
+        'get_shards': _INDEX,
+        'prepare_shard': _STORE,
+    },
+    'StreamingDataset': {
+        '_each_sample_id': _PLAN,
+        '_get_work': _PLAN,
+        '_resume': 'Override `load_state_dict`.',
+        'prepare_shard': _STORE,
+        'resample_streams': _PLAN,
+    },
+}
+"""By class and method, a sentence that names the replacement."""
+
+
+def refuse_unused_overrides(cls: type, own: type) -> None:
+    """Refuse a subclass that overrides a method which is never called.
+
+    Args:
+        cls: the class of an object that is made.
+        own: `Stream` or `StreamingDataset`, whose methods may be overridden.
+
+    Raises:
+        ConfigError: it overrides such a method.
+    """
+    unused = _UNUSED[own.__name__]
+    for base in cls.__mro__[: cls.__mro__.index(own)]:
+        for name in sorted(vars(base).keys() & unused.keys()):
+            raise ConfigError(
+                f'{base.__module__}.{base.__qualname__} overrides `{name}`, which headrace never calls. {unused[name]}'
+            )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
-from headrace.dataset.keywords import given_names, knows_given_names
+from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.errors import ArgumentError, ConfigError
 
 
