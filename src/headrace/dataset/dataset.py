@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,8 @@ from headrace.dataset.streams.columns import (
     refuse_different_columns,
     refuse_different_meanings,
 )
-from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.open_streams import open_streams, restored_after_error, streams_given
-from headrace.dataset.streams.stream import OnChangedData, Stream, parse_on_changed_data, streams_registry
+from headrace.dataset.streams.stream import OnChangedData, Stream, parse_on_changed_data, stream_facts, streams_registry
 from headrace.dataset.workers.shutdown import end_with_rank
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
@@ -420,18 +419,14 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         return samples_of_pass(self.sample_source(), self.begin_pass)
 
 
-class BeginPass(Protocol):
-    """Begins the next pass of a dataset in one of its workers."""
-
-    def __call__(self, *, worker: int) -> BatchPlan:
-        """Return its plan."""
-        ...
-
-
-def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any]:
+def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) -> Iterator[Any]:
     """This worker's samples of a dataset's next epoch.
 
     A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
+
+    Args:
+        source: the samples.
+        begin_pass: as `StreamingDataset.begin_pass`.
     """
     worker = get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from typing import Any
 
 import pytest
 
 from headrace import (
     Stream,
+    StreamingDataset,
 )
 from headrace.errors import ConfigError, StreamError
 from headrace.mixing import load_config
@@ -36,3 +38,21 @@ def test_a_path_with_a_nul_is_refused(given):
         load_config({'global_batch_size': 1, 'train': given})
     with pytest.raises(ConfigError, match='has no NUL character'):
         open_store('a\0b')
+
+
+def test_a_stream_before_and_after_it_is_opened(make_dataset: Any) -> None:
+    stream = Stream(local=str(make_dataset()), name='a', subset=[[0, 30]], columns=['id'])
+    assert str(stream).startswith("Stream 'a' (not opened)\n")
+    StreamingDataset(streams=[stream], batch_size=4)
+    text = str(stream)
+    assert text.startswith("Stream 'a'\n")
+    assert '30 of 100 samples in' in text
+    assert 'id: int64' in text
+    assert 'row' not in text
+
+
+def test_many_streams_are_cut(make_dataset: Any) -> None:
+    folder = str(make_dataset())
+    dataset = StreamingDataset(streams=[Stream(local=folder, name=f's{i}') for i in range(20)], batch_size=4)
+    assert 'and 12 more streams' in str(dataset)
+    assert len(str(dataset).split('\n')) < 16

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from headrace.dataset.prefetch.horizon import Horizon, Upcoming
 from headrace.dataset.prefetch.limits import LookAhead
@@ -21,6 +21,10 @@ __all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
 _THREADS = 8
 
 
+FetchAhead: TypeAlias = Callable[..., FetchResult]
+"""Makes a shard present, without waiting for another process or for room: `CachedShards.fetch_ahead`."""
+
+
 class SizedShards(Protocol):
     """The shards of a cache, by their numbers."""
 
@@ -30,14 +34,6 @@ class SizedShards(Protocol):
 
     def size_of(self, shard: int) -> int:
         """Bytes that a shard takes in the cache."""
-        ...
-
-
-class FetchAhead(Protocol):
-    """Makes a shard present, without waiting for another process or for room."""
-
-    def __call__(self, shard: int, *, next_use: Callable[[int], float], how: Transfer) -> FetchResult:
-        """Returns the outcome, or raises the error of the fetch."""
         ...
 
 

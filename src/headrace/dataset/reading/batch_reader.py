@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from headrace.format import ColumnBatch
 from headrace.order import BatchPlan, BatchSpec, Places, Run, SampleMap
 
 if TYPE_CHECKING:
+    from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.progress import Progress
     from headrace.dataset.reading.sample_pool import SamplePool
     from headrace.dataset.reading.skipping_reader import SkippingReader
@@ -42,21 +43,13 @@ Collate = Callable[[list[Any]], Any]
 Key = TypeVar('Key')
 
 
-class SamplesByNumber(Protocol):
-    """Samples by id."""
-
-    def __getitem__(self, sample_id: int, /) -> Any:
-        """Read one."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampleSource:
     """What readers get of a dataset. It goes to workers."""
 
     pool: SamplePool
     """The samples by id, as they are stored."""
-    samples: SamplesByNumber
+    samples: SamplePool | StreamingDataset
     """The dataset, if a user's code reads samples; else the pool."""
     is_columnar: bool
     """Whether no user's code reads samples, so that batches can be read column by column."""

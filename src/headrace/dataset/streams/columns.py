@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import StreamError
-from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.format import Columns, Schema, do_stack
 from headrace.images import Decode, ImageTensor
 
 if TYPE_CHECKING:
+    from headrace.dataset.streams.stream import Stream
     from headrace.order import Mixture
 
 
 __all__ = [
     'ImageColumn',
     'ImageColumns',
-    'OpenedStream',
     'column_kinds',
     'column_names',
     'columns_read',
@@ -28,30 +28,6 @@ __all__ = [
     'refuse_different_columns',
     'refuse_different_meanings',
 ]
-
-
-class OpenedStream(Protocol):
-    """The columns of an opened stream."""
-
-    @property
-    def title(self) -> str:
-        """Its name for messages."""
-        ...
-
-    @property
-    def shards(self) -> ShardTable:
-        """Its shards with their schemas."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The columns to read; None: all."""
-        ...
-
-    @property
-    def decode(self) -> Decode | None:
-        """The columns of images to read as tensors."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +49,7 @@ class ImageColumns:
     """The schema for a reader, whose values of these columns are the stored bytes."""
 
 
-def image_columns(stream: OpenedStream) -> list[ImageColumns]:
+def image_columns(stream: Stream) -> list[ImageColumns]:
     """The columns of images for each kind of shard of a stream; empty if it reads none as tensors.
 
     Raises:
@@ -86,7 +62,7 @@ def image_columns(stream: OpenedStream) -> list[ImageColumns]:
     )
 
 
-def column_kinds(stream: OpenedStream, schema: Schema) -> dict[str, str]:
+def column_kinds(stream: Stream, schema: Schema) -> dict[str, str]:
     """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
     kinds = schema.kinds(stream.columns)
     if stream.decode is not None:
@@ -94,7 +70,7 @@ def column_kinds(stream: OpenedStream, schema: Schema) -> dict[str, str]:
     return kinds
 
 
-def _columns_of(stream: OpenedStream, decode: Decode, schema: Schema) -> ImageColumns:
+def _columns_of(stream: Stream, decode: Decode, schema: Schema) -> ImageColumns:
     stored: Mapping[str, str] = schema.columns
     images = decode.columns(stored, stream.columns, f'stream {stream.title}')
     columns = [ImageColumn(name, stored[name], image) for name, image in images.items()]
@@ -120,7 +96,7 @@ def read_columns(raw: object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
+def column_names(stream: Stream) -> Iterator[Sequence[str]]:
     """The columns to read of an opened stream, for each schema of its shards.
 
     Raises:
@@ -145,16 +121,16 @@ _Read = tuple[Schema, tuple[str, ...] | None, Decode | None]
 """A schema, the columns to read (None: all), and those to read as tensors."""
 
 
-def columns_read(streams: Sequence[OpenedStream]) -> dict[_Read, OpenedStream]:
+def columns_read(streams: Sequence[Stream]) -> dict[_Read, Stream]:
     """The different ways to read shards, and the first stream of each."""
-    found: dict[_Read, OpenedStream] = {}
+    found: dict[_Read, Stream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
             found.setdefault((schema, stream.columns, stream.decode), stream)
     return found
 
 
-def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
+def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
     """The columns that all shards hold and store alike, and whether no others are read.
 
     Batches of these columns can be gathered in the same way from any shard.
@@ -167,7 +143,7 @@ def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
     return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
 
 
-def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
+def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batching: str) -> None:
     """Refuse streams that share batches but differ in columns or types.
 
     Args:
@@ -183,7 +159,7 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
         _refuse_different(columns_read(sharing))
 
 
-def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture) -> None:
+def refuse_different_meanings(streams: Sequence[Stream], mixture: Mixture) -> None:
     """Refuse streams whose columns of one name mean different things, such as times in ms and times in s.
 
     Their numbers look alike, in one batch or in several.
@@ -214,11 +190,11 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
         )
 
 
-def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStream]:
+def _drawn(streams: Sequence[Stream], mixture: Mixture) -> list[Stream]:
     return [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
 
 
-def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
+def _refuse_different(found: dict[_Read, Stream]) -> None:
     """Refuse schemas that differ in the columns to read."""
     (first, home), *others = found.items()
     kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
@@ -256,12 +232,12 @@ def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
     )
 
 
-def _whose(stream: OpenedStream, schema: Schema) -> str:
+def _whose(stream: Stream, schema: Schema) -> str:
     where = f'stream {stream.title}'
     return where if len(stream.shards.schemas) == 1 else f'{_shard_of(stream, schema)} of {where}'
 
 
-def _shard_of(stream: OpenedStream, schema: Schema) -> str:
+def _shard_of(stream: Stream, schema: Schema) -> str:
     """The first shard of a schema."""
     shards = stream.shards
     kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from headrace.dataset.cache_files import IndexTable
 from headrace.dataset.streams.columns import column_names, image_columns
@@ -377,23 +377,7 @@ def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | No
     return None if where.columns is None else (*columns, *where.columns)
 
 
-class OptionedStream(Protocol):
-    """The arguments of a stream that concern its store."""
-
-    endpoint_url: str | None
-    region: str | None
-    anonymous: bool | None
-    requester_pays: bool | None
-    download_timeout: float | None
-    store_options: Mapping[str, Any] | None
-
-    @property
-    def title(self) -> str:
-        """Its name for messages."""
-        ...
-
-
-def store_options_of(stream: OptionedStream) -> StoreOptions:
+def store_options_of(stream: Stream) -> StoreOptions:
     """The options with which a stream's store is opened.
 
     Raises:
@@ -417,31 +401,12 @@ def store_options_of(stream: OptionedStream) -> StoreOptions:
     return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
 
 
-class CachedStream(Protocol):
-    """A stream with a cache folder."""
-
-    @property
-    def folder(self) -> Path:
-        """The cache folder."""
-        ...
-
-    @property
-    def url(self) -> str | None:
-        """The remote; None: there is none."""
-        ...
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the folder is the data itself."""
-        ...
-
-
 # Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDictionary()
+_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def claimed_folder(stream: CachedStream) -> Generator[None]:
+def claimed_folder(stream: Stream) -> Generator[None]:
     """Claim a folder for a stream that is opened inside the block. A failed opening ends the claim."""
     folder = stream.folder.resolve()
     other = _folders.get(folder)

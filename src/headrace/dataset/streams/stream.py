@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
-from headrace.dataset.streams.columns import ImageColumns, read_columns
-from headrace.dataset.streams.facts import stream_facts
-from headrace.display import Facts, FactsRepr
+from headrace.dataset.streams.columns import ImageColumns, column_kinds, read_columns
+from headrace.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.format import ShardInfo, ShardTable, unpack_file, verify_file
 from headrace.format.mds import RESTORE
 from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
 from headrace.order.mixture.rules import given_weights, stream_errors
+from headrace.redaction import without_credentials
 from headrace.rules import path_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ['OnChangedData', 'Stream', 'StreamsRegistry', 'parse_on_changed_data', 'streams_registry']
 
 OnChangedData: TypeAlias = Literal['refresh', 'refuse']
+
+_LONGEST = 300
+"""Characters of the columns in a repr."""
 
 
 class Stream(FactsRepr):
@@ -272,6 +275,58 @@ class Stream(FactsRepr):
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
+
+
+def stream_facts(stream: Stream) -> Facts:
+    """Name, place, sizes, weight and columns."""
+    rows = [('remote', without_credentials(stream.url))] if stream.url else []
+    rows.append(('local', str(stream.folder)))
+    if stream.shards:
+        rows += [('data', _sizes(stream)), ('columns', columns_text([stream]))]
+    weight = _weight(stream)
+    if weight:
+        rows.append(('weight', weight))
+    name = f' {stream.name!r}' if stream.name else ''
+    return Facts(f'Stream{name}{"" if stream.shards else " (not opened)"}', rows)
+
+
+def stream_text(stream: Stream, *, weight: bool) -> str:
+    """One line about an opened stream, without its name.
+
+    Args:
+        stream: the stream.
+        weight: whether to say its weight, which tells nothing of a single one.
+    """
+    place = without_credentials(stream.url) if stream.url else str(stream.folder)
+    parts = [place, _sizes(stream), _weight(stream) if weight else '']
+    return ', '.join(part for part in parts if part)
+
+
+def columns_text(streams: list[Stream]) -> str:
+    """The columns that are read, with their types in a batch."""
+    kinds: dict[str, str] = {}
+    for stream in streams:
+        for schema in stream.shards.schemas:
+            for name, kind in column_kinds(stream, schema).items():
+                kinds.setdefault(name, kind)
+    text = ', '.join(f'{name}: {kind}' for name, kind in kinds.items())
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + '…'
+
+
+def _sizes(stream: Stream) -> str:
+    shards = stream.shards
+    samples, stored = int(shards.samples.sum()), int(shards.stored_bytes().sum())
+    text = f'{count_text(samples, "sample")} in {count_text(len(shards), "shard")} ({human_size(stored)})'
+    return text if stream.row_selection is None else f'{int(np.sum(stream.row_selection.counts)):,} of {text}'
+
+
+def _weight(stream: Stream) -> str:
+    """The first weight that is given; opened streams have all three."""
+    if stream.proportion is not None:
+        return f'proportion {stream.proportion:.4g}'
+    if stream.repeat is not None:
+        return f'repeat {stream.repeat:.4g}'
+    return '' if stream.choose is None else f'choose {stream.choose:,}'
 
 
 def parse_on_changed_data(value: str | None) -> OnChangedData | None:
