@@ -18,7 +18,7 @@ from headrace.dataset.facts import dataset_facts
 from headrace.dataset.prefetch.horizon import upcoming_batches
 from headrace.dataset.prefetch.limits import (
     check_predownload,
-    look_ahead,
+    prefetch_limits,
     require_room,
     warn_of_shared_shards,
     warn_without_room,
@@ -439,7 +439,7 @@ def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) 
     shards.follow(
         upcoming_batches(source.pool, plan, lambda k: source.pool.locate(plan.ids(k))[0], first=0),
         first=0,
-        ahead=look_ahead(source.predownload, plan.batch_size, count),
+        limits=prefetch_limits(source.predownload, plan.batch_size, count),
     )
     ends_here = ending_here()
     try:

@@ -13,7 +13,7 @@ import torch
 
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.horizon import Upcoming, UpcomingBatch, knows_of_node
-from headrace.dataset.prefetch.limits import look_ahead
+from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
@@ -261,9 +261,9 @@ class PackedReader(Reader[ChunkKey]):
             if self._skipping_reader is not None:
                 self._skipping_reader.begin_pass()
         if self._coming.reach(key.lane, number):
-            ahead = look_ahead(self._source.predownload, max(self._batch_size * BLOCK, self._packing.window))
+            limits = prefetch_limits(self._source.predownload, max(self._batch_size * BLOCK, self._packing.window))
             progress = self._source.progress
-            self._pool.shards.follow(self._blocks(), first=0, ahead=ahead, progress=progress)
+            self._pool.shards.follow(self._blocks(), first=0, limits=limits, progress=progress)
         self._pool.shards.advance(self._coming.block(key.lane, number))
 
     def _blocks(self) -> Upcoming:

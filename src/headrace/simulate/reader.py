@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.prefetch.horizon import upcoming_batches
-from headrace.dataset.prefetch.limits import look_ahead
+from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
@@ -75,8 +75,8 @@ class Rank:
             self._readers = []
 
     def _prefetcher(self) -> Prefetcher:
-        ahead = look_ahead(self.source.predownload, self.plan.batch_size, max(1, self._workers))
-        made = Prefetcher(self.node, ahead, max_bytes=self.max_bytes, clock=self.world.clock)
+        limits = prefetch_limits(self.source.predownload, self.plan.batch_size, max(1, self._workers))
+        made = Prefetcher(self.node, replace(limits, cache_bytes=self.max_bytes), clock=self.world.clock)
         self.node.prefetchers.append(made)
         return made
 
@@ -102,7 +102,7 @@ class Rank:
             while not self.node.is_ready(shard):
                 yield self.node.coming(shard) or self._fetch_now(reader, shard)
             reader.wait(shard)
-            reader.has_shard()
+            reader.finish_wait()
             self.node.release(shard)
         self.node.settle()
         yield self.conditions.read_seconds

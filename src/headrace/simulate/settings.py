@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.limits import look_ahead
+from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.mixing import LoaderConfig
 
 __all__ = ['OF_THE_ORDER', 'SETTINGS', 'replace_settings', 'settings_in_use', 'yaml_lines']
@@ -52,10 +52,10 @@ def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str
 def _default_predownload(dataset: StreamingDataset) -> int:
     """Samples that a default prefetch is ahead of its reader, about: it ends at a number of bytes, too."""
     batch_size = dataset.batch_size or 1
-    ahead = look_ahead(None, batch_size)
+    limits = prefetch_limits(None, batch_size)
     stored = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)
-    samples = int(ahead.bytes * dataset.num_samples / max(1, stored))
-    return max(batch_size, min(ahead.batches * batch_size, samples))
+    samples = int(limits.bytes * dataset.num_samples / max(1, stored))
+    return max(batch_size, min(limits.batches * batch_size, samples))
 
 
 def yaml_lines(values: Mapping[str, int]) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dataset.prefetch.horizon import CacheWindow, Horizon, NextUse, UpcomingBatch
-from headrace.dataset.prefetch.limits import look_ahead
+from headrace.dataset.prefetch.limits import prefetch_limits
 
 pytestmark = pytest.mark.once
 
@@ -98,7 +98,7 @@ def test_what_is_used_again_takes_room_once():
 @pytest.mark.parametrize('are_fetched', [True, False])
 def test_batches_of_many_small_shards_are_looked_at_a_few_at_a_time(are_fetched):
     """With 64 new shards a batch, the default look-ahead would plan 65,536 of them before the reader gets far."""
-    horizon = Horizon(look_ahead(None, 64), lambda _: 1000)
+    horizon = Horizon(prefetch_limits(None, 64), lambda _: 1000)
     batches = (UpcomingBatch(number, np.arange(64 * number, 64 * number + 64)) for number in range(2000))
     horizon.follow(batches, first=0)
     looked_at = []

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.prefetch.limits import LookAhead, bytes_side_by_side, look_ahead
+from headrace.dataset.prefetch.limits import PrefetchLimits, bytes_side_by_side, prefetch_limits
 from headrace.errors import ConfigError
 
 pytestmark = pytest.mark.once
@@ -188,6 +188,6 @@ def test_workers_of_a_plain_loader_warn_in_the_first_epoch_alone(remote, tmp_pat
 
 
 def test_a_worker_looks_as_far_as_all_workers_together():
-    assert look_ahead(100, 8, workers=3).batches == 39
-    assert look_ahead(None, 64) == LookAhead(1024, 512 << 20, shards=1024)
-    assert look_ahead(None, 1 << 20).batches == 8
+    assert prefetch_limits(100, 8, workers=3).batches == 39
+    assert prefetch_limits(None, 64) == PrefetchLimits(1024, 512 << 20, shards=1024)
+    assert prefetch_limits(None, 1 << 20).batches == 8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.dataset.prefetch.horizon import Horizon, UpcomingBatch
-from headrace.dataset.prefetch.limits import LookAhead
+from headrace.dataset.prefetch.limits import PrefetchLimits
 from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Concurrency, FetchSchedule
 from headrace.storage import FetchResult, FetchStatus
 
@@ -19,7 +19,7 @@ SIZE = 100
 
 
 def horizon_of(batches, max_bytes=math.inf, lag=8):
-    horizon = Horizon(LookAhead(1000, math.inf, lag), lambda _: SIZE, max_bytes)
+    horizon = Horizon(PrefetchLimits(1000, lag=lag, cache_bytes=max_bytes), lambda _: SIZE)
     horizon.follow((UpcomingBatch(n, np.array(shards)) for n, shards in enumerate(batches)), first=0)
     return horizon
 
@@ -80,12 +80,12 @@ def test_bytes_ahead_are_those_of_shards_not_yet_used():
     horizon = horizon_of([[0], [1], [2], [3], [4]], max_bytes=4 * SIZE)
     schedule = FetchSchedule(horizon, clock=lambda: 0.0)
     advance(schedule, horizon, 0)
-    assert horizon.bytes_ahead == 4 * SIZE
+    assert horizon.ahead.endswith(f' {4 * SIZE} bytes ahead')
     horizon.advance(1)
     horizon.count(2, 2)  # it was evicted, and is fetched again
-    assert horizon.bytes_ahead == 3 * SIZE
+    assert horizon.ahead.endswith(f' {3 * SIZE} bytes ahead')
     horizon.advance(2)
-    assert horizon.bytes_ahead == SIZE
+    assert horizon.ahead.endswith(f' {SIZE} bytes ahead')
 
 
 SHARD_BYTES = 1_000_000

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch.horizon import UpcomingBatch
-from headrace.dataset.prefetch.limits import LookAhead
+from headrace.dataset.prefetch.limits import PrefetchLimits
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Concurrency, Fetch
 from headrace.errors import ChecksumError, TransferError
@@ -21,7 +22,7 @@ from headrace.storage.stores.local import LocalStore
 SIZE = 100
 PRESENT, ELSEWHERE, NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
 CAME = FetchResult(FetchStatus.PRESENT, size=SIZE)
-FAR = LookAhead(1000, math.inf)
+FAR = PrefetchLimits(1000, math.inf)
 
 
 class Network:
@@ -97,7 +98,8 @@ def network():
 def prefetcher(network):
     def make(batches, *, ahead=FAR, width=1, max_bytes=math.inf, of_node=None, concurrency=None):
         concurrency = concurrency or Concurrency(64, network.clock, width=width)
-        one = Prefetcher(network, ahead, max_bytes=max_bytes, concurrency=concurrency, clock=network.clock)
+        limits = replace(ahead, cache_bytes=max_bytes)
+        one = Prefetcher(network, limits, concurrency=concurrency, clock=network.clock)
         one.follow(upcoming(batches, of_node=of_node), first=0)
         network.prefetchers.append(one)
         return one
@@ -190,7 +192,7 @@ def test_more_at_once_are_tried_where_the_reader_waits(network, prefetcher):
         seconds += 1.0
         network.let(at)
         one.wait(at)
-        one.has_shard()
+        one.finish_wait()
         widths.append(concurrency.width)
     assert widths == [1, 1, 1, 2, 2, 2, 2, 1]
 
@@ -209,14 +211,14 @@ def test_the_reader_is_starved_for_as_long_as_it_waits(network, prefetcher):
     network.now = 3.0
     one.wait(0)
     network.now = 5.0
-    one.has_shard()
+    one.finish_wait()
     one.follow(upcoming([[1]]), first=0)
     assert seconds == [0.0, 2.0]
 
 
 def test_what_is_needed_next_begins_although_later_shards_are_under_way(network, prefetcher):
     network.present.add(0)
-    one = prefetcher([[0], [1], [2], [3]], ahead=LookAhead(2, math.inf), width=2)
+    one = prefetcher([[0], [1], [2], [3]], ahead=PrefetchLimits(2, math.inf), width=2)
     one.advance(0)
     assert network.has_begun(1, 2)
     one.advance(1)  # shard 1 is still on its way, so shard 3 has to wait
@@ -228,7 +230,7 @@ def test_what_is_needed_next_begins_although_later_shards_are_under_way(network,
 
 def test_advance_says_what_was_used_and_no_batch_in_sight_uses_again(network, prefetcher):
     network.present.update(range(9))
-    one = prefetcher([[0, 1], [1, 2], [3, 0], [1], [4], [5], [6]], ahead=LookAhead(2, math.inf))
+    one = prefetcher([[0, 1], [1, 2], [3, 0], [1], [4], [5], [6]], ahead=PrefetchLimits(2, math.inf))
     one.advance(0)
     assert [sorted(one.advance(at)) for at in range(1, 7)] == [[], [2], [0, 3], [1], [4], [5]]
 
@@ -246,7 +248,7 @@ def test_under_a_limit_nothing_is_fetched_beyond_what_fits(network, prefetcher):
 
 
 def test_under_a_limit_two_shards_are_fetched_however_small_it_is(network, prefetcher):
-    one = prefetcher([[0]] * 5 + [[1]] * 5 + [[2]] * 5, width=8, max_bytes=SIZE, ahead=FAR._replace(lag=0))
+    one = prefetcher([[0]] * 5 + [[1]] * 5 + [[2]] * 5, width=8, max_bytes=SIZE, ahead=replace(FAR, lag=0))
     network.let(*range(9))
     one.advance(0)
     assert network.has_begun(0, 1)
@@ -259,7 +261,7 @@ def test_under_a_limit_what_was_there_and_is_no_more_is_fetched_when_there_is_ro
     """The nearer ones took its place, which is what a limit is for."""
     network.let(*range(9))
     network.present.add(4)
-    one = prefetcher([[0], [1], [2], [3], [4]], width=8, max_bytes=3 * SIZE, ahead=FAR._replace(lag=0))
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, max_bytes=3 * SIZE, ahead=replace(FAR, lag=0))
     one.advance(0)
     assert network.has_begun(0, 1, 2)
     network.present.discard(4)
@@ -288,7 +290,7 @@ def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it
     one.advance(1)
     one.wait(1)  # returns: it is the reader's
     network.present.add(1)
-    one.has_shard()
+    one.finish_wait()
     network.present.discard(1)
     one.advance(2)
     assert network.has_begun(0, 1, 2, 1)
@@ -296,7 +298,9 @@ def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it
 
 def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(network, prefetcher):
     network.present.update(range(100))
-    one = prefetcher([[shard] for shard in range(100)], ahead=LookAhead(1000, 3 * SIZE, lag=0), max_bytes=20 * SIZE)
+    one = prefetcher(
+        [[shard] for shard in range(100)], ahead=PrefetchLimits(1000, 3 * SIZE, lag=0), max_bytes=20 * SIZE
+    )
     one.advance(0)
     network.present.clear()
     one.advance(50)
@@ -315,7 +319,7 @@ def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher
 def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network, prefetcher):
     network.late.add(9)
     network.outcomes[9] = [NO_ROOM]
-    one = prefetcher([[9]], width=8, ahead=FAR._replace(lag=0), max_bytes=3 * SIZE)
+    one = prefetcher([[9]], width=8, ahead=replace(FAR, lag=0), max_bytes=3 * SIZE)
     one.advance(0)
     assert network.has_begun(9)
     one.follow(upcoming([[number] for number in range(10)]), first=0)
@@ -339,7 +343,7 @@ def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, pref
 
 def test_what_another_rank_may_not_have_read_yet_is_not_out_of_use(network, prefetcher):
     network.present.update(range(9))
-    ahead = FAR._replace(lag=2)
+    ahead = replace(FAR, lag=2)
     one = prefetcher([[0], [1], [2], [3], [4]], max_bytes=100 * SIZE, of_node=[[0, 5], [1], [2], [3], [4]], ahead=ahead)
     uses = []
     for at in range(4):
@@ -398,7 +402,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     network.now += NO_ROOM_PAUSE
     assert network.has_begun(0)
     network.present.add(0)
-    one.has_shard()
+    one.finish_wait()
     assert network.has_begun(0, 1)
 
 
@@ -453,12 +457,12 @@ def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
 def test_bytes_ahead_are_bounded_and_two_shards_always_may_be(network, prefetcher):
     network.let(*range(100))
     network.present.add(50)
-    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=LookAhead(1000, 3 * SIZE))
+    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=PrefetchLimits(1000, 3 * SIZE))
     for at in range(5):
         one.advance(at)
         one.wait(50)
         assert network.has_begun(*range(at + 3))
-    tiny = prefetcher([[50], *([20 + shard] for shard in range(20))], ahead=LookAhead(1000, 1))
+    tiny = prefetcher([[50], *([20 + shard] for shard in range(20))], ahead=PrefetchLimits(1000, 1))
     network.begun.clear()
     tiny.advance(0)
     assert network.has_begun(20, 21)
@@ -467,7 +471,7 @@ def test_bytes_ahead_are_bounded_and_two_shards_always_may_be(network, prefetche
 def test_batches_ahead_are_bounded(network, prefetcher):
     network.let(*range(100))
     network.present.add(50)
-    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=LookAhead(3, math.inf))
+    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=PrefetchLimits(3, math.inf))
     one.advance(0)
     assert network.has_begun(0, 1, 2)
 
@@ -491,7 +495,7 @@ def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, 
     one.advance(0)
     assert network.has_begun(0, 1)  # the failure ends the first
     one.wait(0)  # returns: it is the reader's
-    one.has_shard()
+    one.finish_wait()
     one = prefetcher([[9]] * 20 + [[0], [1]])
     network.begun.clear()
     for at, due in enumerate([1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]):  # 10 s and 20 s after the failures
@@ -561,7 +565,7 @@ def test_what_was_refused_for_another_sequence_does_not_delay_this_one(network, 
 
 def test_another_sequence_forgets_the_first(network, prefetcher):
     network.let(*range(10))
-    one = prefetcher([[0], [1]], ahead=LookAhead(1, math.inf))
+    one = prefetcher([[0], [1]], ahead=PrefetchLimits(1, math.inf))
     one.advance(0)
     assert network.has_begun(0, 1)
     one.follow(upcoming([[1], [0], [2]], first=7), first=7)
@@ -631,3 +635,26 @@ def test_where_there_may_be_no_more_threads_the_reader_fetches(make_dataset, tmp
     dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'local'), batch_size=8)
     monkeypatch.setattr(threading.Thread, 'start', refuse)
     assert [n for batch in StreamingDataLoader(dataset) for n in batch['id'].tolist()] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ('limits', 'reached'),
+    [
+        (PrefetchLimits(2), 'batches'),
+        (PrefetchLimits(1000, bytes=3 * SIZE), 'bytes'),
+        (PrefetchLimits(1000, shards=4), 'shards'),
+        (PrefetchLimits(1000, cache_bytes=5 * SIZE), 'cache_bytes'),
+        (PrefetchLimits(1000), None),
+    ],
+)
+def test_the_limit_that_holds_the_prefetch_is_logged_once_a_pass(network, caplog, limits, reached):
+    caplog.set_level('DEBUG', 'headrace')
+    one = Prefetcher(network, limits, clock=network.clock)
+    for _ in range(2):
+        caplog.clear()
+        one.follow(upcoming([[shard] for shard in range(20)]), first=0)
+        for batch in range(3):
+            one.advance(batch)
+        told = [record.getMessage() for record in caplog.records if 'prefetch' in record.getMessage()]
+        assert len(told) == (reached is not None)
+        assert reached is None or f'has reached its limit of {reached}. It is ' in told[0]

@@ -13,10 +13,12 @@ import json
 import multiprocessing
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.dataset.prefetch import prefetcher as prefetch
+from headrace.dataset.prefetch.limits import prefetch_limits
+from headrace.dataset.reading import batch_reader
 from headrace.storage.cache import lease_cache
 from headrace.storage.transfer import download as transfer
 from tests.support.programs.waiting import until
@@ -24,7 +26,7 @@ from tests.support.programs.waiting import until
 # So that the first epoch has as many as there ever are, and one moment about as many as another.
 lease_cache.MAPPED_SHARDS = 256
 lease_cache.LEASED_SHARDS = 4
-prefetch._THREADS = 2
+batch_reader.prefetch_limits = lambda *asked: replace(prefetch_limits(*asked), threads=2)
 transfer.REQUESTS = 1  # type: ignore[misc]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.prefetch.limits import LookAhead, ShardsAhead
+from headrace.dataset.prefetch.limits import PrefetchLimits, ShardsAhead
 from headrace.order import BatchPlan, Topology
 
 __all__ = ['CacheWindow', 'Horizon', 'NextUse', 'Upcoming', 'UpcomingBatch', 'knows_of_node', 'upcoming_batches']
@@ -96,23 +96,24 @@ class Horizon:
     of later ones, in whichever worker. Only the reader's thread moves the horizon; any thread may call `next_use`.
 
     Args:
-        ahead: the look-ahead.
+        limits: of the prefetch.
         size_of: gives the bytes of a shard in the cache.
-        max_bytes: of shards that a cache with a limit holds ahead of the reader; inf: no limit.
     """
 
-    def __init__(self, ahead: LookAhead, size_of: Callable[[int], int], max_bytes: float = math.inf) -> None:
+    def __init__(self, limits: PrefetchLimits, size_of: Callable[[int], int]) -> None:
         self.at = -1
         """The reader's batch."""
-        self._ahead, self._size_of, self._is_limited = ahead, size_of, max_bytes < math.inf
+        self.limits = limits
+        """Those of the prefetch."""
+        self._size_of, self._is_limited = size_of, limits.cache_bytes < math.inf
         self._upcoming: Upcoming | None = None
         self._seen = -1  # last scanned batch
         self._shards_seen = 0
-        self._fetched = ShardsAhead(ahead)
+        self._fetched = ShardsAhead(limits)
         self._lock = threading.Lock()
         self._uses = NextUse()  # from the reader's batch on
         self._node_uses = NextUse()  # by all ranks of the node, if the cache has a limit
-        self._window = CacheWindow(size_of, max_bytes)
+        self._window = CacheWindow(size_of, limits.cache_bytes)
         self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond the window
 
     def follow(self, upcoming: Upcoming, *, first: int) -> None:
@@ -136,7 +137,7 @@ class Horizon:
         self._fetched.drop_until(batch)
         with self._lock:
             self.at = batch
-            self._node_uses.drop_before(batch - self._ahead.lag)
+            self._node_uses.drop_before(batch - self.limits.lag)
             return self._uses.drop_before(batch)
 
     def scan(self) -> Iterator[tuple[int, int]]:
@@ -152,7 +153,7 @@ class Horizon:
         for _ in range(_SCAN):
             if self._shards_seen - begin >= _SCAN_SHARDS:
                 return
-            if self._upcoming is None or self._seen >= self.at + self._ahead.batches or self._fetched.is_enough:
+            if self._upcoming is None or self._is_far_enough():
                 return
             batch = next(self._upcoming, None)
             if batch is None:
@@ -164,6 +165,16 @@ class Horizon:
                 yield from ((batch.number, shard) for shard in new)
             elif held_all:
                 yield from self._entering()
+
+    def _is_far_enough(self) -> bool:
+        return self._seen >= self.at + self.limits.batches or bool(self._fetched.reached)
+
+    @property
+    def reached(self) -> str:
+        """The limit that holds the prefetch now, by its name in `PrefetchLimits`; empty: none, or the data end."""
+        if self._upcoming is not None and self._seen >= self.at + self.limits.batches:
+            return 'batches'
+        return self._fetched.reached or ('' if self._window.holds_all else 'cache_bytes')
 
     def _add(self, batch: UpcomingBatch) -> list[int]:
         """Append a batch; returns the shards that no earlier batch uses."""
@@ -181,9 +192,9 @@ class Horizon:
 
     def _entering(self) -> Iterator[tuple[int, int]]:
         """Shards of the batches that enter the window: some may have been evicted meanwhile."""
-        self._window.move(self.at - self._ahead.lag, self.at)
+        self._window.move(self.at - self.limits.lag, self.at)
         while self._beyond and self._beyond[0][0] <= self._window.batch:
-            if self._fetched.is_enough and self._beyond[0][0] > self.at + 1:
+            if self._fetched.reached and self._beyond[0][0] > self.at + 1:
                 return
             first, shards = self._beyond.popleft()
             yield from ((first, shard) for shard in shards if self._uses.next_of(shard) == first)
@@ -193,9 +204,11 @@ class Horizon:
         self._fetched.add(first, self._size_of(shard))
 
     @property
-    def bytes_ahead(self) -> int:
-        """Bytes of the prefetched shards that were not used yet."""
-        return self._fetched.bytes
+    def ahead(self) -> str:
+        """The batches in sight, and the prefetched shards that were not used yet, in words."""
+        return (
+            f'{self._seen - self.at:,} batches, {len(self._fetched):,} shards and {self._fetched.bytes:,} bytes ahead'
+        )
 
     @property
     def until(self) -> float:

@@ -6,8 +6,8 @@ import bisect
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,14 @@ from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 
 __all__ = [
-    'LookAhead',
+    'PrefetchLimits',
     'ShardsAhead',
     'bytes_side_by_side',
     'check_predownload',
     'downloads_of_nodes',
     'fixed_bytes',
-    'look_ahead',
     'max_bytes_ahead',
+    'prefetch_limits',
     'require_room',
     'warn_of_shared_shards',
     'warn_without_room',
@@ -36,18 +36,44 @@ _SAMPLES = 1 << 16
 _BYTES = 512 << 20
 _SHARDS = 1024  # of a few KB each, these hide any latency; to plan and look for more takes seconds
 _FEWEST = 2  # shards ahead, however large they are
+_OF_CACHE = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
+_LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
 
 
-class LookAhead(NamedTuple):
-    """Distance of the prefetch from its reader."""
+@dataclass(frozen=True, slots=True)
+class PrefetchLimits:
+    """How far a process fetches ahead of its reader, and how much at one time. The limit that is reached first holds.
+
+    `Prefetcher` logs, at level DEBUG, which limit that is.
+    """
 
     batches: int
-    bytes: float
+    bytes: float = math.inf
     """Bytes of shards that were fetched and not yet used."""
     lag: int = 8
     """Batches by which another rank may be behind: its workers read ahead of its trainer."""
     shards: float = math.inf
     """The same as ``bytes``, in shards."""
+    cache_bytes: float = math.inf
+    """Bytes of shards that a cache with a limit holds ahead of the reader, for all ranks of a node; inf: no limit."""
+    threads: int = 8
+    """Shards that are fetched, verified and unpacked at the same time. `storage.transfer.download` bounds requests."""
+    width: int = 64
+    """Concurrent fetches of all processes of a rank at most; `Concurrency` says how many of these are allowed now."""
+
+
+def prefetch_limits(predownload: int | None, batch_size: int, workers: int = 1) -> PrefetchLimits:
+    """The limits of a process that makes batches, without that of a cache.
+
+    Args:
+        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
+        batch_size: samples of a batch on this rank.
+        workers: processes that make batches of this rank in turn.
+    """
+    lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
+    if predownload is None:
+        return PrefetchLimits(max(8, _SAMPLES // batch_size), _BYTES, lag, _SHARDS)
+    return PrefetchLimits(math.ceil(predownload / batch_size) * workers, lag=lag)
 
 
 def check_predownload(predownload: int | None, batch_size: int | None) -> None:
@@ -68,35 +94,25 @@ def check_predownload(predownload: int | None, batch_size: int | None) -> None:
         )
 
 
-def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:
-    """The look-ahead of a process that makes batches.
-
-    Args:
-        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
-        batch_size: samples of a batch on this rank.
-        workers: processes that make batches of this rank in turn.
-    """
-    lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
-    if predownload is None:
-        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag, _SHARDS)
-    return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf, lag)
-
-
 class ShardsAhead:
     """The shards that were fetched ahead of the reader and not used yet."""
 
-    def __init__(self, ahead: LookAhead) -> None:
-        """Take the bytes and shards that are enough."""
-        self._most, self._most_shards = ahead.bytes, ahead.shards
+    def __init__(self, limits: PrefetchLimits) -> None:
+        self._limits = limits
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
         self.bytes = 0
         """Bytes of all these shards."""
 
+    def __len__(self) -> int:
+        return len(self._first_uses)
+
     @property
-    def is_enough(self) -> bool:
-        """Whether the prefetch is far enough ahead."""
-        count = len(self._first_uses)
-        return count >= self._most_shards or (self.bytes >= self._most and count >= _FEWEST)
+    def reached(self) -> str:
+        """The limit that they reach, 'shards' or 'bytes'; empty: none."""
+        count, limits = len(self._first_uses), self._limits
+        if count >= limits.shards:
+            return 'shards'
+        return 'bytes' if self.bytes >= limits.bytes and count >= _FEWEST else ''
 
     def add(self, first: int, size: int) -> None:
         """Count a shard of `size` bytes that batch `first` uses."""
@@ -114,10 +130,6 @@ class ShardsAhead:
         self.bytes = 0
 
 
-_AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
-_LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
-
-
 def fixed_bytes(streams: Sequence[Stream]) -> int:
     """Bytes of the streams' caches that are never evicted, such as those of indexes; each folder counts once."""
     sizes: dict[Path, int] = {}
@@ -129,7 +141,7 @@ def fixed_bytes(streams: Sequence[Stream]) -> int:
 
 def max_bytes_ahead(limit: float, streams: Sequence[Stream]) -> float:
     """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
-    return _AHEAD * (limit - fixed_bytes(streams))
+    return _OF_CACHE * (limit - fixed_bytes(streams))
 
 
 def require_room(limit: int, streams: Sequence[Stream]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,15 +10,14 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from headrace.dataset.prefetch.horizon import Horizon, Upcoming
-from headrace.dataset.prefetch.limits import LookAhead
+from headrace.dataset.prefetch.limits import PrefetchLimits
 from headrace.dataset.prefetch.schedule import Concurrency, Fetch, FetchSchedule, Starvation
+from headrace.redaction import logger_of
 from headrace.storage import FetchResult, Transfer
 
 __all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
 
-# Shards that are fetched, verified and unpacked at the same time; `storage.transfer.download` bounds the requests.
-_THREADS = 8
-
+_log = logger_of(__name__)
 
 FetchAhead: TypeAlias = Callable[..., FetchResult]
 """Makes a shard present, without waiting for another process or for room: `CachedShards.fetch_ahead`."""
@@ -48,9 +46,8 @@ class Prefetcher:
 
     Args:
         shards: the shards.
-        ahead: the look-ahead.
+        limits: how far it goes ahead, and how much is fetched at one time.
         fetch: fetches a shard. None: there are no threads, and the caller works with `take` and `ended`.
-        max_bytes: of shards that a cache with a limit holds ahead of the reader; inf: no limit.
         concurrency: limits concurrent fetches; None: by their measured gain.
         clock: the time in seconds.
     """
@@ -58,20 +55,20 @@ class Prefetcher:
     def __init__(
         self,
         shards: SizedShards,
-        ahead: LookAhead,
+        limits: PrefetchLimits,
         fetch: FetchAhead | None = None,
         *,
-        max_bytes: float = math.inf,
         concurrency: Concurrency | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shards, self._fetch = shards, fetch
-        self._horizon = Horizon(ahead, shards.size_of, max_bytes)
+        self._horizon = Horizon(limits, shards.size_of)
         self._schedule = FetchSchedule(self._horizon, concurrency, clock)
         self._starvation = Starvation(clock)
         self._lock = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._logged: set[str] = set()  # the limits that this pass has reached
 
     # -- the reader ------------------------------------------------------------------------------------------------
 
@@ -86,6 +83,7 @@ class Prefetcher:
         self.pause()
         self._horizon.follow(upcoming, first=first)
         self._starvation.source = starved
+        self._logged.clear()
         self._schedule.concurrency.begin(self._starvation.seconds)
 
     def pause(self) -> None:
@@ -115,12 +113,27 @@ class Prefetcher:
         with self._lock:
             self._start_threads()
             self._lock.notify_all()
+        self._log_limit(self._horizon.reached)
         return [shard for shard in used if shard not in self._horizon]
+
+    def _log_limit(self, reached: str) -> None:
+        """Log that a limit holds the prefetch, once a pass: to find the reason for a prefetch that is too shallow."""
+        if reached and reached not in self._logged:
+            self._logged.add(reached)
+            limits, width = self._horizon.limits, self._schedule.concurrency.width
+            _log.debug(
+                'At batch %d the prefetch has reached its limit of %s. It is %s, with %d concurrent fetches: %s.',
+                self._horizon.at,
+                reached,
+                self._horizon.ahead,
+                width,
+                limits,
+            )
 
     def wait(self, shard: int) -> None:
         """Wait for the running fetch of a shard. If the shard is still missing, the caller fetches it at once.
 
-        The caller then calls `has_shard`.
+        The caller then calls `finish_wait`.
 
         Raises:
             Exception: the error of an urgent fetch, or of bad data. The next call tries again.
@@ -139,7 +152,7 @@ class Prefetcher:
             finally:
                 del failure  # its traceback holds this frame: a cycle, which would hold the reader's dataset, too
 
-    def has_shard(self) -> None:
+    def finish_wait(self) -> None:
         """Note that the reader has the shard of its last `wait`, or cannot have it."""
         with self._lock:
             self._starvation.end()
@@ -168,9 +181,9 @@ class Prefetcher:
 
     def _start_threads(self) -> None:
         """Start the threads that have work. Needs the lock."""
-        if self._fetch is None or len(self._threads) == _THREADS:
+        if self._fetch is None or len(self._threads) == self._horizon.limits.threads:
             return
-        wanted = self._schedule.wanted_threads(_THREADS)
+        wanted = self._schedule.wanted_threads(self._horizon.limits.threads)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, args=(self._fetch,), name='headrace-fetch', daemon=True)
             try:

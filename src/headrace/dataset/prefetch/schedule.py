@@ -128,7 +128,6 @@ NO_ROOM_PAUSE = 0.5
 """Seconds before a retry of a shard without room, unless the reader advances earlier."""
 POLL = 0.02
 """Seconds between two looks at whether another process is done."""
-_WIDEST = 64  # fetches of all processes of a rank at most
 _RETRIES = 5  # retries of a failed prefetch, after twice, four times, ... the patience
 
 
@@ -161,7 +160,7 @@ class FetchSchedule:
         self, horizon: Horizon, concurrency: Concurrency | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._horizon, self._clock = horizon, clock
-        self.concurrency = concurrency or Concurrency(_WIDEST, clock)
+        self.concurrency = concurrency or Concurrency(horizon.limits.width, clock)
         self.reader_fetches = False
         """Whether the reader itself fetches a shard."""
         self._queue = _Queue(clock)

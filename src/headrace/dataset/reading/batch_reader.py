@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
-from headrace.dataset.prefetch.limits import look_ahead
+from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for, drawing_for_batch
@@ -241,19 +241,19 @@ class BatchReader(Reader[BatchKey]):
         worker = torch.utils.data.get_worker_info()
         workers = worker.num_workers if worker is not None else 1
         self._pass, source = key[:2], self._source
-        ahead = look_ahead(source.predownload, self._batches.batch_size, workers)
+        limits = prefetch_limits(source.predownload, self._batches.batch_size, workers)
         self._places, self._next_places = self._next_places, None
         if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
-            self._places = _BatchPlaces(self.plan_of(key), source.pool.map, ahead.batches)
+            self._places = _BatchPlaces(self.plan_of(key), source.pool.map, limits.batches)
         self._plan = self._places.plan  # an earlier one may hold a permutation
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
         first = key.number - key.number % workers
         source.pool.shards.follow(
-            self._upcoming(self._places, first, ahead.batches, key.epoch + 1 if key.continues else None),
+            self._upcoming(self._places, first, limits.batches, key.epoch + 1 if key.continues else None),
             first=first,
-            ahead=ahead,
+            limits=limits,
             progress=source.progress,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.horizon import Upcoming
-from headrace.dataset.prefetch.limits import LookAhead, max_bytes_ahead
+from headrace.dataset.prefetch.limits import PrefetchLimits, max_bytes_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.progress import Progress
 from headrace.dataset.streams.columns import ImageColumn
@@ -205,20 +205,22 @@ class DatasetShards:
     def _next_use(self, shard: int) -> float:
         return math.inf if self._prefetcher is None else self._prefetcher.next_use(shard)
 
-    def follow(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
+    def follow(
+        self, upcoming: Upcoming, *, first: int, limits: PrefetchLimits, progress: Progress | None = None
+    ) -> None:
         """Fetch the shards of upcoming batches in the background.
 
         Args:
             upcoming: the batches and their shards.
             first: number of the first one.
-            ahead: the look-ahead.
+            limits: those of the first call hold, and that of the cache.
             progress: has the time that the trainer has waited; None: unknown.
         """
         if self.cached.are_local:
             return
         if self._prefetcher is None:
-            max_bytes = max_bytes_ahead(self._limit, self._streams)
-            self._prefetcher = Prefetcher(self.cached, ahead, self.cached.fetch_ahead, max_bytes=max_bytes)
+            limits = replace(limits, cache_bytes=max_bytes_ahead(self._limit, self._streams))
+            self._prefetcher = Prefetcher(self.cached, limits, self.cached.fetch_ahead)
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 
@@ -290,7 +292,7 @@ class DatasetShards:
             lease = self.cached.acquire(shard, next_use=self._next_use)
         finally:
             if self._prefetcher is not None:
-                self._prefetcher.has_shard()
+                self._prefetcher.finish_wait()
         if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
             self.cached.waited(shard, waited)
         return lease, self.cached.reader(shard, lease)
