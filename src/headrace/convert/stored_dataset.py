@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from headrace.dataset.streams.missing_index import in_its_place
+from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.errors import ChecksumError, FormatError, ObjectNotFoundError
 from headrace.format import (
     FileInfo,
@@ -76,7 +76,9 @@ def open_stored(
         data = read_object(store, INDEX, retry)
     except ObjectNotFoundError as error:
         path = local_path(url)
-        raise ObjectNotFoundError(str(error) if path is None else f'{error} {in_its_place(Path(path))}') from None
+        raise ObjectNotFoundError(
+            str(error) if path is None else f'{error} {explain_missing_index(Path(path))}'
+        ) from None
     source = object_url(store, INDEX)
     return StoredDataset(store, data, parse_index(data, source=source, allow_unsafe_types=True, allow_empty=True))
 

@@ -124,16 +124,11 @@ class _Attribute(Generic[T]):
         return self if dataset is None else self._read(dataset)
 
 
-class DatasetAttributes(SampleSequence):
+class DatasetAttributes(SamplesById, SampleSequence):
     """Attributes in terms of the mixture and the order's settings. Sizes count the samples that are offered."""
 
     streams: list[Stream]
     shards: Sequence[ShardInfo]
-
-    @property
-    @abstractmethod
-    def pool(self) -> SamplePool:
-        """The samples that all streams offer, by id, as they are stored."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Subclasses store their arguments. Of these, the order has its own values, which it needs.

@@ -29,7 +29,6 @@ from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sample_rng import drawing_for
-from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.columns import (
     column_names,
     read_columns,
@@ -66,7 +65,7 @@ from headrace.sources.formats import check_format
 __all__ = ['LocalDataset', 'StreamingDataset', 'refuse_dealing', 'samples_of_pass']
 
 
-class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], FactsRepr):
+class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -265,8 +264,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
                 skip=ranges,
                 load=self._permutations.load,
             )
-            SampleSequence.__init__(
-                self,
+            super().__init__(
                 run,
                 skip=ranges,
                 batch_size=batch_size,
@@ -332,9 +330,9 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         topology, progress = batches.topology, self.progress
         self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
         process = get_worker_info()
-        speaks = not topology.rank and (process is None or process.id == 0)
+        is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.
-        if speaks and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker):
+        if is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker):
             self._is_checked = True
             if self.cache_limit is not None:
                 warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)

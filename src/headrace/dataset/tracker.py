@@ -257,7 +257,7 @@ class PositionTracker:
         first_epochs = self._first_epochs or _epochs(places)
         self._first_epochs = None
         last = self._pass
-        if last is not None and self._comes_again(last):
+        if last is not None and self._repeats(last):
             places, first_epochs = last.places, last.first_epochs
             self._move(places)
         for loader in self.loaders:
@@ -296,7 +296,7 @@ class PositionTracker:
             raise ConfigError('A tracker counts batches of a pass, but none has begun. Call `begin`, or use `follow`.')
         return self._pass
 
-    def _comes_again(self, begun: Pass) -> bool:
+    def _repeats(self, begun: Pass) -> bool:
         """Whether nothing of a pass was trained."""
         return not (begun.trained or begun.is_over)
 
@@ -309,9 +309,9 @@ class PositionTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
-        return self._state_at(self._here())
+        return self._state_at(self._snapshot())
 
-    def _state_at(self, here: Here) -> dict[str, Any]:
+    def _state_at(self, here: PositionSnapshot) -> dict[str, Any]:
         entries = [
             {
                 'position': loader.dataset.resume_state(*place, loader.global_batch_size, loader.remainder).to_dict(),
@@ -329,16 +329,16 @@ class PositionTracker:
             'mode': self.mode,
         }
 
-    def _here(self) -> Here:
+    def _snapshot(self) -> PositionSnapshot:
         begun = self._pass
         if begun is None:
             places = self.next()
-            return Here(places, self._first_epochs or _epochs(places), is_over=False)
+            return PositionSnapshot(places, self._first_epochs or _epochs(places), is_over=False)
         places = self._after(begun.places, begun.trained)
         if not (begun.is_over or begun.trained >= self._whole(begun)):
-            return Here(places, begun.first_epochs, is_over=False)
+            return PositionSnapshot(places, begun.first_epochs, is_over=False)
         places = self._next_epochs(places)
-        return Here(places, _epochs(places), is_over=True)
+        return PositionSnapshot(places, _epochs(places), is_over=True)
 
     def _after(self, places: Places, batches: int) -> Places:
         cycles = len(self.loaders) > 1 and self.mode == 'max_size_cycle'
@@ -456,7 +456,7 @@ class PositionTracker:
         return [loader.next() for loader in self.loaders]
 
 
-class Here(NamedTuple):
+class PositionSnapshot(NamedTuple):
     """The point that the training has reached."""
 
     places: Places

@@ -15,7 +15,7 @@ import xxhash
 from headrace.convert.inputs.samples import classes_file
 from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
-from headrace.dataset.streams.missing_index import in_its_place
+from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.errors import ObjectNotFoundError
 from headrace.sources.source_index import SourceIndex, names_of_classes
 from headrace.sources.source_store import SourceStore, split_glob
@@ -65,7 +65,7 @@ def open_parts(
     found, _ = retry.call(f'Listing {url}', store.find)
     if found is None:
         path = local_path(split_glob(url)[0])
-        place = '' if path is None else f' {in_its_place(Path(path))}'
+        place = '' if path is None else f' {explain_missing_index(Path(path))}'
         raise ObjectNotFoundError(
             f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
             f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'

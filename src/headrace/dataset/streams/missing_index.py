@@ -10,14 +10,14 @@ from typing import Final
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
 from headrace.sources.formats import how_to_rename
 
-__all__ = ['in_its_place', 'missing_index']
+__all__ = ['explain_missing_index', 'missing_index']
 
 _INDEX: Final = 'index.json'
 _SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
 _MOST: Final = 1000  # entries to look at
 
 
-def in_its_place(folder: Path) -> str:
+def explain_missing_index(folder: Path) -> str:
     """The likely reason why a folder has no index, and the fix. Reads names only."""
     try:
         with os.scandir(folder) as found:
@@ -56,7 +56,7 @@ def missing_index(index: Path, remote: str | None, title: str) -> HeadraceError:
         remote: the stream's remote; None: there is none.
         title: the stream's name for messages.
     """
-    place = in_its_place(index.parent)
+    place = explain_missing_index(index.parent)
     if remote is None:
         return EmptyDatasetError(f'No `remote` provided, but local file {index} does not exist either. {place}')
     return ObjectNotFoundError(f'No such file or directory: {index}, the index of stream {title}. {place}')

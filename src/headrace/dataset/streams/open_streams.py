@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from headrace.dataset.cache_files import IndexTable
 from headrace.dataset.streams.columns import column_names, image_columns
-from headrace.dataset.streams.missing_index import in_its_place, missing_index
+from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.stream import Stream
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
@@ -341,7 +341,7 @@ class _Opening:
             fetch.run()
         except ObjectNotFoundError as error:
             found_there = local_path(stream.url or '')
-            place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
+            place = '' if found_there is None else f' {explain_missing_index(Path(found_there))}'
             raise ObjectNotFoundError(
                 f'No such file or directory: the index of stream {stream.title}: {error}{place}'
             ) from None

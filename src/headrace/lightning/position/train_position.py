@@ -72,8 +72,8 @@ class TrainPosition(PositionTracker):
         self._is_left = True
 
     @override
-    def _comes_again(self, begun: Pass) -> bool:
-        return super()._comes_again(begun) if self._is_left else self._counts_now == self._counts
+    def _repeats(self, begun: Pass) -> bool:
+        return super()._repeats(begun) if self._is_left else self._counts_now == self._counts
 
     def _count_trained(self) -> None:
         """Take the trained batches of the pass from Lightning's counters."""
@@ -91,7 +91,7 @@ class TrainPosition(PositionTracker):
     @override
     def state_dict(self) -> dict[str, Any]:
         self._count_trained()
-        begun, here = self._pass, self._here()
+        begun, here = self._pass, self._snapshot()
         epochs, batches = self._counts_now if begun is None else self._counts
         if begun is not None:
             epochs += self._epochs_between(begun.places, here.places, is_over=here.is_over)
@@ -121,10 +121,10 @@ class TrainPosition(PositionTracker):
     @property
     def unfinished(self) -> Places | None:
         """The places at which the last pass stopped, unless it is finished or will restart."""
-        if self._pass is None or self._comes_again(self._pass):
+        if self._pass is None or self._repeats(self._pass):
             return None
         self._count_trained()
-        here = self._here()
+        here = self._snapshot()
         return None if here.is_over else here.places
 
     def length(self, *, is_begun: bool) -> int | None:
