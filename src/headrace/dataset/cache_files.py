@@ -185,7 +185,6 @@ class EpochPermutations:
             return _in_memory(mixture.epoch_size, fill)
 
     def _find(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
-        """Map a file; None if there is none."""
         try:
             with self._place.opened(only_read=True) as folder:
                 return self._map(folder, name, size)

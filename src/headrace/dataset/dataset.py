@@ -475,8 +475,6 @@ def refuse_dealing(dataset: object, ranks: int) -> None:
 
 
 def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
-    """The samples of one batch."""
-
     def read(sample_id: int) -> Any:
         with drawing_for(source.shuffle_seed, epoch, sample_id):
             return source.samples[sample_id]

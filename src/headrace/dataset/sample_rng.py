@@ -19,8 +19,6 @@ _NO_SAMPLE = (
 
 
 class _Draws:
-    """One sample's random numbers."""
-
     def __init__(self, *key: int) -> None:
         self.key = key
         self._generator: np.random.Generator | None = None

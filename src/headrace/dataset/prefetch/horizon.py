@@ -307,7 +307,6 @@ class CacheWindow:
     """
 
     def __init__(self, size_of: Callable[[int], int], max_bytes: float) -> None:
-        """Take a function for a shard's bytes, and the bytes that the cache holds."""
         self._size_of, self._max_bytes = size_of, max_bytes
         self._bytes = 0
         self._within: deque[tuple[int, list[int]]] = deque()

@@ -193,7 +193,6 @@ class Prefetcher:
             self._threads.append(thread)
 
     def _work(self, fetch: FetchAhead) -> None:
-        """Make the chosen shards present, one after the other."""
         # An error holds the frames that raised it, the reader's too. If it stayed in this frame, the dataset would
         # never be deleted, and never end this thread.
         while (chosen := self.take()) is not None:
@@ -219,7 +218,6 @@ class Prefetcher:
                 self._lock.wait(self._schedule.seconds_to_wait())
 
     def _check_other_fetches(self) -> None:
-        """Check which shards other processes have fetched."""
         with self._lock:
             shards = self._schedule.others_to_look_at()
         for shard in shards:

@@ -320,7 +320,6 @@ class _Queue:
         self._failures: dict[int, int] = {}  # of all failed shards
 
     def __len__(self) -> int:
-        """Number of shards that may be taken now."""
         return len(self._items)
 
     def __contains__(self, shard: int) -> bool:
@@ -329,12 +328,10 @@ class _Queue:
 
     @property
     def first(self) -> int:
-        """The first batch that uses the next shard."""
         return self._items[0][0]
 
     @property
     def ready(self) -> Container[int]:
-        """The shards that may be taken now."""
         return self._shards
 
     def due(self, batch: int, most: int) -> int:
@@ -342,7 +339,6 @@ class _Queue:
         return sum(first <= batch for first, _ in itertools.islice(self._items, most))
 
     def add(self, first: int, shard: int) -> None:
-        """Add a shard that is not in the queue."""
         bisect.insort(self._items, (first, shard))
         self._shards.add(shard)
 
@@ -372,16 +368,13 @@ class _Queue:
         self._failures.pop(shard, None)
 
     def clear(self) -> None:
-        """Forget all."""
         for part in (self._items, self._shards, self._refused, self._retry_at, self._failures):
             part.clear()
 
     def came(self, shard: int) -> None:
-        """Note that a taken shard has arrived."""
         self._failures.pop(shard, None)
 
     def failed(self, shard: int) -> None:
-        """Note that the prefetch of a taken shard failed."""
         failures = self._failures[shard] = self._failures.get(shard, 0) + 1
         if failures <= _RETRIES:
             self._retry_at[shard] = self._clock() + PATIENCE * 2**failures
@@ -419,7 +412,6 @@ class _OtherFetches:
         return bool(self._shards)
 
     def add(self, first: int, shard: int) -> None:
-        """Add a shard of another process that batch `first` uses."""
         self._shards.setdefault(shard, (first, self._clock() + PATIENCE))
 
     def discard(self, shard: int) -> bool:
@@ -427,11 +419,9 @@ class _OtherFetches:
         return self._shards.pop(shard, None) is not None
 
     def keep(self, shards: Container[int]) -> None:
-        """Forget all but these shards."""
         self._shards = {shard: item for shard, item in self._shards.items() if shard in shards}
 
     def clear(self) -> None:
-        """Forget all."""
         self._shards.clear()
 
     def to_look_at(self) -> list[int]:

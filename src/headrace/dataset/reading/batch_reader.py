@@ -294,7 +294,6 @@ class _BatchPlaces:
     """The places of one rank's batches, for its reader and its prefetch. Many batches are located together."""
 
     def __init__(self, plan: BatchPlan, sample_map: SampleMap, ahead: int) -> None:
-        """Take a plan, the places of samples, and the number of batches to look ahead."""
         self.plan = plan
         self._map = sample_map
         self._rows = plan.batch_size

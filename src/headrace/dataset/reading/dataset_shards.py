@@ -62,7 +62,6 @@ class CachedShards:
     """The shards of all streams in their caches, by number."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
-        """Take opened streams."""
         self._streams = streams
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
         self.bad = BadShards()
@@ -84,7 +83,6 @@ class CachedShards:
         return 0 if stream.is_local else stream.entry(local).size
 
     def _cached(self, shard: int) -> tuple[ShardCache, CacheEntry]:
-        """The cache of a shard, and the shard's files."""
         stream, local = self.place(shard)
         return stream.cache(), stream.entry(local)
 

@@ -24,8 +24,6 @@ __all__ = ['ImageRows']
 
 
 class _Row(NamedTuple):
-    """An opened picture of a batch."""
-
     row: int
     picture: Picture
     column: ImageColumn
@@ -35,7 +33,6 @@ class ImageRows:
     """Decodes the images of samples."""
 
     def __init__(self, shards: CachedShards, describe: Describe) -> None:
-        """Take the shards, and the places of samples for messages."""
         self._shards, self._describe = shards, describe
 
     def decode_sample(self, sample: dict[str, Any], shard: int, sample_id: int) -> None:
@@ -126,7 +123,6 @@ class ImageRows:
     def _fail(
         self, error: FormatError, name: str, row: int, sample_id: int, failed: dict[int, Exception] | None
     ) -> None:
-        """Note the error of a row, or raise it."""
         named = self._named(error, name, sample_id)
         if failed is None or not is_bad_sample(named):
             raise named from error

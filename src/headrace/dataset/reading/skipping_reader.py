@@ -179,7 +179,6 @@ class SkippingReader:
         return samples
 
     def _bad_rows(self, ids: list[int], failed: dict[int, Exception]) -> BadRows | None:
-        """Log the bad rows, and return them."""
         if not failed:
             return None
         for row, error in failed.items():

@@ -238,7 +238,6 @@ def _whose(stream: Stream, schema: Schema) -> str:
 
 
 def _shard_of(stream: Stream, schema: Schema) -> str:
-    """The first shard of a schema."""
     shards = stream.shards
     kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]
     first = next(number for number, kind in enumerate(shards.kind_of.tolist()) if kind in kinds)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.dataset.cache_files import IndexTable
 from headrace.dataset.streams.columns import column_names, image_columns
@@ -35,12 +35,7 @@ from headrace.storage.cache.fetch import same_folder
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
-    from headrace.dataset.streams.stream import OnChangedData
-    from headrace.images import Decode
-    from headrace.selection import Fraction, Predicate, Subset
 
 
 __all__ = [
@@ -96,31 +91,8 @@ def restored_after_error(streams: Sequence[Stream]) -> Generator[None]:
         raise
 
 
-class StreamDefaults(TypedDict):
-    """A dataset's arguments for those of its streams that leave them out; see `Stream`."""
-
-    split: str | None
-    download_retry: int
-    download_timeout: float
-    validate_hash: str | None
-    keep_zip: bool
-    endpoint_url: str | None
-    region: str | None
-    anonymous: bool | None
-    requester_pays: bool | None
-    store_options: Mapping[str, Any] | None
-    subset: Subset | Sequence[Sequence[int | str | None]] | None
-    fraction: Fraction | Sequence[float | str] | None
-    fraction_seed: int | None
-    where: Predicate | Mapping[str, Any] | None
-    columns: tuple[str, ...] | None
-    format: str | None
-    decode: Decode | None
-    on_changed_data: OnChangedData | None
-
-
 def open_streams(
-    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Unpack[StreamDefaults]
+    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Any
 ) -> list[StreamSize]:
     """Open the streams of one dataset at the same time.
 
@@ -128,7 +100,7 @@ def open_streams(
         streams: the streams; each missing name or value is filled in, and each gets its shards, cache and numbers.
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
-        defaults: values by the names of a stream's arguments.
+        defaults: a dataset's values for arguments of its streams that are left at None; see `Stream`.
 
     Returns:
         The streams as the order sees them.
@@ -183,7 +155,7 @@ def _refuse_used(stream: Stream) -> None:
         )
 
 
-def _fill_in(stream: Stream, defaults: StreamDefaults) -> None:
+def _fill_in(stream: Stream, defaults: Mapping[str, Any]) -> None:
     """Take the dataset's values for the arguments that were left at None."""
     for key, value in defaults.items():
         if getattr(stream, key) is None:
@@ -210,8 +182,6 @@ def store_of(stream: Stream) -> Store | None:
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """The opening of one stream."""
-
     stream: Stream
     selection: Selection | None
     allow_unsafe_types: bool
@@ -243,7 +213,6 @@ class _Opening:
         return stream.is_local or not any(sign in (stream.remote or '') for sign in '*?[')  # which globs have
 
     def finder(self) -> SourceFinder:
-        """Finds data of other formats."""
         from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
 
         return SourceFinder(
@@ -326,7 +295,6 @@ class _Opening:
         return stream.opened_cache
 
     def _fetch(self, index: CachedIndex, store: Store, reader: IndexReader) -> None:
-        """Have the cache folder hold the remote's index, and read it."""
         stream, cache = self.stream, self._make_cache(store, index)
         fetch = IndexFetch(
             index=index,

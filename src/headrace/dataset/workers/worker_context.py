@@ -30,7 +30,7 @@ import weakref
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkServerContext, SpawnContext
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from headrace.redaction import warn
 
@@ -167,28 +167,23 @@ def _close(descriptors: set[int]) -> None:
             os.close(descriptor)
 
 
-class PipeContext(ForkContext):
-    """Forks, and makes queues of pipes."""
+class _PipeQueues:
+    """The part of a context that makes queues."""
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802 - multiprocessing's name
-        """A `PipeQueue`."""
-        return PipeQueue(self)
+        return PipeQueue(cast('BaseContext', self))
 
 
-class SpawnPipeContext(SpawnContext):
+class PipeContext(_PipeQueues, ForkContext):
+    """Forks, and makes queues of pipes."""
+
+
+class SpawnPipeContext(_PipeQueues, SpawnContext):
     """Spawns, and makes queues of pipes."""
 
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
-        """A `PipeQueue`."""
-        return PipeQueue(self)
 
-
-class ForkServerPipeContext(ForkServerContext):
+class ForkServerPipeContext(_PipeQueues, ForkServerContext):
     """Starts processes by a fork server, and makes queues of pipes."""
-
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802
-        """A `PipeQueue`."""
-        return PipeQueue(self)
 
 
 _SECONDS = 10.0  # a fork takes milliseconds; to lose a child that was only late does no harm

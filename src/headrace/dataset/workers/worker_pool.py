@@ -35,7 +35,6 @@ class WorkerPool:
     """The workers of one reader; they live on from pass to pass with `persistent_workers`."""
 
     def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress) -> None:
-        """Take the reader, the loader that has the settings for workers, and its dataset's progress."""
         import_module('numpy.random')  # PyTorch seeds it in each worker: imported once, before they are forked
 
         self._keys = _Keys()
@@ -84,7 +83,6 @@ class WorkerPool:
         return batches
 
     def _refusal_of_copies(self) -> ConfigError | None:
-        """The error for objects that cannot be sent to workers; no worker runs then."""
         method = self._context.get_start_method()
         return None if method == 'fork' else refusal(method, self._sent)
 
@@ -169,8 +167,6 @@ def _as_it_is(received: Any) -> Any:
 
 
 class _Keys:
-    """The sampler of PyTorch's loader: the keys of the current pass."""
-
     keys: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
@@ -189,7 +185,6 @@ class _WorkerReader(Dataset[Any]):
     """The reader in a worker. Each batch takes the counters of reads along that have changed since the last one."""
 
     def __init__(self, reader: Reader[Any], *, prefetch_factor: int) -> None:
-        """Take the reader, which is copied into workers, and the number of batches that each prefetches."""
         self._reader = reader
         self._prefetch_factor = prefetch_factor
         self.rings: SlotRings | None = None

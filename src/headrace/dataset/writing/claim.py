@@ -243,7 +243,6 @@ class FolderClaim:
 
 
 def _is_written(shown: str, mark: WriterMark | None) -> FileExistsError:
-    """The error for a place that has a living writer."""
     fix = 'Wait for it, or choose another `out`.'
     if mark is not None and (os.getpid(), mark.token) in _own:
         fix = (

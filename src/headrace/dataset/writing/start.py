@@ -265,7 +265,6 @@ def _read(place: Place, name: str) -> list[ShardInfo]:
 
 
 def _check_settings(start: Start, terms: Terms) -> Start:
-    """Refuse a writer whose settings differ from those of the shards that it continues."""
     for shards, names, what in (
         (start.before[-1:], _SHARED, 'A dataset, and samples that are appended,'),
         (start.whole[-1:], _ALL, 'A killed writer, and the one that continues it,'),
