@@ -3,10 +3,10 @@
     python benchmarks/cold.py [ROUNDS] [--shard 2mb] [--window 4] [--tables cold,nodes,cache] [--json OUT] ...
 
 An S3 server on the loopback interface (Ceph's RADOS gateway if it is installed, else moto) stands behind a
-`headrace.testing.link.Link`: a round trip of 20 ms, and 25 MB/s for all connections together. The samples are rows of
-2,048 tokens, int32, the first of which is the sample's number. headrace's `MDSWriter` writes the objects that headrace
-and mosaicml-streaming read, litdata's `BinaryWriter` those of litdata. Each run is a process of its own with a link of
-its own and an empty cache folder, and rounds are interleaved; figures are medians over rounds.
+`tests.support.servers.link.Link`: a round trip of 20 ms, and 25 MB/s for all connections together. The samples are rows
+of 2,048 tokens, int32, the first of which is the sample's number. headrace's `MDSWriter` writes the objects that
+headrace and mosaicml-streaming read, litdata's `BinaryWriter` those of litdata. Each run is a process of its own with a
+link of its own and an empty cache folder, and rounds are interleaved; figures are medians over rounds.
 
 **cold**: one rank, 2 workers, batches of 64 samples, one shuffled epoch. The clock starts when all modules are
 imported, before the dataset is made. The consumer takes the first batch when it is there and then one each `pace`
@@ -66,6 +66,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 LENGTH = 2048
 ROW = 4 * LENGTH
@@ -149,7 +151,7 @@ class Data:
 
 @contextlib.contextmanager
 def store() -> Generator[Any]:
-    from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
+    from tests.support.servers.s3 import have_rgw, moto_server, rgw_server
 
     with rgw_server() if have_rgw() else moto_server() as server:
         yield server
@@ -385,7 +387,7 @@ class Bench:
         }
 
     def link(self, *, limited: bool = True) -> Any:
-        from headrace.testing.link import Link
+        from tests.support.servers.link import Link
 
         return Link(self.server.endpoint_url, latency=self.latency, rate=self.rate if limited else None)
 
@@ -512,7 +514,7 @@ def cold(bench: Bench) -> tuple[str, dict[str, Any]]:
 
 
 def nodes_run(bench: Bench, contender: str, nodes: int) -> dict[str, Any]:
-    from headrace.testing.servers.process import free_port
+    from tests.support.servers.process import free_port
 
     data = bench.data[contender]
     needed: Counter[int] = Counter()

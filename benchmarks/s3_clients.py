@@ -5,8 +5,8 @@
 
 Objects of 64 KiB, 2 MiB and 64 MiB lie behind nginx on the loopback interface, which takes next to no processor time:
 what is measured is the client. Requests are not signed. Once it answers at once, once behind a
-`headrace.testing.link.Link` with a round trip of 20 ms. Each run is a process of its own that makes its client and one
-request first, then moves all objects of one size into files in memory, four at a time. Rounds are interleaved in a
+`tests.support.servers.link.Link` with a round trip of 20 ms. Each run is a process of its own that makes its client and
+one request first, then moves all objects of one size into files in memory, four at a time. Rounds are interleaved in a
 random order.
 
 - headrace: `headrace.storage.download`: boto3's `get_object`, ranges of 8 MiB in parallel
@@ -37,8 +37,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.testing.link import Link
-from headrace.testing.servers.process import free_port, running, wait_for_port
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.servers.link import Link
+from tests.support.servers.process import free_port, running, wait_for_port
 
 BUCKET = 'bucket'
 OBJECTS = {'64 KiB': (1 << 16, 200), '2 MiB': (1 << 21, 60), '64 MiB': (1 << 26, 6)}

@@ -4,7 +4,7 @@
     python benchmarks/sftp_clients.py [ROUNDS] [--latency SECONDS] [--clients CLIENT ...]
 
 Each run is a fresh process. It logs in, then reads 8 objects of 8 MiB, one after the other, from OpenSSH's sshd behind
-a `headrace.testing.link.Link`. Rounds are interleaved. asyncssh is optional: name the other clients.
+a `tests.support.servers.link.Link`. Rounds are interleaved. asyncssh is optional: name the other clients.
 
 - headrace: `SftpStore.get`
 - paramiko, window: `SFTPFile.prefetch` without a bound, at most 8 MiB
@@ -28,11 +28,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from headrace.storage import StoreOptions, open_store
-from headrace.testing.link import Link
-from headrace.testing.servers.sftp import sftp_server
+from tests.support.servers.link import Link
+from tests.support.servers.sftp import sftp_server
 
 SIZE, OBJECTS, WINDOW, BLOCK = 8 << 20, 8, 16 << 20, 1 << 15
 CIPHER = 'aes128-gcm@openssh.com'  # which headrace prefers, too

@@ -25,14 +25,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 
 from headrace import MDSWriter
 from headrace.mixing import build_loader, load_config
 from headrace.simulate import Conditions, simulate
 from headrace.storage import Transfer
-from headrace.testing.link import Link
-from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
+from tests.support.servers.link import Link
+from tests.support.servers.s3 import have_rgw, moto_server, rgw_server
 
 SAMPLES, SIZE = 6_000, 4_000  # 24 MB
 PLAIN: dict[str, Any] = {'rate': 4e6, 'latency': 0.02, 'step': 0.02, 'workers': 0, 'batch': 32, 'data': '1mb'}

@@ -24,7 +24,7 @@ from headrace.storage import resolve
 from tests.support.suite.example_counts import USUAL
 
 if TYPE_CHECKING:
-    from headrace.testing.servers.s3 import S3Server
+    from tests.support.servers.s3 import S3Server
 
 pytest_plugins = ['tests.support.suite.durations']
 
@@ -87,7 +87,7 @@ def mosaicml_streaming(mosaicml_streaming_lock: None) -> Any:
 @pytest.fixture(scope='session')
 def moto() -> Iterator[S3Server]:
     """S3 in memory, one server for all tests of a process: to start one takes two CPU seconds."""
-    from headrace.testing.servers.s3 import moto_server
+    from tests.support.servers.s3 import moto_server
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('MOTO_S3_DEFAULT_MAX_KEYS', '50')  # of a page of a listing: more than one takes few objects

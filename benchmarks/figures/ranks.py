@@ -32,9 +32,9 @@ OTHER_SEED = '1 rank, another seed'
 
 def write_text(folder: Path, samples: int) -> None:
     """Rows of text of the standard library as shards, enough for one epoch of so many samples."""
+    from examples.demo.corpora import columns, corpus_rows
+    from examples.demo.corpora import samples as rows_of
     from headrace import MDSWriter
-    from headrace.demo.corpora import columns, corpus_rows
-    from headrace.demo.corpora import samples as rows_of
 
     for corpus in MIX:
         rows = corpus_rows(corpus, rows=samples, row_bytes=CONTEXT + 1)
@@ -49,9 +49,9 @@ def train(shards: Path, records: Path, batches: int, workers: int, seed: int) ->
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
+    from examples.demo.model import make_model, make_optimizer, next_byte_loss
+    from examples.demo.records import Recorder
     from headrace import Stream, StreamingDataLoader, StreamingDataset
-    from headrace.demo.model import make_model, make_optimizer, next_byte_loss
-    from headrace.demo.records import Recorder
 
     torch.set_num_threads(1)
     distributed.init_process_group('gloo')
@@ -79,7 +79,7 @@ def train(shards: Path, records: Path, batches: int, workers: int, seed: int) ->
 
 
 def measure(small: bool) -> Result:
-    from headrace.demo.records import read_run
+    from examples.demo.records import read_run
     from tests.support.trainers.chains import fork_ranks
 
     batches = 3 if small else 150

@@ -63,8 +63,8 @@ def row(tokens: Any, number: int) -> dict[str, Any]:
 
 def write_text(folder: Path, samples: int) -> dict[str, str]:
     """The same samples for each library, in shards of 40."""
+    from examples.demo.corpora import corpus_rows
     from headrace import MDSWriter
-    from headrace.demo.corpora import corpus_rows
 
     tokens = corpus_rows('prose', rows=samples, row_bytes=CONTEXT + 1)
     folders = {'all': str(folder / 'mds'), 'litdata': str(folder / 'litdata')}
@@ -107,7 +107,7 @@ def train(run: Any) -> None:
     """Train a GPT on this rank, and record samples and losses."""
     import torch
 
-    from headrace.demo.model import make_model, make_optimizer, next_byte_loss
+    from examples.demo.model import make_model, make_optimizer, next_byte_loss
     from tests.support.trainers.lightning_run import Crash, Model
     from tests.support.trainers.lightning_run import train as train_model
 

@@ -11,9 +11,10 @@
 
 # %%
 import os
-from contextlib import ExitStack
 
+import boto3
 import torch
+from moto.server import ThreadedMotoServer
 from torch.nn.functional import cross_entropy
 from tutorial_data import SMALL, fresh_folder, make_pictures
 from tutorial_models import small_resnet
@@ -22,7 +23,6 @@ import lightning as L
 from headrace import without_padding
 from headrace.convert import convert
 from headrace.lightning import StreamingDataModule
-from headrace.testing.servers.s3 import moto_server
 
 work = fresh_folder('images_from_bucket')
 
@@ -33,12 +33,14 @@ work = fresh_folder('images_from_bucket')
 # `azure://` and [others](../../docs/stores.md) work alike. Without it, a server on this machine answers as S3 does.
 
 # %%
-exits = ExitStack()
-bucket = os.environ.get('BUCKET')
+bucket, server = os.environ.get('BUCKET'), None
 if not bucket:
-    server = exits.enter_context(moto_server())
-    os.environ.update(server.environment())
-    bucket = f's3://{server.new_bucket()}/pictures'
+    server = ThreadedMotoServer('127.0.0.1', 0, verbose=False)
+    server.start()
+    os.environ['S3_ENDPOINT_URL'] = 'http://{}:{}'.format(*server.get_host_and_port())
+    os.environ |= {'AWS_ACCESS_KEY_ID': 'any', 'AWS_SECRET_ACCESS_KEY': 'any', 'AWS_DEFAULT_REGION': 'us-east-1'}
+    boto3.client('s3', endpoint_url=os.environ['S3_ENDPOINT_URL']).create_bucket(Bucket='made')
+    bucket = 's3://made/pictures'
 
 # %% [markdown]
 # ## 2. Pictures to shards in the bucket
@@ -108,7 +110,8 @@ trainer = L.Trainer(
     num_sanity_val_steps=0,
 )
 trainer.fit(model, datamodule=data)
-exits.close()
+if server:
+    server.stop()
 
 # %%
 right = float(torch.cat(model.right).float().mean())

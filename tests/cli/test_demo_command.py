@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import main
-from headrace.demo.proof import Proof
+from examples.demo.proof import Proof
+from headrace.cli import demo, main
 
 
 def test_demo_as_json(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_demo_as_json(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
         print('shown')
         return [SimpleNamespace(framework='lightning', proof=proof)]
 
-    monkeypatch.setattr('headrace.demo.run.run_demo', run_demo)
+    monkeypatch.setattr('examples.demo.run.run_demo', run_demo)
     assert main(['demo', '--out', str(tmp_path), '--json']) == 0
     shown = capfd.readouterr()
     found = json.loads(shown.out)
@@ -30,3 +30,11 @@ def test_demo_as_json(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeyp
     proof = Proof(**{**numbers, 'expected': 7, 'seen': 6, 'lost': 1})
     assert main(['demo', '--out', str(tmp_path), '--json']) == 1
     assert not json.loads(capfd.readouterr().out)['holds']
+
+
+def test_an_installed_headrace_says_how_to_get_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, '__file__', str(tmp_path / 'site-packages' / 'headrace' / 'cli' / 'demo.py'))
+    assert main(['demo']) == 1
+    assert 'unpack the source distribution of headrace' in capsys.readouterr().err

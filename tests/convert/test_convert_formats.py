@@ -15,7 +15,7 @@ from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConversionError, HeadraceError, ObjectNotFoundError
 from headrace.sources.formats import FORMATS
 from headrace.storage import open_store
-from headrace.testing.servers.s3 import S3Server
+from tests.support.servers.s3 import S3Server
 from tests.support.sources.sources_to_convert import digests, rows_of
 
 convert = partial(convert_with_bar, progress_bar=False)

@@ -18,10 +18,10 @@ from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import describe, verify
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import S3Server
 from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 from tests.support.programs.processes import Program
 from tests.support.programs.waiting import until
+from tests.support.servers.s3 import S3Server
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFo
 from headrace.inspect import verify
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import S3Server
+from tests.support.servers.s3 import S3Server
 
 
 def write_part(folder, ids, *, columns=None, compression=None):

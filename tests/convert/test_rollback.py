@@ -10,7 +10,7 @@ from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
 from headrace.convert import copy_dataset, kept_indexes, merge_index, rollback
 from headrace.errors import ConfigError
-from headrace.testing.servers.s3 import S3Server
+from tests.support.servers.s3 import S3Server
 
 
 def write(out: str, ids: range, **options: object) -> None:

@@ -20,11 +20,11 @@ import zstandard
 
 from headrace import MDSWriter
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import put_bytes
 from tests.support import support_file
 from tests.support.programs.processes import Program, clean_environment, is_alive
 from tests.support.programs.waiting import until
+from tests.support.servers.s3 import moto_server
 
 pytestmark = [
     pytest.mark.once,

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ResumeError
-from headrace.testing.golden.resume import write_streams
+from tests.support.golden.resume import write_streams
 
 SMALL = Path(__file__).parents[1] / 'testing' / 'golden_small' / 'order'
 CASES = {case['id']: case['args'] for case in json.loads((SMALL / 'manifest.json').read_text())['cases']}

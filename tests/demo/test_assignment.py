@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.demo.assignment import Assignment, newest_checkpoint, read_assignment
+from examples.demo.assignment import Assignment, newest_checkpoint, read_assignment
 
 
 def test_an_assignment_survives_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_demo_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         calls.append((args, kwargs))
         return []
 
-    monkeypatch.setattr('headrace.demo.run.run_demo', run_demo)
+    monkeypatch.setattr('examples.demo.run.run_demo', run_demo)
 
     assert main(['demo', '--out', str(tmp_path), '--store', 's3', '--framework', 'composer']) == 0
     assert main(['demo']) == 0
@@ -61,7 +61,7 @@ def test_an_error_of_ours_is_a_line_and_status_1(
     def run_demo(*args: Any, **kwargs: Any) -> int:
         raise ConfigError('choose another --out')
 
-    monkeypatch.setattr('headrace.demo.run.run_demo', run_demo)
+    monkeypatch.setattr('examples.demo.run.run_demo', run_demo)
 
     assert main(['demo']) == 1
     assert capsys.readouterr().err == 'headrace: choose another --out\n'

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.demo.corpora import CORPORA, columns, corpus_ids, corpus_rows, samples
+from examples.demo.corpora import CORPORA, columns, corpus_ids, corpus_rows, samples
 from headrace.errors import ConfigError
 
 

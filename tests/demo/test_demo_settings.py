@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
-from headrace.demo.settings import Settings
+from examples.demo.run import MIX
+from examples.demo.settings import Settings
 from headrace.mixing import load_config
 from tests.support.datasets.small_demo import SMALL
 
 
 def test_the_mix_is_what_the_settings_say() -> None:
-    config = load_config(str(files('headrace.demo').joinpath('mix.yaml'))).train
+    config = load_config(MIX).train
     settings = Settings()
 
     assert config is not None

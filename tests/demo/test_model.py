@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.demo.model import make_model, make_optimizer, next_byte_loss
+from examples.demo.model import make_model, make_optimizer, next_byte_loss
 
 ROWS = torch.arange(8 * 33).reshape(8, 33).remainder(251).to(torch.uint8)
 

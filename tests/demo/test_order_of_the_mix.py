@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.settings import Settings
+from examples.demo.shards import write_shards
 from headrace import StreamingDataLoader, Topology
-from headrace.demo.settings import Settings
-from headrace.demo.shards import write_shards
 from headrace.mixing import build_loader, load_config
 from headrace.testing.oracle import World, check_resume, walk
 

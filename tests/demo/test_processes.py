@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.processes import ProcessGroup, RankProgramError
+from examples.demo.processes import ProcessGroup, RankProgramError
 from tests.support.programs.processes import is_alive
 from tests.support.programs.waiting import until
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from headrace.demo.progress import Bar
+from examples.demo.progress import Bar
 
 
 class Terminal(io.StringIO):
@@ -30,7 +30,7 @@ def test_a_terminal_sees_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seconds = iter(range(100))
-    monkeypatch.setattr('headrace.demo.progress.time.monotonic', lambda: 4 * next(seconds))
+    monkeypatch.setattr('examples.demo.progress.time.monotonic', lambda: 4 * next(seconds))
 
     work(7)
 

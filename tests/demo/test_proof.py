@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.demo.proof import Promise, Proof, check_mix, prove
-from headrace.demo.records import Run, Step
+from examples.demo.proof import Promise, Proof, check_mix, prove
+from examples.demo.records import Run, Step
 
 # Two epochs of four batches of three; 1 is due twice in the first.
 PROMISE: Promise = [

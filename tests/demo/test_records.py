@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.records import Recorder, Step, last_step, read_run
+from examples.demo.records import Recorder, Step, last_step, read_run
 
 
 def record(folder: Path, *, ranks: int, steps: range, start: int = 0, last: dict[int, int] | None = None) -> None:

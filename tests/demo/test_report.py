@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.proof import prove
-from headrace.demo.records import Run, Step
-from headrace.demo.report import Training, draw_curves, table
+from examples.demo.proof import prove
+from examples.demo.records import Run, Step
+from examples.demo.report import Training, draw_curves, table
 
 
 def training(framework: str, *, lose: int | None = None) -> Training:

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from headrace.demo.run import run_demo
+from examples.demo.run import run_demo
 from headrace.errors import ConfigError, MissingDependencyError
 from tests.support.datasets.small_demo import SMALL
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
@@ -23,7 +20,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_missing_framework_is_named_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('headrace.demo.run.find_spec', lambda name: None)
+    monkeypatch.setattr('examples.demo.run.find_spec', lambda name: None)
 
     with pytest.raises(
         MissingDependencyError, match=r"composer is not installed: pip install 'headrace\[demo,composer\]'"
@@ -31,12 +28,6 @@ def test_a_missing_framework_is_named_before_anything_is_done(tmp_path: Path, mo
         run_demo(tmp_path / 'out', frameworks=('composer',))
 
     assert not (tmp_path / 'out').exists()
-
-
-def test_the_example_configuration_is_the_mix_of_the_demo() -> None:
-    packaged = files('headrace.demo').joinpath('mix.yaml').read_text()
-
-    assert (REPOSITORY / 'configs' / 'demo.yaml').read_text() == packaged
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.testing.servers.process import free_port
 from tests.support.programs.processes import Program, clean_environment, run_well, torchrun
 from tests.support.programs.waiting import until
+from tests.support.servers.process import free_port
 from tests.support.trainers.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'

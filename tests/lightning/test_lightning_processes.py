@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headrace.testing.servers.process import free_port
 from tests.support import support_file
 from tests.support.programs.processes import Program, run_program, run_well, torchrun
+from tests.support.servers.process import free_port
 from tests.support.trainers.lightning_oracle import judge, records
 from tests.support.trainers.lightning_run import EPOCHS, Crash, Run, train
 from tests.support.trainers.ranks import run_alone, run_ranks

@@ -19,9 +19,9 @@ from lightning.pytorch import Trainer
 from test_lightning_processes import rank_program
 
 from headrace.lightning.requeue import RequeueCallback, act_on_signals_between_batches
-from headrace.testing.servers.process import free_port
 from tests.support.programs.processes import Program, clean_environment
 from tests.support.programs.waiting import until
+from tests.support.servers.process import free_port
 from tests.support.trainers.lightning_oracle import judge, records
 from tests.support.trainers.lightning_run import Run, train
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.servers.s3 import have_rgw, rgw_server
+from tests.support.servers.s3 import have_rgw, rgw_server
 from tests.support.stores.contract_rows import mark_slow_rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from headrace.testing.servers.process import free_port
+from tests.support.servers.process import free_port
 
 
 def test_a_port_is_given_once_though_nothing_listens_there_yet(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.golden.__main__ import main
+from tests.support.golden.__main__ import main
 
 SMALL = Path(__file__).parent / 'golden_small'
 FORMATS = Path(__file__).parents[1] / 'data'

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.link import Link
-from headrace.testing.servers.process import free_port, running, wait_for_port, wait_until
 from tests.support import support_file
 from tests.support.programs.processes import is_alive
+from tests.support.servers.link import Link
+from tests.support.servers.process import free_port, running, wait_for_port, wait_until
 
 
 @pytest.fixture(scope='module')

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.in_process import Handler, serving
 from tests.support.programs.waiting import until
+from tests.support.servers.in_process import Handler, serving
 
 
 class Keeping(Handler):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.testing.servers.relay import CONNECTIONS, COUNTERS, TO_CLIENT, TO_SERVER, Relay
+from tests.support.servers.relay import CONNECTIONS, COUNTERS, TO_CLIENT, TO_SERVER, Relay
 
 ROUND = 0.0001
 """Seconds that the clock is turned on at least."""

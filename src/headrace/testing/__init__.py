@@ -1,1 +1,1 @@
-"""Parts of tests, also for third parties: contract suites, loopback servers, the resume oracle."""
+"""Parts of tests, also for third parties: contract suites, a proxy that breaks connections, the resume oracle."""

@@ -33,9 +33,9 @@ from headrace.sources.source_store import SourceStore
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.oracle import World, check_resume
-from headrace.testing.servers.s3 import S3Server
 from headrace.testing.stores import put_bytes
 from tests.support.programs.waiting import until
+from tests.support.servers.s3 import S3Server
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')

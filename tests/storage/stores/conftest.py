@@ -7,11 +7,11 @@ import functools
 import pytest
 
 from headrace.testing.proxy import FaultProxy
-from headrace.testing.servers.azure import INSTALL_AZURITE, azurite_server, find_azurite
-from headrace.testing.servers.databricks import databricks_server
-from headrace.testing.servers.gcs import INSTALL, gcs_emulator, gcs_gate, have_gcs_emulator
-from headrace.testing.servers.oci import oci_server
 from headrace.testing.stores import put_bytes
+from tests.support.servers.azure import INSTALL_AZURITE, azurite_server, find_azurite
+from tests.support.servers.databricks import databricks_server
+from tests.support.servers.gcs import INSTALL, gcs_emulator, gcs_gate, have_gcs_emulator
+from tests.support.servers.oci import oci_server
 
 
 @pytest.fixture(scope='session')

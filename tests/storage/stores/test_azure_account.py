@@ -14,8 +14,8 @@ import pytest
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage import open_store
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.azure import INSTALL_AZURITE, azurite_server, find_azurite
 from headrace.testing.stores import put_bytes, read_bytes
+from tests.support.servers.azure import INSTALL_AZURITE, azurite_server, find_azurite
 from tests.support.stores.store_environments import azure_environment  # noqa: F401
 from tests.support.stores.verbs import everything
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.demo.settings import Settings
+from examples.demo.settings import Settings
 
 SMALL = Settings(rows=320, checkpoint_every=5, kill_after=38)

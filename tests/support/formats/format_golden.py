@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.format import open_shard, parse_index, unpack_file, verify_file
-from headrace.testing.golden.values import NoValueError, covers, neutral, value
+from tests.support.golden.values import NoValueError, covers, neutral, value
 
 __all__ = [
     'NoValueError',

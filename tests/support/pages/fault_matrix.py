@@ -33,9 +33,9 @@ from headrace.errors import (
     TransferError,
 )
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.s3 import S3Server, moto_server
 from headrace.testing.stores import put_bytes
 from tests.support.pages.generated_part import replace_part
+from tests.support.servers.s3 import S3Server, moto_server
 
 SAMPLES, BATCH = 240, 8
 SHARD = 'GET .*shard'

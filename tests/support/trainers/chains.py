@@ -22,7 +22,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from headrace.testing.servers.process import free_port
+from tests.support.servers.process import free_port
 
 
 class HangError(Exception):

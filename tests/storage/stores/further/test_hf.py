@@ -10,9 +10,9 @@ from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError,
 from headrace.storage import StoreOptions, download, open_store
 from headrace.storage.stores.further.hf import HFStore
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.hf import hf_server
 from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+from tests.support.servers.hf import hf_server
 
 huggingface_hub = pytest.importorskip('huggingface_hub', reason='needs: pip install huggingface_hub')
 constants = pytest.importorskip('huggingface_hub.constants')

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError
 from headrace.storage.stores.further import oci
-from headrace.testing.servers.oci import TENANCY, USER
 from headrace.testing.stores import read_bytes
+from tests.support.servers.oci import TENANCY, USER
 from tests.support.stores.store_environments import oci_environment  # noqa: F401
 from tests.support.stores.verbs import everything
 

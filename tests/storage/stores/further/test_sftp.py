@@ -13,13 +13,13 @@ import pytest
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, Transfer, download, open_store
 from headrace.storage.stores.further.sftp import SftpStore
-from headrace.testing.servers.process import quietly
-from headrace.testing.servers.sftp import have_sshd, sftp_server
 from headrace.testing.store_faults import DATA, ProxiedStore, StoreFaultContract
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
-from headrace.testing.tcp_proxy import TcpFault, TcpProxy
 from tests.support.programs.waiting import until
 from tests.support.servers.paramiko_server import paramiko_server
+from tests.support.servers.process import quietly
+from tests.support.servers.sftp import have_sshd, sftp_server
+from tests.support.servers.tcp_proxy import TcpFault, TcpProxy
 
 pytestmark = pytest.mark.cloud
 

@@ -16,7 +16,7 @@ from headrace.order.mosaicml.batching import Devices
 from headrace.order.mosaicml.epoch_arrays import get_partitions, get_shuffle, work_array
 from headrace.order.mosaicml.epoch_permutation import Draws
 from headrace.order.mosaicml.order import MosaicMLOrder
-from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
+from tests.support.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 
 __all__ = ['call_partitions', 'call_shuffle', 'mixture_of', 'resampled', 'run']
 

@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from headrace.testing.servers import relay
-from headrace.testing.servers.process import running, wait_until
+from tests.support.servers import relay
+from tests.support.servers.process import running, wait_until
 
 __all__ = ['Link']
 

@@ -26,7 +26,7 @@ START_TIMEOUT = 180.0
 
 def quietly(*command: str) -> None:
     """Run a program to its end, or raise."""
-    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)  # noqa: S603 - fixed programs
+    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)
 
 
 _claims: list[socket.socket] = []
@@ -65,13 +65,13 @@ def running(command: list[str], *, environment: Mapping[str, str] | None = None)
         command: The program and its arguments.
         environment: Variables in addition to those of this process.
     """
-    process = subprocess.Popen(  # noqa: S603 - fixed programs
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **(environment or {})},
-        preexec_fn=_die_with_parent if sys.platform == 'linux' else None,  # noqa: PLW1509 - it only makes one call
+        preexec_fn=_die_with_parent if sys.platform == 'linux' else None,
     )
     try:
         yield process

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.further.sftp import SftpStore, open_sftp_store
-from headrace.testing.servers.process import free_port, quietly, running, wait_for_port
+from tests.support.servers.process import free_port, quietly, running, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Generator

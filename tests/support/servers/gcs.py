@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.gcs import GCSStore
-from headrace.testing.servers.in_process import Handler, serving
-from headrace.testing.servers.process import free_port, running, wait_for_http
+from tests.support.servers.in_process import Handler, serving
+from tests.support.servers.process import free_port, running, wait_for_http
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -38,12 +38,12 @@ class ProcessGroup:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open('wb') as output:
-            self._leader = subprocess.Popen(  # noqa: S603 - our own programs
+            self._leader = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_RANK_ENVIRONMENT, 'TMPDIR': str(temporary)},
+                env={**os.environ, **_RANK_ENVIRONMENT, 'PYTHONPATH': _PATH, 'TMPDIR': str(temporary)},
                 start_new_session=True,
             )
 
@@ -106,6 +106,8 @@ _RANK_ENVIRONMENT = {
     # gloo would pick the interface that the host name resolves to; the demo stays on the loopback.
     'GLOO_SOCKET_IFNAME': 'lo0' if sys.platform == 'darwin' else 'lo',
 }
+_PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
+"""Rank programs import `examples.demo`."""
 
 
 def _members(group: int) -> list[int]:

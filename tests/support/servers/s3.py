@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.s3 import S3Store
-from headrace.testing.servers.process import START_TIMEOUT, free_port, quietly, running, wait_for_http, wait_until
+from tests.support.servers.process import START_TIMEOUT, free_port, quietly, running, wait_for_http, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -117,7 +117,7 @@ def rgw_server() -> Generator[S3Server]:
         _write_ceph_files(folder, port, monitor)
 
         def run(*command: str) -> str:
-            done = subprocess.run(  # noqa: S603 - fixed programs
+            done = subprocess.run(
                 [command[0], '-c', str(folder / 'ceph.conf'), *command[1:]],
                 check=True,
                 capture_output=True,

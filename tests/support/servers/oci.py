@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Objects, listings and the namespace."""
         self._answer()
 
-    do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - named by http.server
+    do_HEAD = do_PUT = do_DELETE = do_GET
 
     def _answer(self) -> None:
         size = int(self.headers.get('Content-Length') or 0)

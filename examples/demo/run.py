@@ -7,24 +7,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.demo.assignment import newest_checkpoint
-from headrace.demo.launch import Launcher
-from headrace.demo.progress import Bar
-from headrace.demo.proof import Promise, check_mix, prove
-from headrace.demo.report import Training, draw_curves, table
-from headrace.demo.settings import Settings
-from headrace.demo.shards import opened_store, write_shards
+from examples.demo.assignment import newest_checkpoint
+from examples.demo.launch import Launcher
+from examples.demo.progress import Bar
+from examples.demo.proof import Promise, check_mix, prove
+from examples.demo.report import Training, draw_curves, table
+from examples.demo.settings import Settings
+from examples.demo.shards import opened_store, write_shards
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.mixing import build_loader, load_config
 from headrace.order import Topology
 
-__all__ = ['FRAMEWORKS', 'run_demo']
+__all__ = ['FRAMEWORKS', 'MIX', 'run_demo']
 
 FRAMEWORKS = ('lightning', 'composer')
+MIX = Path(__file__).parents[2] / 'configs' / 'demo.yaml'
 
 _MARK = '.headrace-demo'
 """A file that marks a folder as a demo's output, which the next demo may replace."""
@@ -85,9 +85,8 @@ class _Demo:
         return self.out / 'mix.yaml'
 
     def write_mix(self) -> None:
-        """Copy the packaged YAML to where the user can look at it and use it again."""
-        text = files('headrace.demo').joinpath('mix.yaml').read_text(encoding='utf-8')
-        self.mix.write_text(text, encoding='utf-8')
+        """Copy `configs/demo.yaml` to where the user can look at it and use it again."""
+        shutil.copyfile(MIX, self.mix)
         print(f'{self.mix} says what an epoch is made of')
 
     def promise(self) -> Promise:

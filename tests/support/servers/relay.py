@@ -1,4 +1,4 @@
-"""The program behind `headrace.testing.link.Link`: forwards connections over a link of given latency and bandwidth.
+"""The program behind `link.Link`: forwards connections over a link of given latency and bandwidth.
 
 It needs only the standard library and is run by its path, so it starts at once.
 

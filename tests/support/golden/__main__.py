@@ -1,4 +1,4 @@
-"""Run reference vectors: `python -m headrace.testing.golden order DIR`, or `formats` in place of `order`.
+"""Run reference vectors: `python -m tests.support.golden order DIR`, or `formats` in place of `order`.
 
 DIR is a folder of recorded results of MosaicML Streaming; missing parts are skipped.
 
@@ -18,24 +18,24 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from headrace.testing.golden.case import Outcome
+from tests.support.golden.case import Outcome
 
 __all__ = ['main']
 
 
 def _order(folder: Path) -> Iterable[Outcome]:
-    from headrace.testing.golden import order, pure
+    from tests.support.golden import order, pure
 
     yield from order.run(folder)
     yield from pure.run(folder)
     if (folder / 'resume' / 'manifest.json').exists():
-        from headrace.testing.golden import resume
+        from tests.support.golden import resume
 
         yield from resume.run(folder)
 
 
 def _formats(folder: Path) -> Iterable[Outcome]:
-    from headrace.testing.golden import formats
+    from tests.support.golden import formats
 
     yield from formats.run(folder)
 
@@ -45,7 +45,7 @@ _VECTORS = {'order': _order, 'formats': _formats}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the vectors that the command line names; returns the exit status."""
-    parser = argparse.ArgumentParser(prog='python -m headrace.testing.golden', description=__doc__)
+    parser = argparse.ArgumentParser(prog='python -m tests.support.golden', description=__doc__)
     parser.add_argument('what', choices=list(_VECTORS), help='which vectors')
     parser.add_argument('folder', type=Path, help='a folder of the layout above')
     chosen = parser.parse_args(arguments)

@@ -29,7 +29,7 @@ class Settings:
     row_bytes: int = 129
     """Length of a row: each byte but the first is predicted from those before it."""
     repeats: Mapping[str, float] = field(default_factory=lambda: {'code': 1, 'prose': 1.4})
-    """Passes over each corpus in one epoch, as ``mix.yaml`` says."""
+    """Passes over each corpus in one epoch, as ``configs/demo.yaml`` says."""
     shard_bytes: int = 1 << 15
     """Size of a shard before compression: some six shards a corpus."""
     global_batch_size: int = 32

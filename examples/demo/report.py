@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.demo.proof import Proof, joined
-from headrace.demo.records import Run, Step
+from examples.demo.proof import Proof, joined
+from examples.demo.records import Run, Step
 from headrace.errors import MissingDependencyError
 
 __all__ = ['Training', 'draw_curves', 'table']

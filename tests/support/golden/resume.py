@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from headrace.testing.golden.case import Case, Outcome, read_json
+from tests.support.golden.case import Case, Outcome, read_json
 
 __all__ = ['run', 'write_streams']
 
@@ -148,7 +148,7 @@ class _Script:
     def _continue(self, step: Case) -> list[list[int]]:
         return list(islice(self._batches, step['batches']))
 
-    def _state(self, step: Case) -> dict[str, int]:  # noqa: ARG002
+    def _state(self, step: Case) -> dict[str, int]:
         return _five_keys(self._loader.state_dict())
 
     def _dataset_state(self, step: Case) -> dict[str, int]:
@@ -157,7 +157,7 @@ class _Script:
     def _load(self, step: Case) -> None:
         self._loader.load_state_dict(step['state'])
 
-    def _len(self, step: Case) -> list[int]:  # noqa: ARG002
+    def _len(self, step: Case) -> list[int]:
         dataset = self._loader.dataset
         return [len(dataset), len(self._loader), dataset.size, dataset.epoch_size]
 

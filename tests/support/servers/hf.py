@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.further.hf import HFStore
-from headrace.testing.servers.in_process import Handler, serving
+from tests.support.servers.in_process import Handler, serving
 
 if TYPE_CHECKING:
     from collections.abc import Generator

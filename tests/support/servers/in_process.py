@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         self.handle_any(self.rfile.read(int(self.headers.get('Content-Length') or 0)))
 
-    do_HEAD = do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle  # noqa: N815 - the names are http.server's
+    do_HEAD = do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle
 
     def log_message(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Log nothing."""

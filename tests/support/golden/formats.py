@@ -36,8 +36,8 @@ from headrace.format import (
     parse_index,
 )
 from headrace.format.encodings import get_mds_encoded_size
-from headrace.testing.golden.case import Case, Outcome, read_json
-from headrace.testing.golden.values import NoValueError, covers, neutral, value
+from tests.support.golden.case import Case, Outcome, read_json
+from tests.support.golden.values import NoValueError, covers, neutral, value
 
 __all__ = ['run']
 

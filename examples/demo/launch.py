@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.demo.assignment import Assignment
-from headrace.demo.processes import ProcessGroup, RankProgramError
-from headrace.demo.progress import Bar
-from headrace.demo.records import Run, last_step, read_run
-from headrace.demo.settings import Launch, Settings
+from examples.demo.assignment import Assignment
+from examples.demo.processes import ProcessGroup, RankProgramError
+from examples.demo.progress import Bar
+from examples.demo.records import Run, last_step, read_run
+from examples.demo.settings import Launch, Settings
 
 __all__ = ['Launcher']
 
@@ -73,7 +73,7 @@ class Launcher:
 
 def _command(framework: str, ranks: int) -> list[str]:
     """Lightning starts its other ranks by itself, Composer by its launcher."""
-    program = f'headrace.demo.train_{framework}'
+    program = f'examples.demo.train_{framework}'
     if framework == 'composer' and ranks > 1:
         return [sys.executable, '-m', 'composer.cli', '-n', str(ranks), '-m', program]
     return [sys.executable, '-m', program]

@@ -13,10 +13,10 @@ from composer.utils import dist
 from torch import Tensor
 from typing_extensions import override
 
+from examples.demo.assignment import read_assignment
+from examples.demo.model import make_model, make_optimizer, next_byte_loss
+from examples.demo.records import Recorder
 from headrace.composer import StreamingPosition, streaming_data_spec
-from headrace.demo.assignment import read_assignment
-from headrace.demo.model import make_model, make_optimizer, next_byte_loss
-from headrace.demo.records import Recorder
 
 
 class _Gpt(ComposerModel):

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.demo.corpora import corpus_ids
-from headrace.demo.records import Run, Step
+from examples.demo.corpora import corpus_ids
+from examples.demo.records import Run, Step
 
 __all__ = ['Promise', 'Proof', 'check_mix', 'joined', 'prove']
 

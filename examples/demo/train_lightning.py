@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from headrace.demo.assignment import read_assignment
-from headrace.demo.model import make_model, make_optimizer, next_byte_loss
-from headrace.demo.records import Recorder
+from examples.demo.assignment import read_assignment
+from examples.demo.model import make_model, make_optimizer, next_byte_loss
+from examples.demo.records import Recorder
 from headrace.lightning import StreamingDataModule
 
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from examples.demo.corpora import CORPORA, columns, corpus_rows, samples
+from examples.demo.progress import Bar
+from examples.demo.settings import Settings
 from headrace import MDSWriter
-from headrace.demo.corpora import CORPORA, columns, corpus_rows, samples
-from headrace.demo.progress import Bar
-from headrace.demo.settings import Settings
 from headrace.errors import MissingDependencyError
 
 __all__ = ['opened_store', 'write_shards']
@@ -30,7 +30,7 @@ def opened_store(store: str, out: Path) -> Generator[str]:
     for package in ('boto3', 'moto'):
         if find_spec(package) is None:
             raise MissingDependencyError(f"--store s3 needs {package}: pip install 'headrace[s3]' 'moto[server]'")
-    from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
+    from tests.support.servers.s3 import have_rgw, moto_server, rgw_server
 
     with rgw_server() if have_rgw() and os.geteuid() == 0 else moto_server() as server:
         print(f'S3 server: {server.name} at {server.endpoint_url}', flush=True)

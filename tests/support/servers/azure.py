@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.azure import AzureStore
-from headrace.testing.servers.process import free_port, running, wait_for_port
+from tests.support.servers.process import free_port, running, wait_for_port
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -79,7 +79,7 @@ class AzureServer:
 
 def find_azurite() -> str | None:
     """The path of the program."""
-    folders = [Path(__file__).parents[4] / '.servers']
+    folders = [Path(__file__).parents[3] / '.servers']
     if os.environ.get('HEADRACE_SERVERS'):
         folders.insert(0, Path(os.environ['HEADRACE_SERVERS']))
     path = os.pathsep.join([*(str(folder / 'node_modules' / '.bin') for folder in folders), os.environ.get('PATH', '')])

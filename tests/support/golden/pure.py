@@ -14,8 +14,8 @@ from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order import Mixture, SampleMap, StreamSize, Topology
 from headrace.order.mosaicml.epoch_permutation import choose_per_shard
 from headrace.order.shuffle import divide_spans
-from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
-from headrace.testing.golden.order import call_partitions, call_shuffle, resampled
+from tests.support.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
+from tests.support.golden.order import call_partitions, call_shuffle, resampled
 
 __all__ = ['run']
 
@@ -77,7 +77,7 @@ def _resample(case: Case, arrays: Arrays) -> str:
     return ''
 
 
-def _spans(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
+def _spans(case: Case, arrays: Arrays) -> str:
     sizes = np.array(case['args']['shard_sizes'], np.int64)
     spans = divide_spans(np.cumsum(sizes) - sizes, sizes, case['args']['num_parts'])
     got = np.stack([spans.begins, spans.begins + spans.lengths], 1).tolist()
@@ -85,7 +85,7 @@ def _spans(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
     return _differences(spans=(got, case['spans']), super_spans=(parts, case['super_spans']))
 
 
-def _spanner(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
+def _spanner(case: Case, arrays: Arrays) -> str:
     sizes = np.array(case['args']['shard_sizes'], np.int64)
     places = SampleMap(sizes)
     got = [[sample, *places.locate_one(sample)] for sample, _, _ in case['lookups']]
@@ -100,7 +100,7 @@ def _answer(places: SampleMap, sample: int) -> str:
         return 'IndexError'
 
 
-def _replicate(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
+def _replicate(case: Case, arrays: Arrays) -> str:
     args = case['args']
     workers = args['workers_per_rank']
     topology = Topology(
@@ -133,7 +133,7 @@ def _replicate(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
     return _differences(**{key: (got.get(key), value) for key, value in case['replicated'].items()})
 
 
-def _weights(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
+def _weights(case: Case, arrays: Arrays) -> str:
     args = case['args']
     sizes = [
         StreamSize(name=f'stream_{i}', shard_sizes=np.array([samples], np.int64), **weights)
@@ -155,7 +155,7 @@ def _weights(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
     )
 
 
-def _parse(case: Case, arrays: Arrays) -> str:  # noqa: ARG001
+def _parse(case: Case, arrays: Arrays) -> str:
     parse = {'bytes_to_int': bytes_to_int, 'number_abbrev_to_int': number_abbrev_to_int}[case['args']['function']]
     value = parse(case['args']['text'])
     return '' if 'raises' in case else _differences(value=(value, case['value']))

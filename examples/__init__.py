@@ -1,0 +1,1 @@
+"""Programs that show headrace, for a checkout of it."""

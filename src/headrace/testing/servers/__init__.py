@@ -1,5 +1,0 @@
-"""Object stores on the loopback interface, for tests and benchmarks.
-
-Every server listens on a free port of 127.0.0.1 and has a separate folder. It dies with the process that started it.
-Each kind of store has a module; `process` starts and ends programs.
-"""
