@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.convert.claim import LOCKS
+from headrace.convert.record import LOCKS
 from headrace.errors import ConversionError
 from tests.support.programs.waiting import until
 from tests.support.sources.converted import convert

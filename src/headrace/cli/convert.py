@@ -54,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the report to stdout."""
     from headrace.convert import convert
-    from headrace.convert.command_errors import command_errors
-    from headrace.convert.report import report_lines
+    from headrace.convert.report import command_errors, report_lines
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
     with command_errors():

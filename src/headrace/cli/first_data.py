@@ -83,7 +83,7 @@ def look_at(place: str) -> FirstData:
 
 def _image_folder(place: str) -> FirstData | None:
     """A folder of image files; None if there are none."""
-    from headrace.convert.inputs.image_folder import ImageFolder, list_images
+    from headrace.convert.inputs.files import ImageFolder, list_images
     from headrace.convert.stored_dataset import PATIENT
     from headrace.storage import StoreOptions, open_store
 

@@ -2,11 +2,9 @@
 
 from headrace.convert.conversion import convert
 from headrace.convert.copy import CopyReport, copy_dataset
-from headrace.convert.merge import merge_index
-from headrace.convert.record import InputError
-from headrace.convert.report import ConversionReport
+from headrace.convert.merge import KeptIndex, kept_indexes, merge_index, rollback
+from headrace.convert.report import ConversionReport, InputError
 from headrace.convert.reshard import ReshardReport, reshard
-from headrace.convert.rollback import KeptIndex, kept_indexes, rollback
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 from headrace.convert.to_hugging_face import to_hugging_face
 

@@ -7,7 +7,7 @@
   unfinished dataset has none. The records go after it, and the plan last. A restart that finds index and plan removes
   what is left of both.
 - An append begins behind the shard with the largest number. The old index stays until the new one, with the old entries
-  first, replaces it; a copy is kept (`rollback`).
+  first, replaces it; a copy is kept (`merge`).
 - The parent reads no inputs, except iterables, which only one process can read. It sends those to the workers.
 """
 
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -29,49 +29,41 @@ import numpy as np
 from tqdm import tqdm
 
 from headrace.convert.apart import check_apart, check_keeps
-from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
-from headrace.convert.inputs.hugging_face import HuggingFaceInputs
-from headrace.convert.inputs.image_folder import ImageFolder
-from headrace.convert.inputs.parts import PartInputs
-from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
-from headrace.convert.inputs.samples import ENOUGH, columns_of
-from headrace.convert.job import Job, OnError
-from headrace.convert.processes import News, run_here, run_in_processes
-from headrace.convert.protocol import BadRow, Inputs
+from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
+from headrace.convert.inputs.records import BadRow, Inputs
+from headrace.convert.merge import check_finished, keep_index, replace_index
 from headrace.convert.record import (
     BASE,
     DONE,
     FIRST_SHARD,
     FOLDER,
+    LOCKS,
     PLAN,
     REPORT,
     ROW_BYTES,
-    InputError,
     TaskRecord,
     check_plan,
-    get_bytes,
-    put_bytes,
-    read_record,
+    claimed,
 )
-from headrace.convert.report import ConversionReport
-from headrace.convert.rollback import check_finished, keep_index, read_if_there, replace_index
-from headrace.convert.tasks import Task, cut
+from headrace.convert.report import ConversionReport, InputError
+from headrace.convert.stored_dataset import INDEX
+from headrace.convert.tasks import Job, News, OnError, Task, cut, run_tasks, tasks_of_rows
 from headrace.dataset.arguments import check_kind
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of, warn
 from headrace.sources.ledger import Ledger, LeftOut
-from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
-from headrace.storage.output import check_output, list_output
+from headrace.storage import Retry, StoreOptions, open_store
+from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 __all__ = ['convert']
 
-_INDEX: Final = 'index.json'
 _VERSION: Final = 1
 """Of the plan: another version of headrace may cut tasks in another way."""
-_SHARD: Final = re.compile(r'shard\.(\d{5,})\.\d{5,}\.mds(\.\w+)?')
+_SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
 _NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
 _RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
 _SHOWN: Final = 10
@@ -188,9 +180,9 @@ def convert(
         options=source_options or StoreOptions(),
         retry=attempts,
     )
-    inputs, stream = (chosen.first, chosen) if isinstance(chosen, IterableSamples) else (chosen, None)
-    store = open_store(str(out), out_options or StoreOptions())
-    before = _columns_at(store, attempts) if append else {}
+    inputs = chosen.first if isinstance(chosen, IterableSamples) else chosen
+    place = StorePlace(open_store(str(out), out_options or StoreOptions()), attempts)
+    before = _columns_at(place) if append else {}
     encodings = _encodings_as_before(inputs, columns, before) if before else _encodings(inputs, columns)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
     job = Job(
@@ -204,9 +196,9 @@ def convert(
         on_error=on_error,
         retry=attempts,
     )
-    check_keeps(chosen.places(), store, are_files=isinstance(chosen, ImageFolder | PartInputs))
-    with claimed(store):
-        conversion = _Conversion(job, store, stream)
+    check_keeps(chosen.places(), place.store, are_files=inputs.are_files)
+    with claimed(place.store):
+        conversion = _Conversion(job, place, chosen)
         report = conversion.begin(exist_ok=exist_ok, append=append)
         if report is None:
             conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
@@ -230,18 +222,18 @@ def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None
     return {name: given.get(name, known[name]) for name in wanted}
 
 
-def _columns_at(store: Store, retry: Retry) -> Mapping[str, str]:
+def _columns_at(place: StorePlace) -> Mapping[str, str]:
     """The columns of the dataset at `out`; empty if there is none, or it has no shards."""
-    index = read_if_there(store, _INDEX, retry)
+    index = place.read_if_there(INDEX)
     if index is None:
         return {}
-    shards = parse_index(index, source=f'{store.url}/{_INDEX}', allow_unsafe_types=True, allow_empty=True)
+    shards = parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
     if not len(shards):
         return {}
     schema = shards[len(shards) - 1].schema
     if schema.format != 'mds':
         raise ConfigError(
-            f'`append` of convert adds to a dataset of MDS shards, but those of {store.url} are {schema.format}. '
+            f'`append` of convert adds to a dataset of MDS shards, but those of {place.shown} are {schema.format}. '
             f'Choose another `out`, or add to it with its own writer.'
         )
     return schema.columns
@@ -292,131 +284,123 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
     ) from first
 
 
-@dataclass
 class _Conversion:
     """One conversion, from its plan to its index."""
 
-    job: Job
-    store: Store
-    stream: IterableSamples | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, job: Job, place: StorePlace, source: Inputs | IterableSamples) -> None:
+        self._job, self._place, self._source = job, place, source
         self._found: dict[int, TaskRecord] = {}
         """Records of an earlier call."""
         self._records: dict[int, TaskRecord] = {}
         """Records that are part of the dataset."""
         self._kept = 0
-        self._written: dict[str, Any] = {}
-        """The plan as it is stored."""
+        self._plan: dict[str, Any] = {}
+        """As it is stored."""
         self._base: str | None = None
         """The kept index of the dataset that is added to."""
 
     def begin(self, *, exist_ok: bool, append: bool) -> ConversionReport | None:
         """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
-        job, store = self.job, self.store
-        plan = json.loads(json.dumps(self._plan()))
-        listed = job.retry.call(f'Listing {store.url}', lambda: list_output(store))
-        there = [info for info in listed if info.key not in LOCKS]
-        keys = {info.key for info in there}
-        if found := keys & {PLAN, DONE}:
-            try:
-                self._written = check_plan(get_bytes(store, min(found), job.retry), plan, store.url, append=append)
-            except ConfigError:
-                if not exist_ok:
-                    raise
-            else:
-                self._find_records(there)
-                if _INDEX in keys and REPORT in self._written and self._is_indexed():
-                    _log.warning('The conversion to %s had finished. Only what it had left is removed now.', store.url)
-                    return _report_of(self._written[REPORT])
-                self._set_row_bytes(self._written.get(ROW_BYTES))
-                self._add_behind(self._written.get(BASE), self._written.get(FIRST_SHARD, 0))
-                return None
-        elif append and _INDEX in keys:
-            check_finished(store, job.retry)
-            plan[BASE] = keep_index(store, get_bytes(store, _INDEX, job.retry), job.retry)
-            numbers = (_NUMBERED.fullmatch(key) for key in keys)
-            plan[FIRST_SHARD] = 1 + max((int(number[1]) for number in numbers if number), default=-1)
-            self._add_behind(plan[BASE], plan[FIRST_SHARD])
-            keys = set()
-        elif there and not exist_ok:
-            raise FileExistsError(
-                f'Directory is not empty: {store.url} holds {there[0].key} and {len(there) - 1} more. Choose another '
-                f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
-            )
-        # The index goes first: from here on this is no dataset.
-        for key in (_INDEX, PLAN):
-            self._delete({key} & keys)
-        self._delete(keys)
-        if self.stream is None and isinstance(job.inputs, RowInputs):
-            plan[ROW_BYTES] = measure(job.inputs.rows, job.inputs.read, job.columns)
-            self._set_row_bytes(plan[ROW_BYTES])
-        self._written = plan
-        put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
-        return None
-
-    def _is_indexed(self) -> bool:
-        """Whether the index is that of the whole dataset: of an append, not the one that it began with."""
-        store, retry, base = self.store, self.job.retry, self._written.get(BASE)
-        return base is None or get_bytes(store, _INDEX, retry) != get_bytes(store, base, retry)
-
-    def _add_behind(self, base: str | None, first_shard: int) -> None:
-        """Add to the dataset whose index is kept as `base`, if there is one.
-
-        Raises:
-            ConfigError: a file beside the shards, such as `classes.json`, would change its meaning.
-        """
-        self._base = base
-        self.job = replace(self.job, first_shard=first_shard)
-        for name, data in self.job.inputs.files.items() if base is not None else ():
-            if read_if_there(self.store, name, self.job.retry) not in (data, None):
-                raise ConfigError(
-                    f'Samples that are appended share {name} with the dataset, but that of {self.store.url} differs '
-                    f'from that of the source. Give the source the same classes, or choose another `out`.'
-                )
-
-    def _delete(self, keys: Collection[str]) -> None:
-        store, retry = self.store, self.job.retry
-
-        def delete(key: str) -> None:
-            retry.call(f'Deleting {store.url}/{key}', lambda: store.delete(key))
-
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(delete, keys))
-
-    def _set_row_bytes(self, mean: float | None) -> None:
-        if isinstance(self.job.inputs, RowInputs):
-            self.job = replace(self.job, inputs=self.job.inputs.with_mean(mean))
-
-    def _plan(self) -> dict[str, object]:
-        job = self.job
-        return {
+        job, place = self._job, self._place
+        plan: dict[str, Any] = {
             'version': _VERSION,
-            'kind': job.inputs.kind if self.stream is None else 'iterable',
-            'inputs': dict((self.stream or job.inputs).identity),
+            'kind': self._source.kind,
+            'inputs': dict(self._source.identity),
             'columns': dict(job.columns),
             'compression': job.compression,
             'hashes': list(job.hashes),
             'size_limit': job.size_limit,
         }
+        plan = json.loads(json.dumps(plan))
+        there = [key for key in place.sizes() if key not in LOCKS]
+        keys = set(there)
+        if found := keys & {PLAN, DONE}:
+            try:
+                self._plan = check_plan(place.read(min(found)), plan, place.shown, append=append)
+            except ConfigError:
+                if not exist_ok:
+                    raise
+            else:
+                self._find_records(there)
+                if INDEX in keys and REPORT in self._plan and self._is_indexed():
+                    _log.warning(
+                        'The conversion to %s had finished. Only what it had left is removed now.', place.shown
+                    )
+                    return _report_of(self._plan[REPORT])
+                self._set_row_bytes()
+                self._add_behind()
+                return None
+        elif append and INDEX in keys:
+            check_finished(place)
+            numbers = (_NUMBERED.fullmatch(key) for key in keys)
+            plan[BASE] = keep_index(place, place.read(INDEX))
+            plan[FIRST_SHARD] = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+            self._plan = plan
+            self._add_behind()
+            keys = set()
+        elif there and not exist_ok:
+            raise FileExistsError(
+                f'Directory is not empty: {place.shown} holds {there[0]} and {len(there) - 1} more. Choose another '
+                f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
+            )
+        # The index goes first: from here on this is no dataset.
+        for key in (INDEX, PLAN):
+            self._delete({key} & keys)
+        self._delete(keys)
+        if isinstance(self._source, RowInputs):
+            plan[ROW_BYTES] = measure(len(self._source), self._source.read, job.columns)
+        self._plan = plan
+        self._set_row_bytes()
+        place.write(PLAN, json.dumps(plan, indent=1).encode())
+        return None
 
-    def _find_records(self, there: Iterable[ObjectInfo]) -> None:
-        keys = [info.key for info in there if _RECORD.fullmatch(info.key)]
+    def _is_indexed(self) -> bool:
+        """Whether the index is that of the whole dataset: of an append, not the one that it began with."""
+        base = self._plan.get(BASE)
+        return base is None or self._place.read(INDEX) != self._place.read(base)
+
+    def _add_behind(self) -> None:
+        """Add to the dataset whose index the plan names as its base, if it does.
+
+        Raises:
+            ConfigError: a file beside the shards, such as `classes.json`, would change its meaning.
+        """
+        self._base = self._plan.get(BASE)
+        self._job = replace(self._job, first_shard=self._plan.get(FIRST_SHARD, 0))
+        for name, data in self._job.inputs.files.items() if self._base is not None else ():
+            if self._place.read_if_there(name) not in (data, None):
+                raise ConfigError(
+                    f'Samples that are appended share {name} with the dataset, but that of {self._place.shown} differs '
+                    f'from that of the source. Give the source the same classes, or choose another `out`.'
+                )
+
+    def _delete(self, keys: Collection[str]) -> None:
         with ThreadPoolExecutor(_THREADS) as threads:
-            for record in threads.map(lambda key: read_record(self.store, key, self.job.retry), keys):
+            list(threads.map(self._place.delete, keys))
+
+    def _set_row_bytes(self) -> None:
+        if isinstance(self._job.inputs, RowInputs):
+            self._job = replace(self._job, inputs=self._job.inputs.with_mean(self._plan.get(ROW_BYTES)))
+
+    def _find_records(self, keys: Iterable[str]) -> None:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for data in threads.map(self._place.read, filter(_RECORD.fullmatch, keys)):
+                record = TaskRecord.parse(data)
                 self._found[record.task] = record
 
     def run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
         """Do the tasks without a record."""
-        job = self.job
-        tasks = self.stream.tasks(job.size_limit) if self.stream is not None else cut(job.inputs, job.size_limit)
-        total = job.inputs.rows or len(job.inputs)
-        counts_rows = self.stream is not None or job.inputs.rows is not None
+        job = self._job
+        if isinstance(self._source, IterableSamples):
+            tasks, total, counts_rows = tasks_of_rows(self._source.chunks(job.size_limit)), None, True
+        else:
+            tasks, counts_rows = cut(job.inputs, job.size_limit), job.inputs.rows is not None
+            total = job.inputs.rows or len(job.inputs)
         with tqdm(
             desc='convert',
             unit='samples' if counts_rows else 'inputs',
             unit_scale=True,
-            total=None if self.stream is not None else total,
+            total=total,
             disable=not progress_bar,
         ) as bar:
 
@@ -424,24 +408,19 @@ class _Conversion:
                 bar.update(rows if counts_rows else inputs)
 
             left = self._left(tasks, news)
-            done = (
-                run_here(job, left, news)
-                if workers == 1
-                else run_in_processes(job, left, news, workers=workers, start_method=start_method)
-            )
-            for record in done:
+            for record in run_tasks(job, left, news, workers=workers, start_method=start_method):
                 self._records[record.task] = record
 
     def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
         """The tasks that are not finished, or whose inputs have changed."""
-        stops = self.job.on_error == 'stop'
+        stops = self._job.on_error == 'stop'
         for task in tasks:
             record = self._found.get(task.number)
             inputs = (task.begin, task.end, task.digest)
             if record is None or (record.begin, record.end, record.digest) != inputs or (stops and record.errors):
                 if record is not None:
                     # It names shards that the task is about to replace: a restart must not take it for finished.
-                    self._delete([TaskRecord.key(task.number)])
+                    self._place.delete(TaskRecord.key(task.number))
                 yield task
             else:
                 self._records[task.number] = record
@@ -450,36 +429,35 @@ class _Conversion:
 
     def finish(self) -> ConversionReport:
         """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
-        job, store = self.job, self.store
+        job, place, base = self._job, self._place, self._base
         records = [self._records[number] for number in sorted(self._records)]
         added = [entry for record in records for entry in record.shards]
-        base = b'{"shards": []}' if self._base is None else get_bytes(store, self._base, job.retry)
-        entries = [*json.loads(base)['shards'], *added]
-        index = f'{{"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}], "version": 2}}'
-        parse_index(index.encode(), source=f'{store.url}/{_INDEX}', allow_unsafe_types=True, allow_empty=True)
-        if self._base is not None and read_if_there(store, _INDEX, job.retry) not in (base, index.encode()):
+        old = b'{"shards": []}' if base is None else place.read(base)
+        entries = [*json.loads(old)['shards'], *added]
+        text = f'{{"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}], "version": 2}}'
+        index = text.encode()
+        parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
+        if base is not None and place.read_if_there(INDEX) not in (old, index):
             raise ConversionError(
-                f'{store.url}/{_INDEX} was replaced while the conversion added to the dataset, so it stays. Bring '
-                f'{self._base} back, or remove {FOLDER} there and convert again.'
+                f'{place.shown}/{INDEX} was replaced while the conversion added to the dataset, so it stays. Bring '
+                f'{base} back, or remove {FOLDER} there and convert again.'
             )
         errors = tuple(error for record in records for error in record.errors)
         for error in errors[:_SHOWN]:
             _log.warning('Left out %s: %s', error.input, error.error)
         if errors:
-            _log.warning('Inputs and rows left out of the conversion to %s: %s.', store.url, len(errors))
+            _log.warning('Inputs and rows left out of the conversion to %s: %s.', place.shown, len(errors))
         files = dict(job.inputs.files)
         if job.on_error == 'collect' and errors:
-            lines = (json.dumps({'input': error.input, 'error': error.error}) + '\n' for error in errors)
-            name = 'errors.jsonl' if self._base is None else f'errors.{job.first_shard:05}.jsonl'
-            files[name] = ''.join(lines).encode()
+            name = 'errors.jsonl' if base is None else f'errors.{job.first_shard:05}.jsonl'
+            files[name] = ''.join(f'{json.dumps(asdict(error))}\n' for error in errors).encode()
         for name, data in files.items():
-            put_bytes(store, name, data, job.retry)
-        self._remove_leftovers({_stored_name(entry) for entry in entries})
-        inputs = job.inputs
-        ledger = inputs.ledger if isinstance(inputs, ImageFolder | PartInputs | HuggingFaceInputs) else Ledger()
+            place.write(name, data)
+        self._remove_leftovers({(entry['zip_data'] or entry['raw_data'])['basename'] for entry in entries})
+        ledger = job.inputs.ledger
         report = ConversionReport(
-            out=store.url,
-            kind=job.inputs.kind if self.stream is None else 'iterable',
+            out=place.shown,
+            kind=self._source.kind,
             columns=job.columns,
             inputs=sum(record.end - record.begin for record in records),
             rows=sum(record.rows for record in records),
@@ -497,22 +475,21 @@ class _Conversion:
             ),
             rows_before=sum(entry['samples'] for entry in entries[: len(entries) - len(added)]),
         )
-        put_bytes(store, PLAN, json.dumps({**self._written, REPORT: asdict(report)}, indent=1).encode(), job.retry)
-        replace_index(store, index.encode(), job.retry)
+        place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
+        replace_index(place, index)
         return report
 
     def _remove_leftovers(self, names: Collection[str]) -> None:
         """Remove shards of killed workers that no later task has replaced."""
-        store = self.store
-        listed = self.job.retry.call(f'Listing {store.url}', lambda: list(store.list('shard.')))
-        shards = [found for info in listed if (found := _SHARD.fullmatch(info.key)) and info.key not in names]
-        self._delete([found[0] for found in shards if int(found[1]) >= self.job.first_shard])
-        if isinstance(store, LocalStore):
-            store.remove_unfinished()
+        shards = filter(None, (_SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
+        left = [found[0] for found in shards if found[0] not in names]
+        self._delete([key for key in left if int(key.split('.')[1]) >= self._job.first_shard])
+        if isinstance(self._place.store, LocalStore):
+            self._place.store.remove_unfinished()
 
     def remove_records(self) -> None:
         """Remove the records, then the plan. The dataset is whole already, so an error is a warning."""
-        store = self.store
+        store = self._place.store
         try:
             self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
             if not isinstance(store, LocalStore):
@@ -534,7 +511,3 @@ def _report_of(found: dict[str, Any]) -> ConversionReport:
     ledger['left_out'] = [LeftOut(**one) for one in ledger['left_out']]
     ledger.update({name: tuple(value) for name, value in ledger.items() if isinstance(value, list)})
     return ConversionReport(**found, errors=errors, ledger=Ledger(**ledger))
-
-
-def _stored_name(entry: Mapping[str, Any]) -> str:
-    return (entry['zip_data'] or entry['raw_data'])['basename']

@@ -7,12 +7,11 @@ of this dataset are of an earlier copy of it, so those of the right size stay. S
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import (
@@ -23,13 +22,13 @@ from headrace.convert.stored_dataset import (
     object_url,
     open_object,
     open_stored,
-    read_object,
 )
+from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError, StorageError
 from headrace.format import FileInfo, parse_index
 from headrace.redaction import redact, warn, without_credentials
-from headrace.storage import Store, StoreOptions, open_store
+from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore
 
@@ -55,13 +54,7 @@ class CopyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            'source': self.source,
-            'destination': self.destination,
-            'files': self.files,
-            'copied': self.copied,
-            'bytes': self.bytes,
-        }
+        return asdict(self)
 
 
 def copy_dataset(
@@ -104,7 +97,7 @@ def copy_dataset(
         )
     check_output(destination)
     dataset = open_stored(source, source_options)
-    copy = _Copy(dataset, open_store(destination, options), overwrite=overwrite, progress=progress)
+    copy = _Copy(dataset, StorePlace(open_store(destination, options), PATIENT), overwrite=overwrite, progress=progress)
     copy.run(jobs)
     return CopyReport(
         source=without_credentials(os.fspath(source)),
@@ -121,7 +114,7 @@ class _Copy:
     def __init__(
         self,
         dataset: StoredDataset,
-        target: Store,
+        target: StorePlace,
         *,
         overwrite: bool,
         progress: Callable[[int, int], None] | None,
@@ -136,10 +129,10 @@ class _Copy:
 
     def run(self, jobs: int) -> None:
         """Copy what is missing, then the index."""
-        there = _sizes(self._target)
-        old_index = _read_if_there(self._target, INDEX) if INDEX in there else None
+        there = {info.key: info.size for info in self._target.list()}
+        old_index = self._target.read_if_there(INDEX) if INDEX in there else None
         is_done = old_index == self._dataset.index
-        is_ours = is_done or (COPY_MARK in there and _read_if_there(self._target, COPY_MARK) == self._mark)
+        is_ours = is_done or (COPY_MARK in there and self._target.read_if_there(COPY_MARK) == self._mark)
         if not is_ours:
             self._refuse(there)
         todo = [info for info in self.files.values() if not self._is_there(info, there, is_ours=is_ours)]
@@ -149,22 +142,22 @@ class _Copy:
             replaced = [name for name in _files_of(old_index) if name not in self.files]
             for name in (INDEX, *replaced, *missing):  # without its index, the destination is no dataset
                 if name in there:
-                    self._delete(name)
+                    self._target.delete(name)
         if is_done and not todo:
             if COPY_MARK in there:
                 self._delete_mark()
             return
         if not is_ours or COPY_MARK not in there:
-            self._put(COPY_MARK, io.BytesIO(self._mark), len(self._mark))
-        if isinstance(self._target, LocalStore):
-            self._target.remove_unfinished()
+            self._target.write(COPY_MARK, self._mark)
+        if isinstance(self._target.store, LocalStore):
+            self._target.store.remove_unfinished()
         self._copy_all(todo, jobs)
-        if read_object(self._dataset.store, INDEX) != self._dataset.index:
+        if StorePlace(self._dataset.store, PATIENT).read(INDEX) != self._dataset.index:
             raise FormatError(
                 f'{object_url(self._dataset.store, INDEX)} changed while the dataset was copied, so the copy has no '
                 f'index. Copy it again, with `overwrite`.'
             )
-        self._put(INDEX, io.BytesIO(self._dataset.index), len(self._dataset.index))
+        self._target.write(INDEX, self._dataset.index)
         self.copied += 1
         self.copied_bytes += len(self._dataset.index)
         self._delete_mark()
@@ -174,7 +167,7 @@ class _Copy:
         if MARK in there:
             raise FileExistsError(
                 redact(
-                    f'{self._target.url} has a dataset that is still being written: it holds {MARK}. Wait for its '
+                    f'{self._target.shown} has a dataset that is still being written: it holds {MARK}. Wait for its '
                     f'writer, or choose another destination.'
                 )
             )
@@ -182,7 +175,7 @@ class _Copy:
         if clash is not None and not self._overwrite:
             raise FileExistsError(
                 redact(
-                    f'{self._target.url} has {clash} of another dataset already. Choose another destination, or '
+                    f'{self._target.shown} has {clash} of another dataset already. Choose another destination, or '
                     f'replace it with `overwrite` (--overwrite).'
                 )
             )
@@ -194,7 +187,7 @@ class _Copy:
             if not info.hashes:
                 return False
             try:
-                with open_object(self._target, info.basename, info.bytes) as file:
+                with open_object(self._target.store, info.basename, info.bytes) as file:
                     check_hashes(file, info)
             except (ChecksumError, ObjectNotFoundError):
                 return False
@@ -220,30 +213,20 @@ class _Copy:
         try:
             with open_object(self._dataset.store, info.basename, info.bytes) as file:
                 check_hashes(file, info)
-                self._put(info.basename, file, info.bytes)
+                self._target.upload(info.basename, file, info.bytes)
         except FormatError as error:
             url = object_url(self._dataset.store, info.basename)
             raise type(error)(f'{url}: {error} Run `headrace verify` on the source.') from error
-        found = PATIENT.call(f'Asking for {info.basename}', lambda: self._target.head(info.basename)).size
+        found = PATIENT.call(f'Asking for {info.basename}', lambda: self._target.store.head(info.basename)).size
         if found != info.bytes:
             raise ChecksumError(
-                f'{object_url(self._target, info.basename)} has {found} bytes after {info.bytes} were stored. '
+                f'{object_url(self._target.store, info.basename)} has {found} bytes after {info.bytes} were stored. '
                 f'Copy again.'
             )
 
-    def _put(self, key: str, file: BinaryIO, size: int) -> None:
-        def attempt() -> None:
-            file.seek(0)
-            self._target.put(key, file, size=size)
-
-        PATIENT.call(f'Uploading {object_url(self._target, key)}', attempt)
-
-    def _delete(self, key: str) -> None:
-        PATIENT.call(f'Deleting {object_url(self._target, key)}', lambda: self._target.delete(key))
-
     def _delete_mark(self) -> None:
         try:
-            self._delete(COPY_MARK)
+            self._target.delete(COPY_MARK)
         except StorageError as error:
             warn(f'The copy is whole, but its marker stays. The same copy removes it. The reason: {error}')
 
@@ -267,14 +250,3 @@ def _files_of(index: bytes | None) -> list[str]:
         return []
     files = (file for info in shards for file in info.files)
     return [stored.basename for file in files for stored in (file.raw, file.zip) if stored is not None]
-
-
-def _sizes(store: Store) -> dict[str, int]:
-    return PATIENT.call(f'Listing {store.url}', lambda: {found.key: found.size for found in store.list('')})
-
-
-def _read_if_there(store: Store, key: str) -> bytes | None:
-    try:
-        return read_object(store, key)
-    except ObjectNotFoundError:
-        return None

@@ -1,8 +1,11 @@
-"""The index of a dataset whose parts have an index each.
+"""Indexes: one of a dataset whose parts have an index each, and those that were replaced.
 
-The arguments are MosaicML Streaming's, with five differences. Parts at any depth get their whole path below the root.
-JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever deleted. Shards
-of the root itself are a part, too, and the replaced index stays beside the new one (`rollback`).
+A kept index is ``index.00001.json`` and so on, in the order of replacement. `merge_index` and `convert(append=True)`
+keep it beside the new one. Its shards stay, so it can come back.
+
+The arguments of `merge_index` are MosaicML Streaming's, with five differences. Parts at any depth get their whole path
+below the root. JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever
+deleted. Shards of the root itself are a part, too, and the replaced index stays.
 """
 
 from __future__ import annotations
@@ -10,26 +13,28 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from headrace.convert.record import get_bytes
-from headrace.convert.rollback import check_finished, missing_shards, read_if_there, replace_index
-from headrace.convert.stored_dataset import INDEX
+from headrace.convert.record import PLAN
+from headrace.convert.stored_dataset import INDEX, PATIENT
+from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.start import MARK
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
-from headrace.redaction import warn
-from headrace.storage import Retry, Store, StoreOptions, local_path, open_store
+from headrace.redaction import redact, warn
+from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 
-__all__ = ['merge_index']
+__all__ = ['KeptIndex', 'check_finished', 'keep_index', 'kept_indexes', 'merge_index', 'replace_index', 'rollback']
 
 Place: TypeAlias = str | os.PathLike[str]
 
 _SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')
+_KEPT: Final = re.compile(r'index\.(\d{5,})\.json')
 _THREADS: Final = 32
 """Concurrent requests: most of the time of a small object is a wait for its store."""
 
@@ -38,14 +43,14 @@ _THREADS: Final = 32
 class _Part:
     """An index to merge."""
 
-    store: Store
+    place: StorePlace
     key: str
     folder: str
     """Where its shards are, relative to the merged index; '/'-separated, '' for the same folder."""
 
     @property
     def name(self) -> str:
-        return f'{self.store.url}/{self.key}'
+        return f'{self.place.shown}/{self.key}'
 
 
 def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 60, **kwargs: Any) -> None:
@@ -83,22 +88,27 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
             f'Pass out=(folder, URL), or leave `keep_local` out.'
         )
     retry = Retry(timeout=seconds)
-    stores = [open_store(place, options) for place in (folder, url) if place is not None]
-    written = stores if keep_local else stores[-1:]
-    for store in written:
-        check_finished(store, retry)
-    keys = _keys(stores, retry) if urls is None else {}
-    parts = _parts_below(keys, stores[-1].url) if urls is None else _named_parts(urls, (folder, url), options)
+    places = [StorePlace(open_store(place, options), retry) for place in (folder, url) if place is not None]
+    written = places if keep_local else places[-1:]
+    for place in written:
+        check_finished(place)
+    keys: dict[str, StorePlace] = {}
+    if urls is None:
+        # Of two places that have an object, the first counts.
+        keys = {info.key: place for place in reversed(places) for info in place.list()}
+        parts = _parts_below(keys, places[-1].shown)
+    else:
+        parts = _named_parts(urls, (folder, url), options, retry)
     with ThreadPoolExecutor(min(_THREADS, len(parts))) as threads:
-        tables = list(threads.map(lambda part: _read(part, retry), parts))
-    own = _own_shards(written, stores, parts, tables, keys, retry, is_list=urls is not None)
+        tables = list(threads.map(_read, parts))
+    own = _own_shards(written, places, parts, tables, keys, is_list=urls is not None)
     if own:
         parts, tables = [_Part(written[0], INDEX, ''), *parts], [own, *tables]
     shards = _join(parts, tables)
-    _warn_of_unlisted(keys, shards, out=stores[-1].url)
+    _warn_of_unlisted(keys, shards, out=places[-1].shown)
     merged = dump_index(shards, version_first=True)
-    for store in written:
-        replace_index(store, merged, retry)
+    for place in written:
+        replace_index(place, merged)
 
 
 def _arguments(
@@ -121,15 +131,6 @@ def _arguments(
     return urls, out, given['keep_local'], given['download_timeout'], given['store_options']
 
 
-def _keys(stores: Sequence[Store], retry: Retry) -> dict[str, Store]:
-    """Everything below the root of any of the stores, with the first of them that has it."""
-    found: dict[str, Store] = {}
-    for store in stores:
-        for key in retry.call(f'Listing {store.url}', lambda store=store: [info.key for info in store.list('')]):
-            found.setdefault(key, store)
-    return found
-
-
 def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out: str) -> None:
     """Say which folders have shards but none of the merged index: their writers have not finished."""
     merged = {_name(shard).rpartition('/')[0] for shard in shards}
@@ -141,7 +142,7 @@ def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out
         )
 
 
-def _parts_below(keys: Mapping[str, Store], root: str) -> list[_Part]:
+def _parts_below(keys: Mapping[str, StorePlace], root: str) -> list[_Part]:
     """The indexes below a root, in the order of their paths."""
     found = [
         key
@@ -157,7 +158,7 @@ def _parts_below(keys: Mapping[str, Store], root: str) -> list[_Part]:
 
 
 def _named_parts(
-    urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[Place | None], options: StoreOptions
+    urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[Place | None], options: StoreOptions, retry: Retry
 ) -> list[_Part]:
     """The indexes of a list."""
     places: list[tuple[str, str]] = []  # the folder that holds it, its file name
@@ -166,7 +167,7 @@ def _named_parts(
         folder, _, name = place.rpartition('/')
         places.append((folder, name) if name.endswith('.json') else (place, INDEX))
     above = Counter(folder.rpartition('/')[0] for folder, _ in dict.fromkeys(places))
-    stores: dict[str, Store] = {}
+    stores: dict[str, StorePlace] = {}
     parts: list[_Part] = []
     for folder, name in dict.fromkeys(places):
         # Thousands of parts in one folder share a store, and so its connections.
@@ -174,7 +175,7 @@ def _named_parts(
         is_shared = above[parent] > 1
         root, key = (parent, f'{last}/{name}') if is_shared else (folder, name)
         if root not in stores:
-            stores[root] = open_store(root or '/', options)
+            stores[root] = StorePlace(open_store(root or '/', options), retry)
         parts.append(_Part(stores[root], key, _below(folder, roots)))
     return parts
 
@@ -202,38 +203,36 @@ def _below(folder: str, roots: Sequence[Place | None]) -> str:
     return folder.rpartition('/')[2]
 
 
-def _read(part: _Part, retry: Retry) -> Sequence[ShardInfo]:
+def _read(part: _Part) -> Sequence[ShardInfo]:
     try:
-        data = get_bytes(part.store, part.key, retry)
+        data = part.place.read(part.key)
     except ObjectNotFoundError as error:
         raise ObjectNotFoundError(f'Failed to download {INDEX}: {part.name} does not exist: {error}') from error
     return _parse(data, part.name)
 
 
 def _parse(data: bytes, source: str) -> Sequence[ShardInfo]:
-    # Nothing is read of unsafe columns here: whoever reads the merged index is asked for permission again.
+    # Nothing is read of unsafe columns here: the reader of the merged index is asked for permission again.
     return parse_index(data, source=source, allow_unsafe_types=True, allow_empty=True)
 
 
 def _own_shards(
-    written: Sequence[Store],
-    stores: Sequence[Store],
+    written: Sequence[StorePlace],
+    places: Sequence[StorePlace],
     parts: Sequence[_Part],
     tables: Sequence[Sequence[ShardInfo]],
     keys: Collection[str],
-    retry: Retry,
     *,
     is_list: bool,
 ) -> list[ShardInfo]:
     """Shards of the index to be replaced which no part lists. They stay, unless their files are gone.
 
     Args:
-        written: the stores whose index is replaced.
-        stores: where shards may be.
+        written: the places whose index is replaced.
+        places: where shards may be.
         parts: what is merged.
         tables: the shards of each part.
         keys: what is known to be there.
-        retry: how often to try a request.
         is_list: whether the caller has named the parts: then a part that has an index may be left out.
 
     Raises:
@@ -245,10 +244,10 @@ def _own_shards(
         for shard in table
     }
     found: dict[str, list[ShardInfo]] = {}
-    for store in written:
-        index = read_if_there(store, INDEX, retry)
+    for place in written:
+        index = place.read_if_there(INDEX)
         if index is not None:
-            root = f'{store.url}/{INDEX}'
+            root = f'{place.shown}/{INDEX}'
             found[root] = [shard for shard in _parse(index, root) if _name(shard) not in listed]
     if not any(found.values()):
         return []
@@ -259,7 +258,7 @@ def _own_shards(
             f'A folder and a URL that get one index hold the same shards, but {root} and {other} differ in shards that '
             f'no part lists. Merge one of them alone, or remove the index that is out of date.'
         )
-    gone = {_name(shard) for shard in missing_shards(stores, own, keys, retry)}
+    gone = {_name(shard) for shard in _missing_shards(places, own, keys)}
     if gone:
         warn(f'Left out of {root}: {_counted([shard for shard in own if _name(shard) in gone])}, whose files are gone.')
     own = [shard for shard in own if _name(shard) not in gone]
@@ -323,3 +322,138 @@ def _check_columns(firsts: Sequence[tuple[_Part, ShardInfo]]) -> None:
                 f'{kinds.get(differing, "missing")} in {firsts[0][0].name} and {found.get(differing, "missing")} in '
                 f'{part.name}. Write one of them again, or merge them as two streams.'
             )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIndex:
+    """An index that was replaced."""
+
+    name: str
+    """Of its file."""
+    shards: int
+    samples: int
+
+
+def kept_indexes(out: str | os.PathLike[str], *, options: StoreOptions | None = None) -> list[KeptIndex]:
+    """The indexes of a dataset that were replaced, the oldest first.
+
+    Args:
+        out: folder or URL of the dataset.
+        options: how to reach the store.
+
+    Raises:
+        FormatError: one is damaged.
+        StorageError: the store failed.
+    """
+    place = StorePlace(open_store(out, options), PATIENT)
+    return [_counts_of(name, _parse(place.read(name), f'{place.shown}/{name}')) for name in _kept(place)]
+
+
+def rollback(out: str | os.PathLike[str], to: str, *, options: StoreOptions | None = None) -> KeptIndex:
+    """Bring a replaced index back. The one that it replaces is kept in its turn, and no shard is touched.
+
+    Args:
+        out: folder or URL of the dataset.
+        to: name of the kept index.
+        options: how to reach the store.
+
+    Returns:
+        The index that was replaced now, under the name that it has from now on.
+
+    Raises:
+        ConfigError: there is no kept index of this name, or shards of it are gone.
+        FileExistsError: a writer or a conversion to `out` has not finished.
+        StorageError: the store failed.
+    """
+    place = StorePlace(open_store(out, options), PATIENT)
+    check_finished(place)
+    names = list(_kept(place))
+    if to not in names:
+        raise ConfigError(
+            f'A rollback brings back an index that was kept, but got {to!r}, and {place.shown} has '
+            f'{", ".join(names) or "none"}. Name one of them.'
+        )
+    data = place.read(to)
+    shards = _parse(data, f'{place.shown}/{to}')
+    gone = _missing_shards([place], shards, ())
+    if gone:
+        raise ConfigError(
+            f'An index comes back with all of its shards, but {len(gone)} of the {len(shards)} of '
+            f'{place.shown}/{to} are gone, such as {gone[0].files[0].raw.basename}. Restore them, or name another '
+            f'index.'
+        )
+    name = replace_index(place, data)
+    return _counts_of(name or to, _parse(place.read(name), f'{place.shown}/{name}') if name else shards)
+
+
+def _counts_of(name: str, shards: Sequence[ShardInfo]) -> KeptIndex:
+    return KeptIndex(name, len(shards), sum(shard.samples for shard in shards))
+
+
+def replace_index(place: StorePlace, index: bytes) -> str | None:
+    """Store an index; the one that it replaces is kept.
+
+    Returns:
+        The name of the kept index; None if there was none, or it was the same.
+    """
+    before = place.read_if_there(INDEX)
+    if before == index:
+        return None
+    name = None if before is None else keep_index(place, before)
+    place.write(INDEX, index)
+    return name
+
+
+def keep_index(place: StorePlace, index: bytes) -> str:
+    """Keep a copy of an index, unless there is one; its name."""
+    kept = _kept(place)
+    for name, size in kept.items():
+        if size == len(index) and place.read(name) == index:
+            return name
+    name = f'index.{1 + max(map(_number, kept), default=0):05}.json'
+    place.write(name, index)
+    return name
+
+
+def check_finished(place: StorePlace) -> None:
+    """Refuse a dataset whose index a writer or a conversion is about to replace.
+
+    Raises:
+        FileExistsError: it is.
+    """
+    for name in (MARK, PLAN):
+        if place.has(name):
+            raise FileExistsError(
+                redact(
+                    f'{place.shown} is still being written: it holds {name}. Wait for its writer. If that was killed, '
+                    f'run it again to continue, or remove that file to give its new samples up.'
+                )
+            )
+
+
+def _missing_shards(places: Sequence[StorePlace], shards: Iterable[ShardInfo], keys: Container[str]) -> list[ShardInfo]:
+    """The shards of which no place has all files, compressed or not. `keys` are known to be there."""
+
+    def is_there(name: str) -> bool:
+        return name in keys or any(place.has(name) for place in places)
+
+    def is_missing(shard: ShardInfo) -> bool:
+        return not all(
+            is_there(file.raw.basename) or (file.zip and is_there(file.zip.basename)) for file in shard.files
+        )
+
+    shards = list(shards)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [shard for shard, missing in zip(shards, threads.map(is_missing, shards), strict=True) if missing]
+
+
+def _kept(place: StorePlace) -> dict[str, int]:
+    """Name and bytes of each kept index, in their order."""
+    found = [(info.key, info.size) for info in place.list('index.') if _KEPT.fullmatch(info.key)]
+    return dict(sorted(found, key=lambda pair: _number(pair[0])))
+
+
+def _number(name: str) -> int:
+    found = _KEPT.fullmatch(name)
+    assert found is not None
+    return int(found[1])

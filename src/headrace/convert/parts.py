@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.convert.apart import check_keeps
-from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
@@ -31,7 +30,7 @@ from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note
 from headrace.redaction import warn
-from headrace.storage import Retry, Store, open_store
+from headrace.storage import Retry, open_store
 from headrace.storage.output import Out, split_out
 from headrace.storage.stores.local import LocalStore
 
@@ -199,9 +198,11 @@ class PartedDataset:
         self._columns, self._options, self._skip_bad = dict(columns), dict(options), skip_bad
         settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
         MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
-        self._retry = Retry(attempts=1 + options.get('retry', 2))
-        self._store = None if self.remote is None else open_store(self.remote, options.get('options'))
-        self._keeps_folder = self._store is None or bool(options.get('keep_local'))
+        retry = Retry(attempts=1 + options.get('retry', 2))
+        store = None if self.remote is None else open_store(self.remote, options.get('options'))
+        self._at_store = None if store is None else StorePlace(store, retry)
+        self._at_folder = None if self.folder is None else StorePlace(LocalStore(self.folder), retry)
+        self._keeps_folder = store is None or bool(options.get('keep_local'))
         self._claim: FolderClaim | None = None
         self._store_claim: StoreClaim | None = None
         self._counted: set[str] = set()
@@ -215,9 +216,8 @@ class PartedDataset:
         Raises:
             ConfigError: it does.
         """
-        for store in (self._store, None if self.folder is None else LocalStore(self.folder)):
-            if store is not None:
-                check_keeps(places, store)
+        for place in filter(None, (self._at_store, self._at_folder)):
+            check_keeps(places, place.store)
 
     def begin(self) -> PartWriter:
         """Claim `out`, and remove the leftovers of a killed conversion.
@@ -227,8 +227,8 @@ class PartedDataset:
             StorageError: the store answered with an error.
         """
         terms = Terms(exist_ok=self._options.get('exist_ok', False))
-        if self._store is not None:
-            self._store_claim = StoreClaim(StorePlace(self._store, self._retry), terms, beside=None)
+        if self._at_store is not None:
+            self._store_claim = StoreClaim(self._at_store, terms, beside=None)
         start = self._store_claim and self._store_claim.start
         if self.folder is None:
             assert start is not None
@@ -292,9 +292,7 @@ class PartedDataset:
         if self._index is None:
             return False
         try:
-            return get_bytes(self._main(), INDEX, self._retry) == self._index
-        except FileNotFoundError:
-            return False
+            return self._main().read_if_there(INDEX) == self._index
         except OSError:
             return True
 
@@ -312,16 +310,15 @@ class PartedDataset:
         if self._store_claim is not None:
             self._store_claim.check()
         self._index = index
-        put_bytes(self._main(), INDEX, index, self._retry)
-        if self._store is not None and self.folder is not None and self._keeps_folder:
-            put_bytes(LocalStore(self.folder), INDEX, index, self._retry)
+        self._main().write(INDEX, index)
+        if self._at_folder is not None and self._keeps_folder and self._at_store is not None:
+            self._at_folder.write(INDEX, index)
 
-    def _main(self) -> Store:
+    def _main(self) -> StorePlace:
         """The place whose index counts."""
-        if self._store is not None:
-            return self._store
-        assert self.folder is not None
-        return LocalStore(self.folder)
+        main = self._at_store or self._at_folder
+        assert main is not None
+        return main
 
     def _sweep(self, run: str, kept: set[str]) -> None:
         """Delete the parts of this run that do not count."""
@@ -332,19 +329,19 @@ class PartedDataset:
 
         if self.folder is not None:
             _remove_folders(self.folder, lambda name: not counts(name) or (name in kept and not self._keeps_folder))
-        if isinstance(self._store, LocalStore):
-            _remove_folders(self._store.root, lambda name: not counts(name))
-        elif self._store is not None:
-            self._remove_objects(self._store, counts)
-
-    def _remove_objects(self, store: Store, counts: Callable[[str], bool]) -> None:
+        if self._at_store is None:
+            return
+        if isinstance(self._at_store.store, LocalStore):
+            _remove_folders(self._at_store.store.root, lambda name: not counts(name))
+            return
         try:
-            keys = [info.key for info in store.list('part-') if not counts(info.key.partition('/')[0])]
+            keys = [info.key for info in self._at_store.list('part-') if not counts(info.key.partition('/')[0])]
             # The marks first: a late attempt then uploads no more.
             for key in sorted(keys, key=lambda key: not key.endswith(MARK)):
-                self._retry.call(f'Removing {store.url}', lambda key=key: store.delete(key))
+                self._at_store.delete(key)
         except StorageError as error:
-            warn(f'Parts that do not count could not be removed from {store.url}. No index lists them. {error}')
+            place = self._at_store.shown
+            warn(f'Parts that do not count could not be removed from {place}. No index lists them. {error}')
 
 
 def _python_values(values: Sequence[Any] | np.ndarray[Any, Any]) -> Sequence[Any]:

@@ -7,37 +7,43 @@ is written, and is removed last. Beside an index it says that only the removal i
 ``.headrace-convert/task-00000007.json`` is the record of a finished task. It is written after all shards of the task.
 Each file appears whole or not at all, in folders and in stores. So a task without a record is done again, and its new
 shards replace those that a killed worker has left.
+
+In a folder, kernel locks keep conversions and their workers apart. Stores have no locks: the user sees to it that one
+conversion at a time writes to a prefix.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import io
 import json
+import os
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from headrace.storage import Retry, Store
+from headrace.convert.report import InputError
+from headrace.errors import ConfigError, ConversionError
+from headrace.redaction import warn
+from headrace.storage import Store
+from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
+from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 __all__ = [
     'BASE',
     'DONE',
     'FIRST_SHARD',
     'FOLDER',
+    'LOCKS',
     'PLAN',
     'REPORT',
     'ROW_BYTES',
-    'InputError',
     'TaskRecord',
     'check_plan',
-    'get_bytes',
-    'put_bytes',
-    'read_record',
+    'claimed',
+    'claimed_by_worker',
 ]
 
 FOLDER: Final = '.headrace-convert'
@@ -53,15 +59,10 @@ BASE: Final = 'base'
 FIRST_SHARD: Final = 'first_shard'
 """Key of the plan: the first number of a new shard."""
 
-
-@dataclass(frozen=True, slots=True)
-class InputError:
-    """An input, or a row of one, that was left out."""
-
-    input: str
-    """The path, URL or row."""
-    error: str
-    """Class and message of the exception."""
+_PARENT: Final = f'{FOLDER}/parent.lock'
+_WORKERS: Final = f'{FOLDER}/workers.lock'
+LOCKS: Final = frozenset({_PARENT, _WORKERS})
+"""Files in the folder of an unfinished conversion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +146,61 @@ def _shown(value: object, other: object) -> str:
     return text if len(text) <= 200 else f'{text[:200]}...'
 
 
-def read_record(store: Store, key: str, retry: Retry) -> TaskRecord:
-    """The record of a finished task."""
-    return TaskRecord.parse(get_bytes(store, key, retry))
+@contextlib.contextmanager
+def claimed(store: Store) -> Generator[None]:
+    """Hold a folder for one conversion. Waits until the workers of a killed one have ended.
+
+    Raises:
+        ConversionError: another conversion to the folder runs.
+    """
+    if not isinstance(store, LocalStore):
+        yield
+        return
+    root = store.root
+    make_folder(root / FOLDER)
+    parent = _open(root / _PARENT)
+    with held(parent):
+        # Another one may have ended, and removed the file, after it was opened here.
+        with mapped_lock_errors(root / _PARENT):
+            is_free = try_lock_file(parent, root / _PARENT)
+        if not is_free or not _is_there(parent, root / _PARENT):
+            raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
+        workers = _open(root / _WORKERS)
+        with held(workers), mapped_lock_errors(root / _WORKERS):
+            lock_file(workers, root / _WORKERS)
+        try:
+            yield
+        finally:
+            if not (root / PLAN).exists():
+                _remove(root)
 
 
-def get_bytes(store: Store, key: str, retry: Retry) -> bytes:
-    """An object, whole."""
-
-    def attempt() -> bytes:
-        data = io.BytesIO()
-        store.get(key, data)
-        return data.getvalue()
-
-    return retry.call(f'Downloading {store.url}/{key}', attempt)
+def claimed_by_worker(store: Store) -> None:
+    """Have the next conversion wait for the end of this worker process."""
+    if isinstance(store, LocalStore):
+        handle = _open(store.root / _WORKERS)
+        hold(handle)
+        lock_file(handle, store.root / _WORKERS, shared=True)
 
 
-def put_bytes(store: Store, key: str, data: bytes, retry: Retry) -> None:
-    """Store an object, whole."""
-    retry.call(f'Uploading {store.url}/{key}', lambda: store.put(key, io.BytesIO(data), size=len(data)))
+def _is_there(handle: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
+
+
+def _remove(root: Path) -> None:
+    try:
+        with mapped_output_errors(root):
+            for name in LOCKS:
+                (root / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a killed conversion has left records
+                (root / FOLDER).rmdir()
+            (root / DONE).unlink(missing_ok=True)
+    except OSError as error:
+        warn(f'Files of a conversion that has ended stay in {root}. The same conversion removes them. {error}')
+
+
+def _open(path: Path) -> int:
+    with mapped_output_errors(path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -1,14 +1,26 @@
-"""The result of a conversion."""
+"""The result of a conversion; and the report, the interruption and the errors of one, as the command line says them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
-from headrace.convert.record import InputError
+from headrace.error_mapping import mapping_errors
+from headrace.errors import ConversionError
 from headrace.sources.ledger import Ledger
 
-__all__ = ['ConversionReport', 'report_lines']
+__all__ = ['ConversionReport', 'InputError', 'command_errors', 'report_lines']
+
+
+@dataclass(frozen=True, slots=True)
+class InputError:
+    """An input, or a row of one, that was left out."""
+
+    input: str
+    """The path, URL or row."""
+    error: str
+    """Class and message of the exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,23 @@ class ConversionReport:
     """Files that were read, and everything else that was left out."""
     rows_before: int = 0
     """Samples of the dataset that was added to."""
+
+
+@mapping_errors
+def command_errors() -> Generator[None]:
+    """Say after an interruption how to continue; name the command's option in the error of an existing folder.
+
+    Raises:
+        ConversionError: the output folder holds something.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print('headrace: Stopped. The same command continues where this one stopped.', file=sys.stderr)
+        raise
+    except FileExistsError as error:
+        text = str(error).replace('pass `exist_ok=True`', 'pass --exist-ok').replace('`append=True`', '--append')
+        raise ConversionError(text) from error
 
 
 def report_lines(report: ConversionReport) -> list[str]:

@@ -41,7 +41,6 @@ __all__ = [
     'open_object',
     'open_stored',
     'raw_files',
-    'read_object',
     'with_stored_values',
 ]
 
@@ -73,7 +72,8 @@ def open_stored(
     """
     store = open_store(url, options)
     try:
-        data = read_object(store, INDEX, retry)
+        with open_object(store, INDEX, None, retry) as file:
+            data = file.read()
     except ObjectNotFoundError as error:
         path = local_path(url)
         raise ObjectNotFoundError(
@@ -91,12 +91,6 @@ def folder_of(store: Store) -> Path | None:
 def object_url(store: Store, key: str) -> str:
     """The URL of an object, for messages."""
     return f'{store.url.rstrip("/")}/{key}'
-
-
-def read_object(store: Store, key: str, retry: Retry = PATIENT) -> bytes:
-    """The content of a small object of any size."""
-    with open_object(store, key, None, retry) as file:
-        return file.read()
 
 
 def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT) -> BinaryIO:

@@ -1,24 +1,61 @@
-"""How inputs are cut into tasks: the same for any number of workers, so that shards are, too.
+"""Tasks: how inputs are cut into them, and the processes that do them.
 
-A task is a run of consecutive inputs. One worker writes it into separate shards, of which the last is usually not full.
-So a task is as large as one to four shards. Small tasks give work to many processes, large ones make fewer shards that
-are not full.
+Inputs are cut the same for any number of workers, so that shards are, too. A task is a run of consecutive inputs. One
+worker writes it into separate shards, of which the last is usually not full. So a task is as large as one to four
+shards. Small tasks give work to many processes, large ones make fewer shards that are not full.
+
+A worker takes one task at a time. The parent hands tasks out and watches. A worker ends with its parent, also if that
+is killed. A worker that dies ends the conversion with an error, which names the input that it was reading. Ctrl-C
+reaches the parent only, which ends the workers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 
-from headrace.convert.protocol import Inputs
+from headrace.convert.inputs.programs import RowInputs
+from headrace.convert.inputs.records import BadRow, Inputs
+from headrace.convert.record import TaskRecord, claimed_by_worker
+from headrace.convert.report import InputError
+from headrace.dataset.writing.place import StorePlace
+from headrace.errors import (
+    ConfigError,
+    ConversionError,
+    DiskFullError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from headrace.format import EncodedShard, MDSEncoder
+from headrace.format.shard_memory import shared_pool
+from headrace.notes import add_note
+from headrace.storage import Retry, StoreOptions, open_store
+from headrace.storage.cache.locks import NO_ROOM
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ['Job', 'News', 'OnError', 'Task', 'cut', 'run_tasks', 'tasks_of_rows']
 
-__all__ = ['Task', 'cut']
+OnError: TypeAlias = Literal['stop', 'skip', 'collect']
+News: TypeAlias = Callable[[int, int], None]
+"""Receives the numbers of inputs and of rows that were done since the last call."""
 
 _FILL: Final = 0.97
 """Part of a shard's limit that a task plans with: an estimate that is a little low must not cost another shard."""
@@ -26,6 +63,14 @@ _SHARDS_PER_TASK: Final = 4
 _TASKS: Final = 64
 """Tasks below which they are of one shard, so that many processes have work."""
 _TASKS_OF_UNKNOWN_SIZE: Final = 256
+_UPLOADS: Final = 2
+"""Shards of a process that are stored while it encodes the next."""
+_LONGEST: Final = 1000
+"""Characters of a message in a record."""
+_NEWS_SECONDS: Final = 0.2
+_END_SECONDS: Final = 5.0
+_VALUE_ERRORS: Final = (KeyError, AttributeError, TypeError, ValueError, OverflowError)
+_Samples: TypeAlias = 'Iterable[Mapping[str, Any] | BadRow]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +103,12 @@ def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
         yield Task(number, begin, end, inputs.digest(begin, end))
 
 
+def tasks_of_rows(chunks: Iterable[RowInputs]) -> Iterator[Task]:
+    """A task for each chunk of rows, in order."""
+    for number, rows in enumerate(chunks):
+        yield Task(number, rows.first, rows.first + len(rows), inputs=rows)
+
+
 def _bounds(inputs: Inputs, count: int, size_limit: int) -> list[int]:
     sizes = inputs.sizes
     if sizes is None:
@@ -77,3 +128,422 @@ def _bounds(inputs: Inputs, count: int, size_limit: int) -> list[int]:
         limit = (ends[begin - 1] if begin else 0.0) + task
         bounds.append(max(begin + 1, int(np.searchsorted(ends, limit, side='right'))))
     return bounds
+
+
+# The work of one process
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a worker needs besides its tasks."""
+
+    inputs: Inputs
+    columns: Mapping[str, str]
+    out: str
+    options: StoreOptions
+    compression: str | None
+    hashes: tuple[str, ...]
+    size_limit: int | None
+    on_error: OnError
+    retry: Retry = field(default_factory=Retry)
+    first_shard: int = 0
+    """The number in the names of the first task's shards."""
+
+
+_Counts: TypeAlias = MutableSequence[int]
+"""The number of the input that a worker reads, or -1; and how many inputs and rows it has done."""
+
+
+class _Shards:
+    """The shards of one task: encodes rows, and stores full shards while the next rows come."""
+
+    def __init__(self, job: Job, number: int, store: Callable[[str, bytes], Future[None]]) -> None:
+        self._number, self._store = job.first_shard + number, store
+        self._encoder = MDSEncoder(
+            job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit
+        )
+        self._columns = job.columns
+        self._stored: deque[Future[None]] = deque()
+        self.entries: list[dict[str, Any]] = []
+        self.rows = self.raw_bytes = self.stored_bytes = 0
+        self.nulls: Counter[str] = Counter()
+        self.dropped: dict[str, None] = {}
+        """Columns of samples that are not converted."""
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        shards = self._encoder.add(sample)
+        self.rows += 1
+        self.nulls.update(name for name, value in sample.items() if value is None)
+        if len(sample) > len(self._columns):
+            self.dropped.update((name, None) for name in sample if name not in self._columns)
+        self._put(shards)
+
+    def add_batch(self, columns: Mapping[str, Sequence[Any]], rows: int) -> None:
+        shards = self._encoder.add_batch(columns)
+        self.rows += rows
+        for name, encoding in self._columns.items():
+            if encoding == 'json' and (nulls := sum(value is None for value in columns[name])):
+                self.nulls[name] += nulls
+        self._put(shards)
+
+    def finish(self) -> None:
+        self._put(self._encoder.finish())
+        while self._stored:
+            self._stored.popleft().result()
+
+    def _put(self, shards: Iterable[EncodedShard]) -> None:
+        for shard in shards:
+            entry, ((own_name, data),) = shard.info.entry(), shard.files
+            name = f'shard.{self._number:05}.{len(self.entries):05}.mds'
+            suffix = own_name.removeprefix(entry['raw_data']['basename'])
+            self.raw_bytes += entry['raw_data']['bytes']
+            self.stored_bytes += len(data)
+            entry['raw_data']['basename'] = name
+            if entry['zip_data']:
+                entry['zip_data']['basename'] = name + suffix
+            self.entries.append(entry)
+            while len(self._stored) >= _UPLOADS:
+                self._stored.popleft().result()
+            self._stored.append(self._store(name + suffix, data))
+
+
+class _Worker:
+    """Runs tasks of a job, one after another; a context manager that ends its threads."""
+
+    def __init__(self, job: Job, counts: _Counts, changed: Callable[[], None]) -> None:
+        self._job, self._counts, self._changed = job, counts, changed
+        self._out = StorePlace(open_store(job.out, job.options), job.retry)
+        self._blocks = shared_pool()
+        """Memory for the encoders of all tasks: kept from one to the next."""
+        self._uploader = ThreadPoolExecutor(_UPLOADS, thread_name_prefix='headrace-convert-upload')
+        self._readers: ThreadPoolExecutor | None = None
+        if job.inputs.reads_ahead > 1:
+            self._readers = ThreadPoolExecutor(job.inputs.reads_ahead, thread_name_prefix='headrace-convert-read')
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._uploader.shutdown(cancel_futures=True)
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+
+    def run(self, task: Task) -> TaskRecord:
+        """Write the shards of a task, then its record.
+
+        Raises:
+            ConversionError: an input is bad, and `on_error` is 'stop'.
+            StorageError: a store failed.
+        """
+        shards = _Shards(self._job, task.number, lambda name, data: self._uploader.submit(self._put, name, data))
+        errors: list[InputError] = []
+        for number, read in self._reads(task):
+            self._counts[0] = number
+            before = shards.rows
+            try:
+                for place, error in self._add(read, shards):
+                    name = (task.inputs or self._job.inputs).name(number)
+                    self._bad(f'{name}, {place}' if place else name, error, errors)
+            finally:
+                self._counts[1] += 1
+                self._counts[2] += shards.rows - before
+                self._changed()
+        shards.finish()
+        record = TaskRecord(
+            task=task.number,
+            begin=task.begin,
+            end=task.end,
+            digest=task.digest,
+            rows=shards.rows,
+            raw_bytes=shards.raw_bytes,
+            stored_bytes=shards.stored_bytes,
+            shards=tuple(shards.entries),
+            errors=tuple(errors),
+            nulls=dict(shards.nulls),
+            dropped=tuple(shards.dropped),
+        )
+        self._put(TaskRecord.key(task.number), record.dump())
+        return record
+
+    def _add(self, read: Callable[[], _Samples], shards: _Shards) -> Iterator[tuple[str, Exception]]:
+        """Add the rows of an input; yields the place and the error of each that is bad."""
+        done = 0
+        try:
+            for rows in read():
+                if isinstance(rows, BadRow):
+                    if _stops_all(rows.error):
+                        raise rows.error
+                    yield rows.place, rows.error
+                    continue
+                if not self._job.inputs.gives_batches:
+                    shards.add(rows)
+                    continue
+                count = len(next(iter(rows.values())))
+                try:
+                    shards.add_batch(rows, count)
+                except _VALUE_ERRORS:
+                    # The encoder adds all rows or none. One by one, only the bad ones are left out.
+                    for row in range(count):
+                        try:
+                            shards.add_batch({name: values[row : row + 1] for name, values in rows.items()}, 1)
+                        except _VALUE_ERRORS as error:  # noqa: PERF203
+                            yield f'row {done + row}', error
+                done += count
+        except Exception as error:
+            if _stops_all(error):
+                raise
+            yield '', error
+
+    def _bad(self, name: str, error: Exception, errors: list[InputError]) -> None:
+        text = f'{type(error).__name__}: {error}'
+        if self._job.on_error == 'stop':
+            raise ConversionError(
+                f'{name} cannot be converted: {text.rstrip(".")}. Correct or remove it, or pass '
+                f"`on_error='skip'` or 'collect'. Then run the conversion again: it continues where it stopped."
+            ) from error
+        errors.append(InputError(name, text[:_LONGEST]))
+
+    def _reads(self, task: Task) -> Iterator[tuple[int, Callable[[], _Samples]]]:
+        """The number of each input, and the function that reads it."""
+        read, numbers = (task.inputs or self._job.inputs).read, iter(range(task.begin, task.end))
+        if self._readers is None:
+            for number in numbers:
+                yield number, lambda number=number: read(number)
+            return
+
+        def submit(number: int) -> tuple[int, Future[list[Mapping[str, Any] | BadRow]]]:
+            assert self._readers is not None
+            return number, self._readers.submit(lambda: list(read(number)))
+
+        waiting = deque(map(submit, islice(numbers, self._job.inputs.reads_ahead)))
+        try:
+            while waiting:
+                number, future = waiting.popleft()
+                yield number, future.result
+                waiting.extend(map(submit, islice(numbers, 1)))
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def _put(self, name: str, data: bytes) -> None:
+        try:
+            self._out.write(name, data)
+        except OSError as error:
+            # An error of the output must not be taken for one of an input.
+            if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
+                raise
+            kind = DiskFullError if error.errno in NO_ROOM else StorageError
+            raise kind(
+                f'Writing {self._out.shown}/{name} failed: {error}. Correct it and run the conversion again.'
+            ) from error
+
+
+def _stops_all(error: Exception) -> bool:
+    """Whether an error says nothing about its input: a store that fails, or this machine."""
+    if isinstance(error, StorageError):
+        return not isinstance(error, ObjectNotFoundError)
+    return isinstance(error, MissingDependencyError | MemoryError)
+
+
+# The processes
+
+
+def run_tasks(
+    job: Job, tasks: Iterator[Task], news: News, *, workers: int, start_method: str | None
+) -> Iterator[TaskRecord]:
+    """The records of tasks in the order in which they end. A single worker is this process.
+
+    Raises:
+        ConfigError: the inputs cannot be sent to a new process.
+        ConversionError: an input is bad, or a worker has died.
+    """
+    if workers > 1:
+        yield from _Pool(job, news, workers, start_method).run(tasks)
+        return
+    counts = [-1, 0, 0]
+    with _Worker(job, counts, _Tally(news, [counts])) as worker:
+        for task in tasks:
+            yield worker.run(task)
+
+
+class _Tally:
+    """Tells what is new in the counts of workers."""
+
+    def __init__(self, news: News, counts: list[_Counts]) -> None:
+        self._news, self._counts = news, counts
+        self._inputs = self._rows = 0
+
+    def __call__(self) -> None:
+        inputs, rows = sum(one[1] for one in self._counts), sum(one[2] for one in self._counts)
+        if inputs != self._inputs:
+            self._news(inputs - self._inputs, rows - self._rows)
+        self._inputs, self._rows = inputs, rows
+
+
+@dataclass(slots=True)
+class _Process:
+    """A worker, as the parent sees it."""
+
+    process: BaseProcess
+    connection: Connection
+    counts: _Counts
+    """In memory that both share."""
+    task: Task | None = None
+
+
+class _Pool:
+    """The worker processes of a conversion.
+
+    An executor of the standard library tells neither which process died, nor of what, and cannot end a busy one.
+    """
+
+    def __init__(self, job: Job, news: News, workers: int, start_method: str | None) -> None:
+        self._job, self._workers = job, workers
+        self._context = multiprocessing.get_context(start_method)
+        self._processes: list[_Process] = []
+        self._counts: list[_Counts] = []
+        self._tell = _Tally(news, self._counts)
+        if self._context.get_start_method() != 'fork':
+            _check_pickles(job, self._context.get_start_method())
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[TaskRecord]:
+        try:
+            while True:
+                idle = [one for one in self._processes if one.task is None]
+                task = next(tasks, None) if idle or len(self._processes) < self._workers else None
+                if task is not None:
+                    # One more process at a time: a few tasks need only a few.
+                    self._give(idle[0] if idle else self._start(), task)
+                    continue
+                busy = [one for one in self._processes if one.task is not None]
+                if not busy:
+                    return
+                handles = [handle for one in busy for handle in (one.connection, one.process.sentinel)]
+                ready = wait(handles, _NEWS_SECONDS)
+                self._tell()
+                for one in busy:
+                    if one.connection in ready or one.process.sentinel in ready:
+                        yield self._answer(one)
+        finally:
+            self._end()
+
+    def _start(self) -> _Process:
+        ours, theirs = self._context.Pipe()
+        counts = cast('_Counts', self._context.RawArray(ctypes.c_int64, 3))
+        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]  # each context has it
+            target=_work, args=(theirs, self._job, counts), name='headrace-convert', daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes.append(_Process(process, ours, counts))
+        self._counts.append(counts)
+        return self._processes[-1]
+
+    def _give(self, one: _Process, task: Task) -> None:
+        one.task, one.counts[0] = task, -1
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed later
+            one.connection.send(task)
+
+    def _answer(self, one: _Process) -> TaskRecord:
+        """The record of a worker's task; raises its error, or that of its death."""
+        answer: Any = None
+        with contextlib.suppress(EOFError, OSError):
+            # The pipe still holds the answer of a dead worker.
+            if one.connection.poll():
+                answer = one.connection.recv()
+        if isinstance(answer, TaskRecord):
+            one.task = None
+            return answer
+        raise answer if isinstance(answer, BaseException) else self._death(one)
+
+    def _death(self, one: _Process) -> ConversionError:
+        one.process.join()
+        task, code, number = one.task, one.process.exitcode or 0, one.counts[0]
+        assert task is not None
+        how = f'with exit status {code}' if code >= 0 else f'by {_signal_name(-code)}'
+        place = 'before its first input'
+        advice = 'SIGSEGV and SIGABRT mean an error in a decoder of that input.'
+        if code == -signal.SIGKILL:
+            advice = 'That often means that the machine had too little memory: use fewer workers.'
+        elif code >= 0:
+            advice = (
+                "Its output says why. A program whose processes are spawned begins with `if __name__ == '__main__':`."
+            )
+        if number >= 0:
+            place = f'at {(task.inputs or self._job.inputs).name(number)}'
+        return ConversionError(
+            f'A worker process (pid {one.process.pid}) of the conversion died {how}, {place}. {advice} '
+            f'Run the conversion again: it continues where it stopped.'
+        )
+
+    def _end(self) -> None:
+        """End all workers: idle ones by a message, busy ones at once."""
+        for one in self._processes:
+            if one.task is not None:
+                one.process.kill()
+            else:
+                with contextlib.suppress(OSError):
+                    one.connection.send(None)
+        until = time.monotonic() + _END_SECONDS
+        for one in self._processes:
+            one.process.join(max(0.0, until - time.monotonic()))
+            if one.process.exitcode is None:
+                one.process.kill()
+                one.process.join()
+            one.connection.close()
+            one.process.close()
+
+
+def _check_pickles(job: Job, start_method: str) -> None:
+    try:
+        ForkingPickler.dumps(job)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'Worker processes that start by {start_method!r} receive the function and its inputs as pickles, but '
+            f'these cannot be pickled: {error}. Define the function at the top of a module, not inside of another and '
+            f"not as a lambda; or pass `start_method='fork'`, where the system has it, or `workers=1`."
+        ) from error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f'signal {number}'
+
+
+def _work(connection: Connection, job: Job, counts: _Counts) -> None:
+    """The program of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    claimed_by_worker(open_store(job.out, job.options))
+    if not parent.is_alive():  # the next conversion may have begun before the claim
+        return
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    try:
+        with _Worker(job, counts, lambda: None) as worker:
+            while (task := connection.recv()) is not None:
+                connection.send(worker.run(task))
+    except (EOFError, BrokenPipeError):  # the parent is gone
+        return
+    except BaseException as error:
+        connection.send(_portable(error))
+
+
+def _end_with_parent(parent: BaseProcess) -> None:
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error with its cause's traceback as a note, in a form that can be sent."""
+    cause = error.__cause__ or error
+    text = ''.join(traceback.format_exception(type(cause), cause, cause.__traceback__)).rstrip()
+    try:
+        sent = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:
+        sent = ConversionError(f'{type(error).__name__}: {error}')
+    add_note(sent, f'In the worker process:\n{text}')
+    return sent

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset import StreamingDataset
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, PassRequest
 from headrace.dataset.statistics import WorkerBatch
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import HeadraceError, ObjectNotFoundError
 from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
-from headrace.storage import Retry, Store, StoreOptions, open_store
+from headrace.storage import Retry, StoreOptions, open_store
 
 __all__ = ['StreamingInsideWebVid', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
 
@@ -77,7 +77,7 @@ class StreamingOutsideGIWebVid(_Videos):
         super().__init__(**arguments)
         self.extra_local, self.extra_remote = extra_local, extra_remote
         self.download_timeout: float = arguments.get('download_timeout', 60)
-        self._retry = Retry(attempts=1 + arguments.get('download_retry', 2))
+        retry = Retry(attempts=1 + arguments.get('download_retry', 2))
         options = StoreOptions(
             endpoint_url=arguments.get('endpoint_url'),
             region=arguments.get('region'),
@@ -86,8 +86,8 @@ class StreamingOutsideGIWebVid(_Videos):
             read_timeout=self.download_timeout,
             extra=arguments.get('store_options') or {},
         )
-        self._kept: Store | None = None if extra_local is None else open_store(extra_local, StoreOptions())
-        self._origin: Store | None = None if extra_remote is None else open_store(extra_remote, options)
+        self._kept = None if extra_local is None else StorePlace(open_store(extra_local), retry)
+        self._origin = None if extra_remote is None else StorePlace(open_store(extra_remote, options), retry)
 
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
         """A caption with its video, or with frames.
@@ -105,15 +105,15 @@ class StreamingOutsideGIWebVid(_Videos):
         """The bytes of a video, by its ``content_path``; from `extra_local` if it is there. Threads may call it."""
         if self._kept is not None:
             try:
-                return get_bytes(self._kept, path, self._retry)
+                return self._kept.read(path)
             except ObjectNotFoundError:
                 if self._origin is None:
                     raise
         assert self._origin is not None
-        data = get_bytes(self._origin, path, self._retry)
+        data = self._origin.read(path)
         if self._kept is not None:
             # Whole or not at all: other workers may fetch and read it now.
-            put_bytes(self._kept, path, data, self._retry)
+            self._kept.write(path, data)
         return data
 
     def paths(self, sample_ids: Iterable[int]) -> list[str]:

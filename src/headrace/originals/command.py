@@ -81,7 +81,7 @@ def _add_settings(parser: argparse.ArgumentParser, original: Original) -> None:
 
 def run(original: Original, arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the reports to stdout. Returns 1 if a split has no good record."""
-    from headrace.convert.command_errors import command_errors  # loads numpy, which no help needs
+    from headrace.convert.report import command_errors  # loads numpy, which no help needs
 
     shows = not arguments.json and sys.stderr.isatty()
     with command_errors():

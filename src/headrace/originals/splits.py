@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.convert.apart import check_apart
-from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.conversion import convert
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.record import FOLDER, PLAN, InputError, get_bytes
-from headrace.convert.report import ConversionReport
+from headrace.convert.record import FOLDER, LOCKS, PLAN, claimed
+from headrace.convert.report import ConversionReport, InputError
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.format import bytes_to_int, parse_index
 from headrace.redaction import logger_of
@@ -85,7 +85,7 @@ def convert_splits(
             'options': dict(options),
             'records': len(inputs),
             'digest': inputs.digest(0, len(inputs)),
-            'columns': dict(inputs.columns),
+            'columns': dict(inputs.columns or {}),
             'compression': compression,
             'hashes': list(hashes),
             'size_limit': bytes_to_int(size_limit),
@@ -110,29 +110,26 @@ def convert_splits(
 
 def _finished(out: str, made_of: Mapping[str, Any], options: StoreOptions | None) -> ConversionReport | None:
     """The report of a split that is converted already, from the same records with the same settings."""
-    store, retry = open_store(out, options or StoreOptions()), Retry()
+    place = StorePlace(open_store(out, options or StoreOptions()), Retry())
     try:
-        index = get_bytes(store, 'index.json', retry)
-        left = [info.key for info in store.list(f'{FOLDER}/')]
+        index = place.read('index.json')
+        left = [info.key for info in place.list(f'{FOLDER}/')]
         if PLAN in left:
             return None  # killed just before its end: `convert` does the rest
-        if json.loads(get_bytes(store, _ORIGINAL, retry)) != made_of:
+        if json.loads(place.read(_ORIGINAL)) != made_of:
             return None
     except (ObjectNotFoundError, ValueError):
         return None
     if left:
-        with claimed(store):
+        with claimed(place.store):
             for key in set(left) - LOCKS:
-                store.delete(key)
-    try:
-        lines = get_bytes(store, 'errors.jsonl', retry).splitlines()
-    except ObjectNotFoundError:
-        lines = []
+                place.delete(key)
+    lines = (place.read_if_there('errors.jsonl') or b'').splitlines()
     errors = tuple(InputError(**json.loads(line)) for line in lines)
-    parse_index(index, source=f'{store.url}/index.json', allow_empty=True)
+    parse_index(index, source=f'{place.shown}/index.json', allow_empty=True)
     shards: list[dict[str, Any]] = json.loads(index)['shards']
     return ConversionReport(
-        out=store.url,
+        out=place.shown,
         kind=made_of['original'],
         columns=made_of['columns'],
         inputs=made_of['records'],

@@ -1,29 +1,46 @@
-"""Inputs that a program holds: a function over inputs, rows by number, and iterables."""
+"""Inputs that a program holds: a function over inputs, rows by number, datasets of Hugging Face, and iterables."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import xxhash
 
-from headrace.convert.apart import Place, places_in
-from headrace.convert.inputs.samples import ENOUGH, to_sample
-from headrace.convert.protocol import Sizes
-from headrace.convert.tasks import Task
+from headrace.convert.inputs.records import Inputs, Place, Sizes, classes_file, places_in
+from headrace.dataset.writing.columns import infer_columns
 from headrace.errors import ConversionError
 from headrace.format import mds_encode
+from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, to_columns
+from headrace.sources.ledger import Ledger
 
-__all__ = ['FunctionInputs', 'IterableSamples', 'RowInputs', 'RowSequence', 'measure']
+__all__ = [
+    'ENOUGH',
+    'FunctionInputs',
+    'HuggingFaceInputs',
+    'IterableSamples',
+    'RowInputs',
+    'columns_of',
+    'is_hugging_face',
+    'is_transformed',
+    'measure',
+]
 
+ENOUGH: Final = 16
+"""Samples that tell the columns."""
 _MEASURED: Final = 16
 """Rows that are read to estimate the size of all."""
 _SUBSETS: Final = 4
 """Subsets of subsets through which the root of a dataset is looked for."""
+_BLOCK: Final = 4 << 20
+"""Bytes of a block of rows of Hugging Face's, about."""
+_MAX_ROWS: Final = 4096
+"""Of a block."""
 
 
 class RowSequence(Protocol):
@@ -33,8 +50,8 @@ class RowSequence(Protocol):
     def __getitem__(self, number: int, /) -> Any: ...
 
 
-class FunctionInputs:
-    """Inputs of a function that makes samples of each; see `Inputs`.
+class FunctionInputs(Inputs):
+    """Inputs of a function that makes samples of each.
 
     Args:
         function: takes an input; returns a sample, an iterable of samples, or None for no sample.
@@ -43,20 +60,10 @@ class FunctionInputs:
     """
 
     kind = 'function'
-    columns = None
-    rows = None
-    sizes = None
-    files: Mapping[str, bytes] = {}
-    reads_ahead = 1
-    gives_batches = False
 
     def __init__(self, function: Callable[[Any], Any], inputs: Sequence[Any], *, names: Sequence[str]) -> None:
         self._function, self._inputs, self._names = function, inputs, names
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """The function's name."""
-        return {'function': getattr(self._function, '__qualname__', type(self._function).__qualname__)}
+        self.identity = {'function': getattr(function, '__qualname__', type(function).__qualname__)}
 
     def places(self) -> Iterator[Place]:
         """All texts and paths in them."""
@@ -85,7 +92,7 @@ class FunctionInputs:
         if found is None:
             return
         if isinstance(found, Mapping | tuple):
-            yield to_sample(cast('object', found), self._names)
+            yield _to_sample(cast('object', found), self._names)
             return
         if isinstance(found, str | bytes) or not isinstance(found, Iterable):
             raise TypeError(
@@ -93,45 +100,28 @@ class FunctionInputs:
                 f'{type(found).__name__}: {found!r:.100}.'
             )
         for sample in cast('Iterable[Any]', found):
-            yield to_sample(sample, self._names)
+            yield _to_sample(sample, self._names)
 
 
-class RowInputs:
-    """Rows by number; see `Inputs`.
+class RowInputs(Inputs):
+    """Rows by number.
 
     Args:
         data: the rows: mappings, or tuples of values.
         names: columns of rows that are tuples.
         rows: number of rows to convert, from the first.
-        sizes: estimate of their bytes.
         first: number of the first row.
         label: what messages call a row.
     """
 
     kind = 'rows'
-    columns = None
-    files: Mapping[str, bytes] = {}
-    reads_ahead = 1
-    gives_batches = False
 
     def __init__(
-        self,
-        data: RowSequence,
-        *,
-        names: Sequence[str],
-        rows: int,
-        sizes: Sizes | None = None,
-        first: int = 0,
-        label: str = 'row',
+        self, data: RowSequence, *, names: Sequence[str], rows: int, first: int = 0, label: str = 'row'
     ) -> None:
-        self._data, self._names, self.rows, self.sizes, self._first, self._label = (
-            data, names, rows, sizes, first, label,
-        )  # fmt: skip
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """The type."""
-        return {'type': type(self._data).__name__}
+        self._data, self._names, self._count, self.first, self._label = data, names, rows, first, label
+        self.rows = rows
+        self.identity = {'type': type(data).__name__}
 
     def places(self) -> Iterator[Place]:
         """All texts and paths in rows in memory; else the root of a dataset of torchvision."""
@@ -142,12 +132,8 @@ class RowInputs:
             data = getattr(data, 'dataset', data)
         return places_in(getattr(data, 'root', None))
 
-    def digest(self, begin: int, end: int) -> str | None:
-        """None: nobody can tell whether rows are the same again."""
-        del begin, end
-
     def __len__(self) -> int:
-        return self.rows
+        return self._count
 
     def name(self, number: int) -> str:
         """Its number."""
@@ -155,12 +141,159 @@ class RowInputs:
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
         """One sample."""
-        return (to_sample(self._data[number - self._first], self._names),)
+        return (_to_sample(self._data[number - self.first], self._names),)
 
     def with_mean(self, mean: float | None) -> RowInputs:
         """The same with an estimate of their sizes; see `measure`."""
-        sizes = None if mean is None else Sizes(mean=mean)
-        return RowInputs(self._data, names=self._names, rows=self.rows, sizes=sizes)
+        found = copy.copy(self)
+        found.sizes = None if mean is None else Sizes(mean=mean)
+        return found
+
+
+def is_hugging_face(source: object) -> bool:
+    """Whether it is a `datasets.Dataset`, without an import of that library."""
+    return any(
+        kind.__module__ == 'datasets.arrow_dataset' and kind.__name__ == 'Dataset' for kind in type(source).__mro__
+    )
+
+
+def is_transformed(dataset: Any) -> bool:
+    """Whether a transform is set, by `set_transform` or `with_transform`."""
+    return dataset.format['type'] == 'custom'
+
+
+class HuggingFaceInputs(Inputs):
+    """The rows of a `datasets.Dataset` as inputs: each is a block, read as Arrow columns without decoding images.
+
+    Columns are those of its features, as `headrace.sources.arrow_types` reads Arrow data. Bytes of images are kept.
+
+    Args:
+        dataset: the rows; also a selection of others, or in another order.
+        columns: names of those to convert; None: all.
+        limit: number of rows to convert, from the first; None: all.
+    """
+
+    kind = 'huggingface'
+    gives_batches = True
+
+    def __init__(self, dataset: Any, *, columns: Collection[str] | None, limit: int | None) -> None:
+        import_pyarrow('Datasets of Hugging Face')
+        self._data = dataset.with_format('arrow')
+        self.rows = self._count = min(len(dataset), limit or len(dataset))
+        schema = dataset.features.arrow_schema
+        nulls = [name for name in schema.names if _has_nulls(dataset.data.column(name))]
+        self._with_nulls = nulls
+        self._has_files = any(_has_files(feature) for feature in dataset.features.values())
+        self._schema = schema
+        found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
+        self.columns = encodings = {name: column.encoding for name, column in found.items()}
+        self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in found))
+        names, self._names = class_names(schema), list(encodings)
+        self.files = classes_file({name: names[name] for name in encodings if name in names})
+        self.identity = {'rows': self._count, 'columns': str(schema.remove_metadata())}
+        found_mean = measure(self._count, lambda row: self._columns(row, row + 1), encodings, is_batch=True)
+        mean = 64.0 if found_mean is None else found_mean
+        self._step = min(max(int(_BLOCK / mean), 1), _MAX_ROWS)
+        self.sizes = Sizes(mean=mean * self._step)
+
+    def places(self) -> Iterator[str]:
+        """The Arrow files, and files that columns of images or audio name."""
+        yield from (file['filename'] for file in self._data.cache_files)
+        for name, feature in self._data.features.items():
+            if hasattr(feature, 'embed_storage'):
+                for chunk in self._data.data.column(name).chunks:
+                    yield from filter(None, chunk.field('path').to_pylist())
+
+    def __len__(self) -> int:
+        return (self._count + self._step - 1) // self._step
+
+    def name(self, number: int) -> str:
+        """The rows."""
+        return f'rows {number * self._step} to {min((number + 1) * self._step, self._count) - 1} of the dataset'
+
+    def read(self, number: int) -> Iterator[Mapping[str, Any]]:
+        """The batches of a block."""
+        return self._columns(number * self._step, min((number + 1) * self._step, self._count))
+
+    def _columns(self, begin: int, end: int) -> Iterator[Mapping[str, Any]]:
+        table = self._data[begin:end]
+        if self._has_files:
+            # Files that the dataset only names are read now.
+            from datasets.table import embed_table_storage
+
+            table = embed_table_storage(table.cast(self._schema))
+        columns = arrow_columns(self._schema, columns=self._names, with_nulls=self._with_nulls, source='the dataset')
+        for batch in table.combine_chunks().to_batches():
+            yield to_columns(batch, columns, source='the dataset', first_row=begin)
+            begin += batch.num_rows
+
+
+def _has_nulls(column: Any) -> bool:
+    """Whether an Arrow column has nulls or empty lists, which arrays of MDS cannot be."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        return True
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    return (
+        is_list
+        and len(column) > 0
+        and pc.call_function('min', [pc.call_function('list_value_length', [column])]).as_py() == 0
+    )
+
+
+def _has_files(feature: Any) -> bool:
+    """Whether a feature holds files by name or content: images, audio, video, or lists of them."""
+    inner = getattr(feature, 'feature', feature[0] if isinstance(feature, list) and feature else None)
+    return hasattr(feature, 'embed_storage') or (inner is not None and _has_files(inner))
+
+
+class IterableSamples:
+    """Samples that only one process can read, one after another, once.
+
+    Args:
+        samples: mappings, or tuples of values.
+        names: columns of samples that are tuples.
+    """
+
+    kind = 'iterable'
+
+    def __init__(self, samples: Iterable[Any], *, names: Sequence[str]) -> None:
+        self._names = names
+        # Nobody can tell whether an iterable gives the same samples again.
+        self.identity: Mapping[str, object] = {'type': type(samples).__name__}
+        self._samples = _named_errors(samples)
+        self._first = list(islice(self._samples, ENOUGH))
+
+    @property
+    def first(self) -> RowInputs:
+        """The first samples."""
+        return self._rows(self._first, 0)
+
+    def places(self) -> Iterator[Place]:
+        """Texts and paths in the first samples."""
+        return self.first.places()
+
+    def chunks(self, size: int | None) -> Iterator[RowInputs]:
+        """Samples of about ``size`` bytes each, or all at once, as they come.
+
+        Raises:
+            ConversionError: the iterable fails.
+        """
+        chunk: list[Any] = []
+        begin = held = 0
+        for sample in chain(self._first, self._samples):
+            chunk.append(sample)
+            held += _size(sample)
+            if size is not None and held >= size:
+                yield self._rows(chunk, begin)
+                begin, held, chunk = begin + len(chunk), 0, []
+        if chunk:
+            yield self._rows(chunk, begin)
+
+    def _rows(self, samples: list[Any], first: int) -> RowInputs:
+        return RowInputs(samples, names=self._names, rows=len(samples), first=first, label='sample')
 
 
 def measure(
@@ -181,59 +314,43 @@ def measure(
                 sample = {name: values[0] for name, values in found.items()} if is_batch else found
                 values = (mds_encode(encoding, sample[name]) for name, encoding in columns.items())
                 sizes.append(8 + sum(map(len, values)))
-        except Exception:  # noqa: S112, PERF203 - whoever converts the row says so
+        except Exception:  # noqa: S112, PERF203 - the conversion of the row says so
             continue
     return sum(sizes) / len(sizes) if sizes else None
 
 
-class IterableSamples:
-    """Samples that only one process can read, one after another, once.
+def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The encodings that suit samples. Arrays get a fixed shape only if enough samples have it.
 
-    Args:
-        samples: mappings, or tuples of values.
-        names: columns of samples that are tuples.
+    Raises:
+        ConfigError: no encoding suits a value, or the samples have different keys.
     """
+    found = infer_columns(samples)
+    if len(samples) >= ENOUGH:
+        return found
+    return {name: ':'.join(encoding.split(':')[:2]) for name, encoding in found.items()}
 
-    def __init__(self, samples: Iterable[Any], *, names: Sequence[str]) -> None:
-        self._type, self._names = type(samples).__name__, names
-        self._samples = _named_errors(samples)
-        self._first = list(islice(self._samples, ENOUGH))
 
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """The type: nobody can tell whether an iterable gives the same samples again."""
-        return {'type': self._type}
+def _to_sample(found: object, names: Sequence[str]) -> Mapping[str, Any]:
+    """The columns of a mapping, or of a tuple whose columns are `names`, with tensors as arrays."""
+    if isinstance(found, Mapping):
+        sample = cast('Mapping[str, Any]', found)
+        return {name: _plain(value) for name, value in sample.items()}
+    if isinstance(found, tuple) and len(cast('tuple[Any, ...]', found)) == len(names):
+        values = cast('tuple[Any, ...]', found)
+        return {name: _plain(value) for name, value in zip(names, values, strict=True)}
+    of_names = f'or a tuple of {len(names)} values for {list(names)}'
+    raise TypeError(
+        f'A sample is a mapping from column to value, {of_names if names else "or a tuple"}, but is '
+        f"{type(found).__name__}: {found!r:.100}. Name the values of tuples as in columns=['image', 'label']."
+    )
 
-    @property
-    def first(self) -> RowInputs:
-        """The first samples."""
-        return RowInputs(self._first, names=self._names, rows=len(self._first), label='sample')
 
-    def places(self) -> Iterator[Place]:
-        """Texts and paths in the first samples."""
-        return self.first.places()
-
-    def tasks(self, size: int | None) -> Iterator[Task]:
-        """Tasks with samples of about ``size`` bytes each, or one with all, as they come.
-
-        Raises:
-            ConversionError: the iterable fails.
-        """
-        chunk: list[Any] = []
-        number = begin = held = 0
-        for sample in chain(self._first, self._samples):
-            chunk.append(sample)
-            held += _size(sample)
-            if size is not None and held >= size:
-                yield self._task(number, begin, chunk)
-                number, begin, held, chunk = number + 1, begin + len(chunk), 0, []
-        if chunk:
-            yield self._task(number, begin, chunk)
-
-    def _task(self, number: int, begin: int, samples: list[Any]) -> Task:
-        end = begin + len(samples)
-        rows = RowInputs(samples, names=self._names, rows=len(samples), first=begin, label='sample')
-        return Task(number, begin, end, inputs=rows)
+def _plain(value: Any) -> Any:
+    """A tensor as an array, one without axes as a number; everything else as it is."""
+    if not hasattr(value, 'detach'):
+        return value
+    return value.item() if value.dim() == 0 else value.detach().cpu().numpy()
 
 
 def _named_errors(samples: Iterable[Any]) -> Iterator[Any]:

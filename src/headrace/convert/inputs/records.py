@@ -1,27 +1,107 @@
-"""Numbered records of a known dataset, each with a place in its files: what a converter of that dataset lists."""
+"""Inputs of a conversion, by number: what all kinds have, and the records that a converter of a known dataset lists."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headrace.convert.apart import Place, places_in
-from headrace.convert.protocol import BadRow, Sizes
+from headrace.sources.ledger import Ledger
 
-__all__ = ['RecordInputs']
+__all__ = ['BadRow', 'Inputs', 'Place', 'RecordInputs', 'Sizes', 'classes_file', 'digest_of', 'places_in']
 
 T = TypeVar('T')
+Place: TypeAlias = str | os.PathLike[str]
 _NO_INPUTS: Final = ('split', 'out_mp4')
 """Keys of identities whose values may name a folder of the output: by chance, and since videos may go there."""
+_MANY: Final = 64
+_DEPTH: Final = 4
 
 
-class RecordInputs(Generic[T]):
-    """Records and a function that reads one; see `Inputs`.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that each input takes in a shard: one number each, or the mean of all."""
+
+    each: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    mean: float | None = None
+    is_exact: bool = False
+    """Whether the numbers are known, and not estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row of an input that cannot be read, while those after it can."""
+
+    place: str
+    """The row within its input, such as 'line 12'."""
+    error: Exception
+
+
+class Inputs:
+    """Inputs by number, from 0: files, rows, parts. Picklable, so that each worker has its own."""
+
+    kind: str
+    """The kind of the source, such as 'imagefolder', for messages and the report."""
+    identity: Mapping[str, object]
+    """JSON that tells the whole from others, in any process. A restart with another one is refused."""
+    columns: Mapping[str, str] | None = None
+    """The MDS encoding of each column; None: not known before a sample is seen."""
+    rows: int | None = None
+    """The number of rows of all inputs; None: unknown before they are read."""
+    sizes: Sizes | None = None
+    """Estimate of their sizes; None: unknown."""
+    files: Mapping[str, bytes] = {}
+    """Further files of the dataset, by name, such as the names of its classes."""
+    ledger: Ledger = Ledger()
+    """Files that are read, and those that are left out."""
+    are_files: bool = False
+    """Whether the inputs were listed as files."""
+    reads_ahead: int = 1
+    """Number of inputs that threads of one process read at the same time; 1: one after another."""
+    gives_batches: bool = False
+    """Whether `read` gives batches of columns instead of single samples."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def name(self, number: int) -> str:
+        """An input as its owner knows it: a path, a URL, a row. For messages."""
+        raise NotImplementedError
+
+    def places(self) -> Iterable[Place]:
+        """Paths and URLs that are read, as far as they are known. An output must hold none of them.
+
+        Texts may be among them that are no paths.
+        """
+        return ()
+
+    def digest(self, begin: int, end: int) -> str | None:
+        """Digest of the inputs from `begin` to before `end`, equal in any process while these inputs do not change.
+
+        A restart does tasks with changed inputs again. None: nobody can tell.
+        """
+        del begin, end
+
+    def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
+        """The samples of an input, or batches of columns: each value of a batch is a sequence with one value per row.
+
+        A `BadRow` stands for a row that is left out and reported.
+
+        Any exception means that this input is bad, except errors of headrace's stores.
+        """
+        raise NotImplementedError
+
+
+class RecordInputs(Inputs, Generic[T]):
+    """Numbered records of a known dataset, each with a place in its files.
 
     Args:
         read: gives the sample of a record, or an iterable of samples. A `BadRow` among them is left out and reported.
@@ -34,11 +114,8 @@ class RecordInputs(Generic[T]):
         label: names a record in messages.
         sizes: bytes that each record takes in a shard, about; None: unknown.
         one_row: whether each record gives exactly one sample.
-        reads_ahead: records that threads of one process read at the same time; more than 1 for downloads.
         files: further files of the new dataset, by name.
     """
-
-    gives_batches = False
 
     def __init__(
         self,
@@ -51,47 +128,27 @@ class RecordInputs(Generic[T]):
         label: Callable[[T], str],
         sizes: Sequence[int] | npt.NDArray[np.int64] | None = None,
         one_row: bool = True,
-        reads_ahead: int = 1,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         self._read, self._records, self._label, self._one_row = read, records, label, one_row
         self.kind, self.columns, self.identity, self.files = kind, columns, identity, dict(files or {})
-        self.reads_ahead = reads_ahead
-        self._sizes = None if sizes is None else np.asarray(sizes, np.int64)
-
-    @property
-    def rows(self) -> int | None:
-        """The number of records, if each is a row."""
-        return len(self._records) if self._one_row else None
-
-    @property
-    def sizes(self) -> Sizes | None:
-        """Those given."""
-        return None if self._sizes is None else Sizes(each=self._sizes)
+        self.rows = len(records) if one_row else None
+        self.sizes = None if sizes is None else Sizes(each=np.asarray(sizes, np.int64))
 
     def first(self, limit: int | None) -> RecordInputs[T]:
         """The same with at most `limit` records."""
-        return self._with(self._records[:limit], None if self._sizes is None else self._sizes[:limit], self.files)
+        found = copy.copy(self)
+        found._records = self._records[:limit]
+        found.rows = len(found._records) if self._one_row else None
+        if self.sizes is not None and self.sizes.each is not None:
+            found.sizes = Sizes(each=self.sizes.each[:limit])
+        return found
 
     def with_files(self, files: Mapping[str, bytes]) -> RecordInputs[T]:
         """The same with more files for the new dataset."""
-        return self._with(self._records, self._sizes, {**self.files, **files})
-
-    def _with(
-        self, records: Sequence[T], sizes: npt.NDArray[np.int64] | None, files: Mapping[str, bytes]
-    ) -> RecordInputs[T]:
-        return RecordInputs(
-            self._read,
-            records,
-            kind=self.kind,
-            columns=self.columns,
-            identity=self.identity,
-            label=self._label,
-            sizes=sizes,
-            one_row=self._one_row,
-            reads_ahead=self.reads_ahead,
-            files=files,
-        )
+        found = copy.copy(self)
+        found.files = {**self.files, **files}
+        return found
 
     def __len__(self) -> int:
         return len(self._records)
@@ -106,10 +163,35 @@ class RecordInputs(Generic[T]):
 
     def digest(self, begin: int, end: int) -> str:
         """Of the records' JSON."""
-        text = json.dumps(self._records[begin:end], sort_keys=True)
-        return xxhash.xxh3_128_hexdigest(text.encode('utf-8', 'surrogatepass'))
+        return digest_of(self._records[begin:end])
 
     def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
         """The samples of a record."""
         found = self._read(self._records[number])
         return (cast('Mapping[str, Any]', found),) if isinstance(found, Mapping) else found
+
+
+def digest_of(values: object) -> str:
+    """Digest of JSON."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(values, sort_keys=True).encode('utf-8', 'surrogatepass'))
+
+
+def classes_file(names: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, bytes]:
+    """The file with the names of classes, by number; of several columns, by column. None if there are no names."""
+    return {'classes.json': json.dumps(names, ensure_ascii=False, indent=1).encode('utf-8', 'replace')} if names else {}
+
+
+def places_in(value: object, depth: int = _DEPTH) -> Iterator[Place]:
+    """Texts and paths in an input or sample, also within mappings and sequences. Long lists of numbers are left out."""
+    if isinstance(value, str | os.PathLike):
+        yield cast('Place', value)
+        return
+    if isinstance(value, Mapping):
+        value = list(cast('Mapping[object, object]', value).values())
+    if not depth or not isinstance(value, list | tuple | set | frozenset):
+        return
+    values = cast('list[object]', value)
+    if len(values) > _MANY and not any(isinstance(first, str | os.PathLike) for first in islice(values, 1)):
+        values = islice(values, _MANY)
+    for inner in values:
+        yield from places_in(inner, depth - 1)

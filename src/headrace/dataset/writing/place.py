@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
+from headrace.errors import ObjectNotFoundError
 from headrace.redaction import warn
 from headrace.storage.output import list_output
 from headrace.storage.stores.local import mapped_output_errors
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from headrace.format.shard_memory import Piece
-    from headrace.storage import Retry, Store
+    from headrace.storage import ObjectInfo, Retry, Store
 
     T = TypeVar('T')
 
@@ -149,16 +150,35 @@ class StorePlace:
 
         return self._call('Reading', name, attempt)
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """The bytes of an object; None if there is none."""
+        try:
+            return self.read(name)
+        except ObjectNotFoundError:
+            return None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self._call('Looking for', name, lambda: self.store.head(name))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str = '') -> list[ObjectInfo]:
+        """The objects whose names begin with `prefix`."""
+        return self._call('Listing', '', lambda: [*self.store.list(prefix)])
+
     def write(self, name: str, data: bytes) -> None:
         """See `Place.write`."""
-        self.upload(name, lambda: io.BytesIO(data), len(data))
+        self.upload(name, io.BytesIO(data), len(data))
 
-    def upload(self, name: str, source: Callable[[], BinaryIO], size: int) -> None:
-        """Store the bytes of a file, which is opened for each attempt."""
+    def upload(self, name: str, file: BinaryIO, size: int) -> None:
+        """Store the bytes of an open file from its beginning."""
 
         def attempt() -> None:
-            with source() as opened:
-                self.store.put(name, opened, size=size)
+            file.seek(0)
+            self.store.put(name, file, size=size)
 
         self._call('Uploading', name, attempt)
 

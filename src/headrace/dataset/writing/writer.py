@@ -375,8 +375,8 @@ class Writer:
             self._remote_claim.check()
             for name, size in shard.stored.items():
                 path = self.local / name
-                with mapped_output_errors(path):
-                    self._remote_claim.place.upload(name, lambda path=path: open(path, 'rb'), size)  # noqa: SIM115
+                with mapped_output_errors(path), open(path, 'rb') as file:
+                    self._remote_claim.place.upload(name, file, size)
                 if not self._keep_local:
                     self._claim.place.delete(name)
         self._journal.add(shard)

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.protocol import BadRow
+from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.format.encodings.images import open_image, reading_image
 from headrace.multimodal.convert.descriptions import LAION400M as ORIGINAL

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.protocol import BadRow
+from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.originals import run_module
 from headrace.originals.members import Member, files_of

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.protocol import BadRow
+from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError
 from headrace.originals.members import Member
 from headrace.sources.line_records import lines_of

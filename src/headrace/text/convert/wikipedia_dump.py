@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from xml.etree import ElementTree as ET
 
-from headrace.convert.protocol import BadRow
+from headrace.convert.inputs.records import BadRow
 from headrace.errors import FormatError
 from headrace.text.convert.json_lines import read_chunks
 

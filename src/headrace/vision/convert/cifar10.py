@@ -19,8 +19,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.protocol import BadRow
+from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
 from headrace.originals import run_module

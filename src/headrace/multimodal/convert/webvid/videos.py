@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from headrace.convert.record import put_bytes
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import StorageError
-from headrace.storage import Retry, Store, StoreOptions, open_store
+from headrace.storage import Retry, open_store
 
 __all__ = ['COLUMNS', 'put_video']
 
@@ -23,8 +23,8 @@ COLUMNS: Final = {
 
 
 @cache
-def _store(url: str) -> Store:
-    return open_store(url, StoreOptions())
+def _place(url: str) -> StorePlace:
+    return StorePlace(open_store(url), Retry())
 
 
 def put_video(url: str, path: str, video: bytes) -> None:
@@ -34,7 +34,7 @@ def put_video(url: str, path: str, video: bytes) -> None:
         StorageError: it cannot be written. No input is to blame for that.
     """
     try:
-        put_bytes(_store(url), path, video, Retry())
+        _place(url).write(path, video)
     except StorageError:
         raise
     except OSError as error:
