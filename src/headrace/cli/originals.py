@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 __all__ = ['ORIGINALS', 'OriginalCommand']
 
 ORIGINALS: Final = {
-    'ade20k': 'headrace.vision.convert.descriptions:ADE20K',
-    'c4': 'headrace.text.convert.descriptions:C4',
-    'cifar10': 'headrace.vision.convert.descriptions:CIFAR10',
-    'coco': 'headrace.vision.convert.descriptions:COCO',
-    'enwiki': 'headrace.text.convert.descriptions:ENWIKI',
-    'imagenet': 'headrace.vision.convert.descriptions:IMAGENET',
-    'laion400m': 'headrace.multimodal.convert.descriptions:LAION400M',
-    'pile': 'headrace.text.convert.descriptions:PILE',
-    'webvid': 'headrace.multimodal.convert.descriptions:WEBVID',
-    'webvid-outside': 'headrace.multimodal.convert.descriptions:WEBVID_OUTSIDE',
+    'ade20k': 'headrace.vision.convert:ADE20K',
+    'c4': 'headrace.text.convert:C4',
+    'cifar10': 'headrace.vision.convert:CIFAR10',
+    'coco': 'headrace.vision.convert:COCO',
+    'enwiki': 'headrace.text.convert:ENWIKI',
+    'imagenet': 'headrace.vision.convert:IMAGENET',
+    'laion400m': 'headrace.multimodal.convert:LAION400M',
+    'pile': 'headrace.text.convert:PILE',
+    'webvid': 'headrace.multimodal.convert:WEBVID',
+    'webvid-outside': 'headrace.multimodal.convert:WEBVID_OUTSIDE',
 }
 """By name, the module of the description, and its name there."""
 

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.multimodal.laion import StreamingLAION
+    from headrace.multimodal.datasets import (
+        StreamingInsideWebVid,
+        StreamingLAION,
+        StreamingOutsideDTWebVid,
+        StreamingOutsideGIWebVid,
+    )
     from headrace.multimodal.video import decode_frames
-    from headrace.multimodal.webvid import StreamingInsideWebVid, StreamingOutsideDTWebVid, StreamingOutsideGIWebVid
 
 __all__ = [
     'StreamingInsideWebVid',
@@ -21,13 +25,5 @@ __all__ = [
 
 if not TYPE_CHECKING:
     # The converters import this package, too, and need no torch.
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            'StreamingInsideWebVid': 'headrace.multimodal.webvid',
-            'StreamingLAION': 'headrace.multimodal.laion',
-            'StreamingOutsideDTWebVid': 'headrace.multimodal.webvid',
-            'StreamingOutsideGIWebVid': 'headrace.multimodal.webvid',
-            'decode_frames': 'headrace.multimodal.video',
-        },
-    )
+    _HOMES = {**dict.fromkeys(__all__, 'headrace.multimodal.datasets'), 'decode_frames': 'headrace.multimodal.video'}
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

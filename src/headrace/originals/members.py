@@ -27,9 +27,14 @@ class Member(NamedTuple):
     name: str
     """Of the member within the file; empty for the file itself."""
 
+    @classmethod
+    def of(cls, path: str, info: os.stat_result) -> Member:
+        """A whole file."""
+        return cls(path, 0, info.st_size, f'{info.st_mtime_ns:x}', '')
+
     @property
     def label(self) -> str:
-        """The member as its owner knows it."""
+        """Display name."""
         return f'{self.path}:{self.name}' if self.name else self.path
 
     def read(self, root: Path) -> bytes:
@@ -72,9 +77,7 @@ def files_of(root: Path, folder: str) -> list[Member]:
             with mapped_path_errors(Path(entry.path)):  # of a link that leads nowhere
                 info = entry.stat()
             if stat.S_ISREG(info.st_mode):
-                found.append(
-                    Member((Path(folder) / entry.name).as_posix(), 0, info.st_size, f'{info.st_mtime_ns:x}', '')
-                )
+                found.append(Member.of((Path(folder) / entry.name).as_posix(), info))
     return sorted(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import ArgumentError
@@ -119,21 +118,32 @@ class Original:
             own = f'those of {self.name} are {", ".join(known)}' if known else f'{self.name} has none of its own'
             raise ArgumentError(f'The option `{unknown[0]}` is not known; {own}. Correct its name.')
         return convert_splits(
-            self.name,
-            import_module(self.module).records,
+            self,
             str(source),
             str(out),
-            known=self.splits,
             splits=splits,
+            limit=limit,
             options={**known, **options},
             workers=workers,
             on_error=on_error,
             compression=compression,
             hashes=sorted(hashes or ()),
             size_limit=self.size_limit if size_limit is None else size_limit,
-            limit=limit,
             exist_ok=exist_ok,
             progress_bar=progress_bar,
             start_method=start_method,
             out_options=out_options,
         )
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """The program of its module, with the names of MosaicML Streaming's arguments.
+
+        Args:
+            arguments: of the command line; None: those of the process.
+
+        Returns:
+            The exit status.
+        """
+        from headrace.originals.command import run_module  # which imports this module's package
+
+        return run_module(self, arguments)

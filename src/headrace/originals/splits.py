@@ -7,9 +7,10 @@ records. It lies there before the index does. So a split with an index and the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.convert.apart import check_apart
 from headrace.convert.conversion import convert
@@ -22,6 +23,9 @@ from headrace.format import bytes_to_int, parse_index
 from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 
+if TYPE_CHECKING:
+    from headrace.originals.original import Original
+
 __all__ = ['convert_splits']
 
 _ORIGINAL: Final = 'original.json'
@@ -29,26 +33,17 @@ _log = logger_of(__name__)
 
 
 def convert_splits(
-    name: str,
-    records: Callable[..., RecordInputs[Any]],
+    original: Original,
     source: str,
     out: str,
     *,
-    known: Sequence[str],
     splits: Sequence[str] | None,
-    options: Mapping[str, Any],
-    workers: int,
-    on_error: Literal['stop', 'collect'],
-    compression: str | None,
-    hashes: Sequence[str],
-    size_limit: int | str,
     limit: int | None,
-    exist_ok: bool,
-    progress_bar: bool,
-    start_method: str | None,
-    out_options: StoreOptions | None,
+    options: Mapping[str, Any],
+    **settings: Any,
 ) -> dict[str, ConversionReport]:
-    """See `Original.convert`; `known` are the splits of the distribution."""
+    """See `Original.convert`; `settings` are those of `convert`."""
+    name, known, records = original.name, original.splits, import_module(original.module).records
     path = local_path(source)
     if path is None:
         raise ConfigError(
@@ -86,25 +81,14 @@ def convert_splits(
             'records': len(inputs),
             'digest': inputs.digest(0, len(inputs)),
             'columns': dict(inputs.columns or {}),
-            'compression': compression,
-            'hashes': list(hashes),
-            'size_limit': bytes_to_int(size_limit),
-            'on_error': on_error,
+            'compression': settings['compression'],
+            'hashes': settings['hashes'],
+            'size_limit': bytes_to_int(settings['size_limit']),
+            'on_error': settings['on_error'],
         }
-        done = None if exist_ok else _finished(place, made_of, out_options)
-        reports[split] = done or convert(
-            inputs.with_files({_ORIGINAL: json.dumps(made_of, indent=1).encode()}),
-            place,
-            workers=workers,
-            on_error=on_error,
-            compression=compression,
-            hashes=hashes,
-            size_limit=size_limit,
-            exist_ok=exist_ok,
-            progress_bar=progress_bar,
-            start_method=start_method,
-            out_options=out_options,
-        )
+        done = None if settings['exist_ok'] else _finished(place, made_of, settings['out_options'])
+        inputs = inputs.with_files({_ORIGINAL: json.dumps(made_of, indent=1).encode()})
+        reports[split] = done or convert(inputs, place, **settings)
     return reports
 
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.vision.ade20k import StreamingADE20K
-    from headrace.vision.cifar10 import StreamingCIFAR10
-    from headrace.vision.coco import StreamingCOCO
-    from headrace.vision.imagenet import StreamingImageNet
-    from headrace.vision.vision_dataset import StandardTransform, StreamingVisionDataset
+    from headrace.vision.datasets import (
+        StandardTransform,
+        StreamingADE20K,
+        StreamingCIFAR10,
+        StreamingCOCO,
+        StreamingImageNet,
+        StreamingVisionDataset,
+    )
 
 __all__ = [
     'StandardTransform',
@@ -24,14 +27,4 @@ __all__ = [
 
 if not TYPE_CHECKING:
     # The converters import this package, too, and need no torch.
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            'StandardTransform': 'headrace.vision.vision_dataset',
-            'StreamingADE20K': 'headrace.vision.ade20k',
-            'StreamingCIFAR10': 'headrace.vision.cifar10',
-            'StreamingCOCO': 'headrace.vision.coco',
-            'StreamingImageNet': 'headrace.vision.imagenet',
-            'StreamingVisionDataset': 'headrace.vision.vision_dataset',
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, 'headrace.vision.datasets'))

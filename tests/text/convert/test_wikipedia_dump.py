@@ -14,7 +14,7 @@ from tests.support.originals.text_originals import make_enwiki, page_xml
 def test_runs_of_a_multistream_dump_have_each_page_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_enwiki(tmp_path / 'in', broken=False)
     from headrace.convert.inputs.records import BadRow
-    from headrace.text.convert.wikipedia_dump import is_multistream, pages, parse_page
+    from headrace.text.convert.enwiki import is_multistream, pages, parse_page
 
     for path in (tmp_path / 'in').glob('*multistream?.xml*'):
         assert is_multistream(path)

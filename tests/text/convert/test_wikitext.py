@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.usefixtures('parser')
 def test_markup_becomes_words() -> None:
-    from headrace.text.convert.wikitext import plain_text
+    from headrace.text.convert.enwiki import plain_text
 
     assert plain_text("''Two'' [[London|cities]] and [https://a.org a link].{{cite|x}}<ref name=a/>") == (
         'Two cities and a link.'

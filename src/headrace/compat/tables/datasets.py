@@ -21,20 +21,20 @@ _AHEAD = 'The videos of a next batch are fetched ahead under `StreamingDataLoade
 _MAIN = 'Takes the arguments of the command line as a list; None: those of the process.'
 
 _VISION: dict[str, dict[str, Entry]] = {
-    'ade20k': alias('headrace.vision.ade20k', 'StreamingADE20K'),
-    'cifar10': alias('headrace.vision.cifar10', 'StreamingCIFAR10', difference=_NO_VISION_DATASET),
-    'coco': alias('headrace.vision.coco', 'StreamingCOCO'),
-    'imagenet': alias('headrace.vision.imagenet', 'StreamingImageNet', difference=_NO_VISION_DATASET),
+    'ade20k': alias('headrace.vision', 'StreamingADE20K'),
+    'cifar10': alias('headrace.vision', 'StreamingCIFAR10', difference=_NO_VISION_DATASET),
+    'coco': alias('headrace.vision', 'StreamingCOCO'),
+    'imagenet': alias('headrace.vision', 'StreamingImageNet', difference=_NO_VISION_DATASET),
 }
 _TEXTS: dict[str, dict[str, Entry]] = {
-    'c4': alias('headrace.text.c4', 'StreamingC4', difference=_TOKENS),
-    'enwiki': alias('headrace.text.enwiki', 'StreamingEnWiki', difference=_BERT),
-    'pile': alias('headrace.text.pile', 'StreamingPile', difference=_TOKENS),
+    'c4': alias('headrace.text', 'StreamingC4', difference=_TOKENS),
+    'enwiki': alias('headrace.text', 'StreamingEnWiki', difference=_BERT),
+    'pile': alias('headrace.text', 'StreamingPile', difference=_TOKENS),
 }
 _VIDEOS: dict[str, Entry] = {
-    **alias('headrace.multimodal.webvid', 'StreamingInsideWebVid'),
-    **alias('headrace.multimodal.webvid', 'StreamingOutsideDTWebVid', difference=_AHEAD),
-    **alias('headrace.multimodal.webvid', 'StreamingOutsideGIWebVid'),
+    **alias('headrace.multimodal', 'StreamingInsideWebVid'),
+    **alias('headrace.multimodal', 'StreamingOutsideDTWebVid', difference=_AHEAD),
+    **alias('headrace.multimodal', 'StreamingOutsideGIWebVid'),
 }
 
 
@@ -47,8 +47,8 @@ TABLES: Tables = {
     **_modules('text', _TEXTS),
     **_modules('vision', _VISION),
     'streaming.vision.base': {
-        **alias('headrace.vision.vision_dataset', 'StandardTransform'),
-        **alias('headrace.vision.vision_dataset', 'StreamingVisionDataset', difference=_NO_VISION_DATASET),
+        **alias('headrace.vision', 'StandardTransform'),
+        **alias('headrace.vision', 'StreamingVisionDataset', difference=_NO_VISION_DATASET),
     },
     'streaming.text.convert': {},
     **{

@@ -14,7 +14,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,13 +22,14 @@ from typing import Any, Final, NamedTuple
 from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.format.encodings.images import open_image, reading_image
-from headrace.multimodal.convert.descriptions import LAION400M as ORIGINAL
+from headrace.multimodal.convert import LAION400M as ORIGINAL
 from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all, require_aiohttp
-from headrace.originals import run_module
 from headrace.originals.members import files_of
 from headrace.sources.arrow_types import import_pyarrow
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {
     'nsfw': 'str', 'similarity': 'float64', 'license': 'str', 'caption': 'str', 'url': 'str', 'key': 'str',
@@ -274,11 +275,6 @@ def records(
 
 def _label(block: _Block) -> str:
     return f'{block.path}, rows {block.first} to {block.first + block.rows - 1}'
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

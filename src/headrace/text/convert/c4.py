@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.originals import run_module
 from headrace.originals.members import Member, files_of
 from headrace.redaction import logger_of
-from headrace.text.convert.descriptions import C4 as ORIGINAL
+from headrace.text.convert import C4 as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'text': 'str', 'timestamp': 'str', 'url': 'str'}
 _NAMES: Final = {'train': 'train', 'val': 'validation'}
@@ -53,11 +54,6 @@ def records(root: Path, split: str) -> RecordInputs[Member]:
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text_of(record, name) for name in _COLUMNS}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

@@ -3,32 +3,64 @@
 IN is a dump ``enwiki-*-pages-articles*.xml.bz2``, or a folder of the files of one. Many processes read a multistream
 dump, 32 MiB of it at a time. The columns are ``id`` and ``title`` of an article, and ``text``, its plain text. Pages of
 other namespaces, redirects, and articles without text are left out.
+
+A multistream dump is a chain of bzip2 streams with 100 whole pages each, so that many processes can read it. A run of
+bytes has the streams that begin in it. Pages are cut out by their tags, which text cannot hold, and parsed one by one.
+So a broken page costs only itself, and a broken stream costs 100 pages at most.
 """
 
 from __future__ import annotations
 
+import bz2
+import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, BinaryIO, Final
+from xml.etree import ElementTree as ET
 
 from headrace.convert.inputs.records import BadRow, RecordInputs
-from headrace.errors import FormatError, ObjectNotFoundError
-from headrace.originals import run_module
+from headrace.errors import FormatError, MissingDependencyError, ObjectNotFoundError
 from headrace.originals.members import Member, files_of
-from headrace.text.convert.descriptions import ENWIKI as ORIGINAL
-from headrace.text.convert.wikipedia_dump import is_multistream, pages, parse_page
-from headrace.text.convert.wikitext import plain_text, require_parser
+from headrace.text.convert import ENWIKI as ORIGINAL
+from headrace.text.convert.json_lines import read_chunks
 
-__all__ = ['ORIGINAL', 'main', 'records']
+__all__ = ['ORIGINAL', 'Page', 'is_multistream', 'main', 'pages', 'parse_page', 'plain_text', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'id': 'int', 'title': 'str', 'text': 'str'}
 _DUMP: Final = re.compile(r'.*pages-(articles|meta).*\.xml(-p\d+p\d+)?(\.bz2|\.gz)?')
 _RUN: Final = 32 << 20
 _UNPACKED: Final = 2
 """Bytes of plain text for a compressed byte, about."""
+_STREAM: Final = re.compile(rb'BZh[1-9]1AY&SY')
+"""The first bytes of a bzip2 stream with content."""
+_HEAD: Final = 10
+_READ: Final = 1 << 20
+_PIECE: Final = 1 << 18
+_MAX_STREAM: Final = 1 << 30
+"""Bytes of content of a stream: 100 pages of 2 MiB, which is MediaWiki's limit, and a reserve."""
+_MAX_PAGE: Final = 64 << 20
+_BEGIN, _END = b'<page>', b'</page>'
+_NOT_TEXT: Final = frozenset({'file', 'image', 'category', 'media'})
+"""Namespaces whose links are no words of the sentence."""
+_TAGS: Final = frozenset({'table', 'ref', 'gallery', 'math', 'timeline', 'score'})
+_SWITCHES: Final = re.compile(r'__[A-Z]+__')
+_SPACES: Final = re.compile(r'[ \t\xa0]+')
+_LINES: Final = re.compile(r'\n{3,}')
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An article."""
+
+    id: int
+    title: str
+    markup: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +92,7 @@ class _Read:
 def records(source: Path, split: None) -> RecordInputs[Member]:
     """The records of a split; see `Original.module`."""
     del split
-    require_parser()
+    _require_parser()
     root = source if source.is_dir() else source.parent
     files = [member for member in files_of(root, '.') if source.is_dir() or Path(member.path).name == source.name]
     dumps = [member for member in files if _DUMP.fullmatch(Path(member.path).name) or not source.is_dir()]
@@ -97,9 +129,181 @@ def _label(member: Member) -> str:
     return f'{member.path}, bytes {member.begin} to {member.begin + member.size - 1}'
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
+# The pages of a dump
+
+
+def is_multistream(path: Path) -> bool:
+    """Whether a dump is a chain of bzip2 streams of whole pages. Its first stream then has the site, and no page."""
+    if path.suffix != '.bz2':
+        return False
+    with open(path, 'rb') as file:
+        decoder = bz2.BZ2Decompressor()
+        try:
+            first = decoder.decompress(file.read(_READ), _READ)
+        except OSError:
+            return False
+        return decoder.eof and _BEGIN not in first
+
+
+def pages(path: Path, begin: int, end: int) -> Iterator[bytes | BadRow]:
+    """The XML of each page.
+
+    Args:
+        path: the dump.
+        begin: first byte of a run of a multistream dump; 0 for the whole of another one.
+        end: byte behind the run.
+    """
+    if is_multistream(path):
+        with open(path, 'rb') as file:
+            at = _next_stream(file, begin, end)
+            while at is not None:
+                after = yield from _one_stream(file, at)
+                at = _next_stream(file, after, end)
+    else:
+        yield from _cut(read_chunks(path), path.name)
+
+
+def _next_stream(file: BinaryIO, begin: int, end: int) -> int | None:
+    """Where the next stream begins, if that is before `end`."""
+    at = begin
+    while at < end:
+        file.seek(at)
+        data = file.read(_READ + _HEAD - 1)
+        found = _STREAM.search(data)
+        if found is not None:
+            return at + found.start() if at + found.start() < end else None
+        if len(data) < _READ:
+            return None
+        at += _READ
+    return None
+
+
+def _one_stream(file: BinaryIO, begin: int) -> Iterator[bytes | BadRow]:
+    """The pages of the stream at a byte; returns the byte where the search for the next one begins."""
+    end = _End(begin + _HEAD)
+    yield from _cut(_unpacked(file, begin, end), f'the stream at byte {begin}')
+    return end.at
+
+
+@dataclass(slots=True)
+class _End:
+    """The byte behind a stream, or behind its head if it is damaged."""
+
+    at: int
+
+
+def _unpacked(file: BinaryIO, begin: int, end: _End) -> Iterator[bytes]:
+    decoder, at, total = bz2.BZ2Decompressor(), begin, 0
+    while not decoder.eof:
+        data = b''
+        if decoder.needs_input:
+            file.seek(at)
+            data = file.read(_PIECE)
+            at += len(data)
+            if not data:
+                raise FormatError('The file ends within a bzip2 stream. Fetch it again.')
+        try:
+            piece = decoder.decompress(data, _PIECE)
+        except OSError as error:
+            raise FormatError(f'A bzip2 stream is damaged: {error}. Fetch the file again.') from None
+        total += len(piece)
+        if total > _MAX_STREAM:
+            raise FormatError(f'A stream of a dump has at most {_MAX_STREAM} bytes of pages, but this one has more.')
+        yield piece
+    end.at = at - len(decoder.unused_data)
+
+
+def _cut(chunks: Iterable[bytes], where: str) -> Iterator[bytes | BadRow]:
+    """The pages in a text that comes in pieces."""
+    held, number = b'', 0
+    try:
+        for chunk in chunks:
+            held += chunk
+            at = 0
+            while (begin := held.find(_BEGIN, at)) >= 0 and (end := held.find(_END, begin)) >= 0:
+                at = end + len(_END)
+                number += 1
+                yield held[begin:at]
+            # A page that has begun, or what may be a part of its tag.
+            held = held[begin:] if begin >= 0 else held[max(at, len(held) - len(_BEGIN) + 1) :]
+            if len(held) > _MAX_PAGE:
+                yield BadRow(
+                    f'{where}, after page {number}', FormatError(f'A page has at most {_MAX_PAGE} bytes of XML.')
+                )
+                held = b''
+    except FormatError as error:
+        yield BadRow(f'{where}, after page {number}', error)
+    else:
+        if held.startswith(_BEGIN):
+            yield BadRow(f'{where}, after page {number}', FormatError('The file ends within a page. Fetch it again.'))
+
+
+def parse_page(xml: bytes) -> Page | None:
+    """An article; None for a page of another namespace, a redirect, and one without wikitext.
+
+    Raises:
+        FormatError: it is not the XML of a page.
+    """
+    try:
+        page = ET.fromstring(xml)  # noqa: S314 - `<page>` has no document type before it, so no entities of its own
+    except ET.ParseError as error:
+        raise FormatError(f'A page is XML, but: {error}.') from None
+    title, number, space = page.findtext('title'), page.findtext('id'), page.findtext('ns')
+    if title is None or number is None or space is None or not number.isdecimal():
+        raise FormatError(f'A page has `title`, `ns` and a number as `id`, but got {title!r:.80}, {space}, {number}.')
+    if space != '0' or page.find('redirect') is not None:
+        return None
+    # Dumps of histories have several; the last one is the newest.
+    revisions = page.findall('revision')
+    if not revisions:
+        raise FormatError(f'A page has a `revision`, but {title!r:.80} has none.')
+    if revisions[-1].findtext('model', 'wikitext') != 'wikitext':
+        return None
+    return Page(int(number), title, revisions[-1].findtext('text') or '')
+
+
+# Plain text of wikitext, by mwparserfromhell
+
+
+def _require_parser() -> ModuleType:
+    """The module mwparserfromhell.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import mwparserfromhell
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The markup of Wikipedia needs mwparserfromhell, which is not installed: pip install 'headrace[wiki]'"
+        ) from error
+    return mwparserfromhell
+
+
+def plain_text(markup: str) -> str:
+    """The words of an article: without templates, tables, files, categories, references and formulas.
+
+    Titles of sections stay, as lines. Links become their words.
+
+    Raises:
+        FormatError: the parser fails.
+    """
+    parser = _require_parser()
+    try:
+        code = parser.parse(markup, skip_style_tags=True)
+        for link in code.filter_wikilinks():
+            if str(link.title).partition(':')[0].strip().lower() in _NOT_TEXT and ':' in link.title:
+                with contextlib.suppress(ValueError):  # removed with an outer node already
+                    code.remove(link)
+        for tag in code.filter_tags(matches=lambda node: str(node.tag).strip().lower() in _TAGS):
+            with contextlib.suppress(ValueError):
+                code.remove(tag)
+        text = code.strip_code(normalize=True, collapse=True)
+    except (parser.parser.ParserError, RecursionError) as error:
+        raise FormatError(f'Wikitext cannot be parsed: {type(error).__name__}: {error}.') from None
+    text = _SPACES.sub(' ', _SWITCHES.sub('', text).replace("'''", '').replace("''", ''))
+    lines = (line.strip() for line in text.split('\n'))
+    return _LINES.sub('\n\n', '\n'.join(lines)).strip()
 
 
 if __name__ == '__main__':

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -109,11 +110,7 @@ def json_lines(
         kind=kind,
         columns=columns,
         identity={'root': str(root), 'split': split},
-        label=_label,
+        label=attrgetter('label'),
         sizes=[member.size * (_UNPACKED if algorithm_of(member.path) else 1) for member in members],
         one_row=False,
     )
-
-
-def _label(member: Member) -> str:
-    return member.label

@@ -8,18 +8,19 @@ restart reads unfinished files again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
-from headrace.originals import run_module
 from headrace.originals.members import Member, files_of
-from headrace.text.convert.descriptions import PILE as ORIGINAL
+from headrace.text.convert import PILE as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'text': 'str', 'pile_set_name': 'str'}
 _ENDINGS: Final = ('.jsonl.zst', '.jsonl')
@@ -54,11 +55,6 @@ def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise FormatError(f'`meta` of a record is an object with `pile_set_name`, but is a {type(meta).__name__}.')
     return {'text': text_of(record, 'text'), 'pile_set_name': text_of(meta, 'pile_set_name')}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

@@ -18,12 +18,13 @@ from typing import Any, Final
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import FormatError
 from headrace.format.encodings.images import require_pillow
-from headrace.originals import run_module
 from headrace.originals.members import Member, files_of
-from headrace.vision.convert.descriptions import ADE20K as ORIGINAL
+from headrace.vision.convert import ADE20K as ORIGINAL
 from headrace.vision.convert.images import check_image, shuffled
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'uid': 'bytes', 'x': 'jpeg', 'y': 'png'}
 _ROW_BYTES: Final = 32
@@ -90,11 +91,6 @@ def _by_name(members: Sequence[Member], suffix: str) -> dict[str, Member]:
 def _label(record: _Record) -> str:
     found = record[1] or record[2]
     return record[0] if found is None else found.label
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,12 +22,13 @@ import numpy as np
 from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
-from headrace.originals import run_module
 from headrace.originals.members import Member
-from headrace.vision.convert.descriptions import CIFAR10 as ORIGINAL
+from headrace.vision.convert import CIFAR10 as ORIGINAL
 from headrace.vision.convert.inert_pickle import read_inert_pickle
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'i': 'int', 'x': 'pil', 'y': 'int'}
 _FOLDER: Final = 'cifar-10-batches-py'
@@ -110,10 +111,9 @@ def _label(record: _Record) -> str:
 
 def _file(root: Path, path: str) -> Member:
     try:
-        stat = (root / path).stat()
+        return Member.of(path, (root / path).stat())
     except FileNotFoundError:
         return Member(path, 0, 0, '', '')
-    return Member(path, 0, stat.st_size, f'{stat.st_mtime_ns:x}', '')
 
 
 def _bytes(root: Path, member: Member) -> bytes:
@@ -148,11 +148,6 @@ def _classes(root: Path, meta: Member) -> list[str]:
     if len(found) != _CLASSES or not all(isinstance(name, str) for name in found):
         return [str(number) for number in range(_CLASSES)]
     return found
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

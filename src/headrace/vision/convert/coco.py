@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -28,12 +29,13 @@ import numpy as np
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
-from headrace.originals import run_module
 from headrace.originals.members import Member, files_of
-from headrace.vision.convert.descriptions import COCO as ORIGINAL
+from headrace.vision.convert import COCO as ORIGINAL
 from headrace.vision.convert.images import check_image, shuffled
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {
     'img': 'jpeg',
@@ -111,17 +113,13 @@ def records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int)
         kind='coco',
         columns=_COLUMNS,
         identity={'root': str(root), 'split': split, 'validate': validate, 'year': year},
-        label=_label,
+        label=itemgetter(5),
         sizes=[
             _ROW_BYTES + _BOX_BYTES * len(boxes) + (0 if member is None else member.size)
             for member, _, _, boxes, *_ in records
         ],
         files={'classes.json': json.dumps(['background', *classes], indent=1).encode()},
     )
-
-
-def _label(record: _Record) -> str:
-    return record[5]
 
 
 def _annotations(path: Path, name: str) -> tuple[dict[int, _Image], list[str], list[tuple[str, str]]]:
@@ -166,11 +164,6 @@ def _add_box(found: dict[int, _Image], labels: Mapping[int, int], entry: Mapping
         raise ValueError(f'a box is left, top, width and height, but is {box!r:.100}')
     image.boxes.append(box)
     image.labels.append(label)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

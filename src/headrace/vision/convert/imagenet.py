@@ -12,41 +12,55 @@ are ``i``, the place of the image in the distribution; ``x``, its file as it is;
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import stat
 import sys
+import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from headrace.convert.inputs.records import RecordInputs
-from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, MissingDependencyError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
-from headrace.originals import run_module
 from headrace.originals.members import Member, files_of, tar_members
 from headrace.storage.stores.local import mapped_path_errors
-from headrace.vision.convert.descriptions import IMAGENET as ORIGINAL
-from headrace.vision.convert.devkit import Devkit, open_devkit
-from headrace.vision.convert.images import (
-    check_image,
-    check_resize,
-    shrink,
-    shuffled,
-)
+from headrace.vision.convert import IMAGENET as ORIGINAL
+from headrace.vision.convert.images import check_image, check_resize, shrink, shuffled
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
 _ROW_BYTES: Final = 24
 """Bytes of a row besides its image: two integers, a size, an offset."""
 _TARS: Final = {'train': 'ILSVRC2012_img_train.tar', 'val': 'ILSVRC2012_img_val.tar'}
-
 _VAL_NAME: Final = re.compile(r'ILSVRC2012_val_(\d{8})\.JPEG')
+_DEVKIT: Final = 'ILSVRC2012_devkit_t12'
+_META: Final = f'{_DEVKIT}/data/meta.mat'
+_TRUTH: Final = f'{_DEVKIT}/data/ILSVRC2012_validation_ground_truth.txt'
+_MOST_BYTES: Final = 1 << 26
+"""That are read of each file of the devkit: a few packed bytes can unpack to more than the memory holds."""
 
 _Record = tuple[int, Member, int, str]
 """Place in the distribution, member, label, and what is wrong with it, if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Devkit:
+    """The classes, and the labels of the validation images."""
+
+    classes: list[str]
+    """WordNet ids, sorted."""
+    truth: list[str]
+    """The class of each validation image, by its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ def records(
     """The records of a split; see `Original.module`."""
     require_pillow()
     check_resize(resize, quality)
-    devkit = open_devkit(root)
+    devkit = _open_devkit(root)
     found = list(_members(root, split, devkit))
     known = None if devkit is None else devkit.classes
     classes = known or _train_classes(root) or sorted({name for _, name, _ in found})
@@ -108,7 +122,7 @@ def _label(record: _Record) -> str:
     return record[1].label
 
 
-def _members(root: Path, split: str, devkit: Devkit | None) -> Iterator[tuple[Member, str, str]]:
+def _members(root: Path, split: str, devkit: _Devkit | None) -> Iterator[tuple[Member, str, str]]:
     """Each image with its class, and what is wrong with it."""
     if (root / split).is_dir():
         classes = _class_folders(root / split)
@@ -138,7 +152,7 @@ def _inner(root: Path, tar: Member) -> Iterator[tuple[Member, str, str]]:
 
 
 def _numbered(
-    root: Path, members: Sequence[Member], split: str, devkit: Devkit | None
+    root: Path, members: Sequence[Member], split: str, devkit: _Devkit | None
 ) -> Iterator[tuple[Member, str, str]]:
     """Images without folders of classes: ``ILSVRC2012_val_00000001.JPEG`` has the first label of the devkit."""
     if not members:
@@ -184,9 +198,48 @@ def _train_classes(root: Path) -> list[str]:
     return []
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
+def _open_devkit(root: Path) -> _Devkit | None:
+    """The devkit in the folder of the distribution, unpacked or as its tar; None if it is not there.
+
+    Raises:
+        FormatError: it is damaged.
+        MissingDependencyError: SciPy is not installed.
+    """
+    if (root / _DEVKIT).is_dir():
+        return _parse_devkit((root / _META).read_bytes(), (root / _TRUTH).read_bytes(), root / _DEVKIT)
+    path = root / f'{_DEVKIT}.tar.gz'
+    if not path.is_file():
+        return None
+    try:
+        with tarfile.open(path, 'r:gz') as tar:
+            files = [tar.extractfile(name) for name in (_META, _TRUTH)]
+            meta, truth = (b'' if file is None else file.read(_MOST_BYTES) for file in files)
+    except (tarfile.TarError, EOFError, OSError, KeyError, zlib.error) as error:
+        raise FormatError(f'The devkit {path} is damaged, or none: {error}. Fetch it again.') from error
+    return _parse_devkit(meta, truth, path)
+
+
+def _parse_devkit(meta: bytes, truth: bytes, path: Path) -> _Devkit:
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise MissingDependencyError(
+            "ImageNet's devkit needs SciPy, which is not installed: pip install 'headrace[vision]'"
+        ) from error
+    try:
+        synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)['synsets']
+        # A class has no children; a synset above the classes has.
+        names = {
+            int(one['ILSVRC2012_ID']): str(one['WNID'])
+            for one in np.atleast_1d(synsets)
+            if not int(one['num_children'])
+        }
+        return _Devkit(sorted(names.values()), [names[int(line)] for line in truth.split()])
+    except Exception as error:  # loadmat raises whatever its bytes lead to
+        raise FormatError(
+            f"ImageNet's devkit has synsets in meta.mat, and one of their numbers in each line of the ground truth, "
+            f'but {path} cannot be read as one: {type(error).__name__}: {error}. Fetch it again.'
+        ) from error
 
 
 if __name__ == '__main__':

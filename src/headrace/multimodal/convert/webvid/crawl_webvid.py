@@ -13,21 +13,33 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.errors import FormatError, ObjectNotFoundError
-from headrace.multimodal.convert.descriptions import WEBVID as ORIGINAL
-from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
+from headrace.dataset.writing.place import StorePlace
+from headrace.errors import FormatError, ObjectNotFoundError, StorageError
+from headrace.multimodal.convert import WEBVID as ORIGINAL
 from headrace.multimodal.video import check_video, require_av
-from headrace.originals import run_module
 from headrace.originals.members import Member
+from headrace.storage import Retry, open_store
 
-__all__ = ['ORIGINAL', 'main', 'records']
+__all__ = ['COLUMNS', 'ORIGINAL', 'main', 'put_video', 'records']
 
+main = ORIGINAL.main
+
+COLUMNS: Final = {
+    'videoid': 'str',
+    'name': 'str',
+    'page_idx': 'str',
+    'page_dir': 'str',
+    'duration': 'int',
+    'contentUrl': 'str',
+}
+"""Columns of the table, and their encodings in shards. ``content`` or ``content_path`` comes beside them."""
 _NEEDED: Final = ('videoid', 'name', 'page_dir', 'duration', 'contentUrl')
 """Columns of the table. Some of its versions have ``page_idx``, too."""
 _ROW_BYTES: Final = 64
@@ -135,10 +147,9 @@ def _record(line: int, found: Mapping[str | None, Any], folder: Path) -> _Record
         return line, row, None, f'A video is below the folder of videos, but the row names {"/".join(parts)!r:.200}.'
     path = '/'.join(parts)
     try:
-        stat = (folder / path).stat()
+        return line, row, Member.of(path, (folder / path).stat()), ''
     except OSError as error:
         return line, row, None, f'The video {path} cannot be read: {error.strerror}.'
-    return line, row, Member(path, 0, stat.st_size, f'{stat.st_mtime_ns:x}', ''), ''
 
 
 def _seconds(text: str) -> int:
@@ -154,9 +165,23 @@ def _label(record: _Record) -> str:
     return f'line {record[0]}, video {record[1]["videoid"]}'
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
+@cache
+def _place(url: str) -> StorePlace:
+    return StorePlace(open_store(url), Retry())
+
+
+def put_video(url: str, path: str, video: bytes) -> None:
+    """Write a video to a folder or URL, whole or not at all.
+
+    Raises:
+        StorageError: it cannot be written. No input is to blame for that.
+    """
+    try:
+        _place(url).write(path, video)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f'Writing {url}/{path} failed: {error}. Correct it and run the conversion again.') from error
 
 
 if __name__ == '__main__':

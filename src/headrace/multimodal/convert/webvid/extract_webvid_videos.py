@@ -7,7 +7,6 @@ shards have its path in the column ``content_path``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.multimodal.convert.descriptions import WEBVID_OUTSIDE as ORIGINAL
-from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
-from headrace.originals import run_module
+from headrace.multimodal.convert import WEBVID_OUTSIDE as ORIGINAL
+from headrace.multimodal.convert.webvid.crawl_webvid import COLUMNS, put_video
 
 if TYPE_CHECKING:
     from headrace.dataset import LocalDataset
 
 __all__ = ['ORIGINAL', 'main', 'records']
+
+main = ORIGINAL.main
 
 _COLUMNS: Final = {**COLUMNS, 'content_path': 'str'}
 _ROW_BYTES: Final = 400
@@ -76,11 +76,6 @@ def records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_
 
 def _label(record: _Record) -> str:
     return f'sample {record[0]}'
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
-    return run_module(ORIGINAL, arguments)
 
 
 if __name__ == '__main__':

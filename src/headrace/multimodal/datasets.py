@@ -1,27 +1,69 @@
-"""WebVid: short videos with captions. The videos are in the shards, or are files beside them."""
+"""Images and videos with captions. The videos of WebVid are in the shards, or are files beside them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+import numpy as np
+import torch
 from torch.utils.data import get_worker_info
 
 from headrace.dataset import StreamingDataset
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, PassRequest
 from headrace.dataset.statistics import WorkerBatch
 from headrace.dataset.writing.place import StorePlace
-from headrace.errors import HeadraceError, ObjectNotFoundError
+from headrace.errors import FormatError, HeadraceError, ObjectNotFoundError
+from headrace.format.encodings.images import open_image
 from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
 from headrace.storage import Retry, StoreOptions, open_store
 
-__all__ = ['StreamingInsideWebVid', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
+__all__ = ['StreamingInsideWebVid', 'StreamingLAION', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
 
 _FETCHES: Final = 8
 """Videos that a worker fetches at the same time."""
+
+
+class StreamingLAION(StreamingDataset):
+    """Images with captions. A sample has ``image``, and the other columns of the shards, such as ``caption``.
+
+    `headrace.multimodal.convert.laion400m` writes the dataset; shards of MosaicML Streaming's script are read, too.
+
+    Args:
+        transform: takes an image, a `PIL.Image.Image` in RGB. None: a uint8 tensor of (3, height, width).
+        arguments: those of `headrace.StreamingDataset`, by name.
+    """
+
+    def __init__(self, *, transform: Callable[[Any], Any] | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.transform = _to_tensor if transform is None else transform
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """A sample.
+
+        Raises:
+            FormatError: its image cannot be decoded. MosaicML's script keeps rows without one.
+        """
+        sample = super().get_item(sample_id, retry)
+        data = sample.pop('jpg')
+        return {'image': self.transform(_decoded(data, sample)), **sample}
+
+
+def _decoded(data: bytes, sample: dict[str, Any]) -> Any:
+    try:
+        return open_image('bytes', data).convert('RGB')
+    except Exception as error:  # Pillow's decoders raise many kinds
+        reason = sample.get('error_message') or f'{type(error).__name__}: {error}'
+        raise FormatError(
+            f'The image of {sample.get("url")} ({len(data)} bytes) cannot be decoded: {reason}.'
+        ) from None
+
+
+def _to_tensor(image: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(image).transpose(2, 0, 1).copy())
 
 
 class _Videos(StreamingDataset):
