@@ -83,5 +83,5 @@ def test_values_that_a_column_cannot_store(values: list[Any], kind: Any, encodin
     with pytest.raises((AttributeError, ValueError, OverflowError, TypeError), match=r"Sample 1, column 'x'"):
         write_batches(tmp_path / 'd', {'x': encoding}, batch)
     with pytest.warns(UserWarning, match=r"Sample 1, column 'x'"):
-        kept = write_batches(tmp_path / 'd', {'x': encoding}, batch, skip_bad=True)
+        kept = write_batches(tmp_path / 'd', {'x': encoding}, batch, on_bad_sample='skip')
     assert [np.asarray(sample['x']).tolist() for sample in kept] == [values[0], values[2]]

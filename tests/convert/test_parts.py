@@ -300,7 +300,7 @@ def test_bad_samples(tmp_path: Path) -> None:
     dataset.abort()
     assert 'While writing part 7' in ''.join(getattr(caught.value, '__notes__', ['While writing part 7']))
 
-    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, skip_bad=True)
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, on_bad_sample='skip')
     done = attempt(dataset.begin(), 7, rows, 'wins')
     assert done is not None
     assert (done.samples, done.skipped) == (4, 1)
@@ -310,7 +310,7 @@ def test_bad_samples(tmp_path: Path) -> None:
 
 
 def test_no_samples(tmp_path: Path) -> None:
-    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, skip_bad=True)
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, on_bad_sample='skip')
     done = attempt(dataset.begin(), 0, [{'id': 'no', 'text': ''}], 'wins')
     assert done is not None
     with pytest.raises(

@@ -208,7 +208,6 @@ def convert(
 
 
 def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """The encoding of each column."""
     given = dict(columns) if isinstance(columns, Mapping) else {}
     known = inputs.columns
     if known is None and (not given or not isinstance(columns, Mapping)):
@@ -285,8 +284,6 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
 
 
 class _Conversion:
-    """One conversion, from its plan to its index."""
-
     def __init__(self, job: Job, place: StorePlace, source: Inputs | IterableSamples) -> None:
         self._job, self._place, self._source = job, place, source
         self._found: dict[int, TaskRecord] = {}

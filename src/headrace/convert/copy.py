@@ -109,8 +109,6 @@ def copy_dataset(
 
 
 class _Copy:
-    """One copy under way."""
-
     def __init__(
         self,
         dataset: StoredDataset,

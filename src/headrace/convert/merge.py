@@ -41,8 +41,6 @@ _THREADS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An index to merge."""
-
     place: StorePlace
     key: str
     folder: str
@@ -160,7 +158,6 @@ def _parts_below(keys: Mapping[str, StorePlace], root: str) -> list[_Part]:
 def _named_parts(
     urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[Place | None], options: StoreOptions, retry: Retry
 ) -> list[_Part]:
-    """The indexes of a list."""
     places: list[tuple[str, str]] = []  # the folder that holds it, its file name
     for url in dict.fromkeys(urls):
         place = _readable(url)

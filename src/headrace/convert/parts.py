@@ -179,15 +179,17 @@ class PartedDataset:
         out: a folder that all machines share, a URL, or both as ``(folder, URL)``. Then the folder is each machine's.
         columns: encoding of each column.
         options: arguments of `MDSWriter`.
-        skip_bad: whether samples that their columns cannot store are left out and counted.
+        on_bad_sample: for samples that their columns cannot store: 'raise'; or 'skip', which counts them.
 
     Raises:
         ConfigError: an argument breaks a rule, or is unknown.
     """
 
     def __init__(
-        self, out: Out, columns: Mapping[str, str], options: Mapping[str, Any], *, skip_bad: bool = False
+        self, out: Out, columns: Mapping[str, str], options: Mapping[str, Any], *, on_bad_sample: str = 'raise'
     ) -> None:
+        if on_bad_sample not in {'raise', 'skip'}:
+            raise ConfigError(f"`on_bad_sample` is 'raise' or 'skip', but is {on_bad_sample!r}.")
         unknown = sorted(set(options) - _OPTIONS)
         if unknown:
             raise ConfigError(
@@ -195,7 +197,7 @@ class PartedDataset:
                 f'{sorted(_OPTIONS)}.'
             )
         self.folder, self.remote = split_out(out)
-        self._columns, self._options, self._skip_bad = dict(columns), dict(options), skip_bad
+        self._columns, self._options, self._skip_bad = dict(columns), dict(options), on_bad_sample == 'skip'
         settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
         MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
         retry = Retry(attempts=1 + options.get('retry', 2))
@@ -315,7 +317,6 @@ class PartedDataset:
             self._at_folder.write(INDEX, index)
 
     def _main(self) -> StorePlace:
-        """The place whose index counts."""
         main = self._at_store or self._at_folder
         assert main is not None
         return main

@@ -10,7 +10,6 @@ failed and repeated attempts leave neither duplicates nor holes.
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ import numpy as np
 
 from headrace.convert.arrow_batches import check_columns, columns_of, infer_columns
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
+from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.start import INDEX
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.format import ShardInfo, open_shard, parse_index, unpack_file, verify_file
 from headrace.storage import Retry, Store, StoreOptions, download, open_store
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ['MDSDatasink', 'MDSDatasource', 'infer_dataset_schema', 'read_mds']
 
-_INDEX: Final = 'index.json'
 _BLOCK: Final = 1 << 26
 """Bytes of samples in a block of Ray, about."""
 
@@ -102,11 +102,9 @@ class MDSDatasink(Datasink[WrittenPart]):
         min_rows_per_write: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if on_bad_sample not in {'raise', 'skip'}:
-            raise ConfigError(f"`on_bad_sample` is 'raise' or 'skip', but is {on_bad_sample!r}.")
         self._merge_index = merge_index
         self._min_rows = min_rows_per_write
-        self._dataset: PartedDataset | None = PartedDataset(out, columns, kwargs, skip_bad=on_bad_sample == 'skip')
+        self._dataset: PartedDataset | None = PartedDataset(out, columns, kwargs, on_bad_sample=on_bad_sample)
         self._writer: PartWriter | None = None
         self.samples = self.skipped = 0
 
@@ -218,8 +216,8 @@ class MDSDatasource(Datasource):
     ) -> None:
         super().__init__()
         store, retry = open_store(remote, options), Retry()
-        index = retry.call(f'Downloading {store.url}/{_INDEX}', lambda: _content(store, _INDEX))
-        table = parse_index(index, source=f'{store.url}/{_INDEX}', allow_unsafe_types=allow_unsafe_types)
+        index = StorePlace(store, retry).read(INDEX)
+        table = parse_index(index, source=f'{store.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types)
         self._shards = [shard for shard in table if shard.samples]
         names = self._shards[0].schema.names
         unknown = [name for name in columns or () if name not in names]
@@ -260,16 +258,8 @@ def _size(shard: ShardInfo) -> int:
     return sum(file.raw.bytes for file in shard.files)
 
 
-def _content(store: Store, key: str) -> bytes:
-    data = io.BytesIO()
-    store.get(key, data)
-    return data.getvalue()
-
-
 @dataclass(frozen=True)
 class _ShardSource:
-    """Reads shards in a task of Ray."""
-
     store: Store
     retry: Retry
     columns: tuple[str, ...] | None

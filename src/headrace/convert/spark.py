@@ -66,7 +66,7 @@ def dataframe_to_mds(
     """
     _check_installed('pyspark', 'pyarrow', *(['pandas'] if udf_iterable is not None else []))
     kwargs = dict(mds_kwargs or {})
-    _check_arguments(dataframe, kwargs, udf_iterable, on_bad_sample)
+    _check_arguments(dataframe, kwargs, udf_iterable)
     out, columns = kwargs.pop('out'), kwargs.pop('columns', None)
     if udf_iterable is None:
         inferred = infer_dataframe_schema(dataframe, columns)
@@ -74,7 +74,7 @@ def dataframe_to_mds(
             columns = inferred
             logger.info('The columns of the dataset, by the schema of the DataFrame: %s', columns)
     kwargs.setdefault('compression', 'zstd')
-    dataset = PartedDataset(out, cast('Mapping[str, str]', columns), kwargs, skip_bad=on_bad_sample == 'skip')
+    dataset = PartedDataset(out, cast('Mapping[str, str]', columns), kwargs, on_bad_sample=on_bad_sample)
     if kwargs.get('exist_ok'):
         dataset.check_keeps(dataframe.inputFiles())
     writer = dataset.begin()
@@ -99,7 +99,7 @@ def _check_installed(*packages: str) -> None:
         )
 
 
-def _check_arguments(dataframe: Any, kwargs: Mapping[str, Any], udf_iterable: Udf | None, on_bad_sample: str) -> None:
+def _check_arguments(dataframe: Any, kwargs: Mapping[str, Any], udf_iterable: Udf | None) -> None:
     if not hasattr(dataframe, 'mapInArrow'):
         raise ConfigError(
             f'dataframe_to_mds takes a Spark DataFrame, but got a {type(dataframe).__name__}. Make one, as with '
@@ -115,8 +115,6 @@ def _check_arguments(dataframe: Any, kwargs: Mapping[str, Any], udf_iterable: Ud
             'With `udf_iterable`, `mds_kwargs` gives the `columns` of the samples that it returns, but lacks them. '
             "Pass for example mds_kwargs={'out': ..., 'columns': {'tokens': 'ndarray:int32'}}."
         )
-    if on_bad_sample not in {'raise', 'skip'}:
-        raise ConfigError(f"`on_bad_sample` is 'raise' or 'skip', but is {on_bad_sample!r}.")
 
 
 def _quoted(name: str) -> str:

@@ -513,7 +513,6 @@ def _signal_name(number: int) -> str:
 
 
 def _work(connection: Connection, job: Job, counts: _Counts) -> None:
-    """The program of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()

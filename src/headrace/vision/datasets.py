@@ -79,7 +79,6 @@ class StreamingVisionDataset(StreamingDataset):
         return self.transforms(self._image(sample['x']), sample['y'])
 
     def _image(self, image: Any) -> Any:
-        """The image that the transforms get."""
         return image
 
 

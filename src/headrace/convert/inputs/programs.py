@@ -368,7 +368,6 @@ def _named_errors(samples: Iterable[Any]) -> Iterator[Any]:
 
 
 def _size(value: Any) -> int:
-    """About the bytes of a value."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, Mapping):

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Final
@@ -63,30 +64,24 @@ class Page:
     markup: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one run of a dump."""
-
-    root: Path
-
-    def __call__(self, member: Member) -> Iterator[dict[str, Any] | BadRow]:
-        found = pages(self.root / member.path, member.begin, member.begin + member.size)
-        for number, xml in enumerate(found, 1):
-            if isinstance(xml, BadRow):
-                yield xml
+def _read(root: Path, member: Member) -> Iterator[dict[str, Any] | BadRow]:
+    found = pages(root / member.path, member.begin, member.begin + member.size)
+    for number, xml in enumerate(found, 1):
+        if isinstance(xml, BadRow):
+            yield xml
+            continue
+        place = f'page {number} there'
+        try:
+            page = parse_page(xml)
+            if page is None:
                 continue
-            place = f'page {number} there'
-            try:
-                page = parse_page(xml)
-                if page is None:
-                    continue
-                place = f'page {page.id} ({page.title})'
-                text = plain_text(page.markup)
-            except FormatError as error:
-                yield BadRow(place, error)
-                continue
-            if text:
-                yield {'id': page.id, 'title': page.title, 'text': text}
+            place = f'page {page.id} ({page.title})'
+            text = plain_text(page.markup)
+        except FormatError as error:
+            yield BadRow(place, error)
+            continue
+        if text:
+            yield {'id': page.id, 'title': page.title, 'text': text}
 
 
 def records(source: Path, split: None) -> RecordInputs[Member]:
@@ -102,7 +97,7 @@ def records(source: Path, split: None) -> RecordInputs[Member]:
         raise ObjectNotFoundError(f'{source} holds no file such as enwiki-20240101-pages-articles-multistream.xml.bz2.')
     runs = [run for member in sorted(dumps, key=_place) for run in _runs(root, member)]
     return RecordInputs(
-        _Read(root),
+        partial(_read, root),
         runs,
         kind='enwiki',
         columns=_COLUMNS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError
@@ -18,6 +18,7 @@ from headrace.sources.ranges import algorithm_of, unpack
 
 __all__ = ['json_lines', 'read_chunks', 'text_of']
 
+_SampleOf: TypeAlias = 'Callable[[Mapping[str, Any]], dict[str, Any]]'
 _READ: Final = 1 << 20
 _UNPACKED: Final = 3
 """Bytes of text for a compressed byte, about."""
@@ -52,41 +53,35 @@ def text_of(record: Mapping[str, Any], key: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one file."""
+def _read(root: Path, sample_of: _SampleOf, member: Member) -> Iterator[dict[str, Any] | BadRow]:
+    number = 0
+    try:
+        for line in lines_of(read_chunks(root / member.path), member.path):
+            number += 1
+            if line.isspace():
+                continue
+            try:
+                yield _sample(sample_of, line)
+            except FormatError as error:
+                yield BadRow(f'line {number}', error)
+    except FormatError as error:
+        yield BadRow(f'after line {number}', error)
 
-    root: Path
-    sample_of: Callable[[Mapping[str, Any]], dict[str, Any]]
 
-    def __call__(self, member: Member) -> Iterator[dict[str, Any] | BadRow]:
-        number = 0
-        try:
-            for line in lines_of(read_chunks(self.root / member.path), member.path):
-                number += 1
-                if line.isspace():
-                    continue
-                try:
-                    yield self._sample(line)
-                except FormatError as error:
-                    yield BadRow(f'line {number}', error)
-        except FormatError as error:
-            yield BadRow(f'after line {number}', error)
-
-    def _sample(self, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line.decode('utf-8-sig'))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f'A line is JSON, but this one is not: {error}.') from None
-        if not isinstance(record, dict):
-            raise FormatError(f'A line is an object of JSON, but is a {type(record).__name__}.')
-        return self.sample_of(cast('Mapping[str, Any]', record))
+def _sample(sample_of: _SampleOf, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode('utf-8-sig'))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f'A line is JSON, but this one is not: {error}.') from None
+    if not isinstance(record, dict):
+        raise FormatError(f'A line is an object of JSON, but is a {type(record).__name__}.')
+    return sample_of(cast('Mapping[str, Any]', record))
 
 
 def json_lines(
     root: Path,
     members: Sequence[Member],
-    sample_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    sample_of: _SampleOf,
     *,
     kind: str,
     columns: Mapping[str, str],
@@ -105,7 +100,7 @@ def json_lines(
         split: name of the split.
     """
     return RecordInputs(
-        _Read(root, sample_of),
+        partial(_read, root, sample_of),
         members,
         kind=kind,
         columns=columns,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -37,25 +37,18 @@ _Record = tuple[str, Member | None, Member | None, str]
 """Name, scene, annotation, and what is wrong with them, if anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one scene with its annotation."""
-
-    root: Path
-    validate: bool
-
-    def __call__(self, record: _Record) -> dict[str, Any]:
-        name, scene, annotation, problem = record
-        if scene is None or annotation is None or problem:
-            raise FormatError(problem)
-        x, y = scene.read(self.root), annotation.read(self.root)
-        if self.validate:
-            sizes = check_image(x), check_image(y, kinds=('PNG',))
-            if sizes[0] != sizes[1]:
-                raise FormatError(
-                    f'A scene and its annotation have one size, but these have {sizes[0]} and {sizes[1]} pixels.'
-                )
-        return {'uid': name.rpartition('_')[2].encode(), 'x': x, 'y': y}
+def _read(root: Path, validate: bool, record: _Record) -> dict[str, Any]:
+    name, scene, annotation, problem = record
+    if scene is None or annotation is None or problem:
+        raise FormatError(problem)
+    x, y = scene.read(root), annotation.read(root)
+    if validate:
+        sizes = check_image(x), check_image(y, kinds=('PNG',))
+        if sizes[0] != sizes[1]:
+            raise FormatError(
+                f'A scene and its annotation have one size, but these have {sizes[0]} and {sizes[1]} pixels.'
+            )
+    return {'uid': name.rpartition('_')[2].encode(), 'x': x, 'y': y}
 
 
 def records(root: Path, split: str, *, validate: bool, shuffle: bool) -> RecordInputs[_Record]:
@@ -74,7 +67,7 @@ def records(root: Path, split: str, *, validate: bool, shuffle: bool) -> RecordI
         records.append((name, scene, annotation, problem))
     records = [records[number] for number in shuffled(len(records), shuffle=shuffle)]
     return RecordInputs(
-        _Read(root, validate),
+        partial(_read, root, validate),
         records,
         kind='ade20k',
         columns=_COLUMNS,

@@ -13,7 +13,7 @@ import json
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -47,32 +47,26 @@ _Record = tuple[int, Member]
 """Number of the batch in its split, and its file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one batch."""
-
-    root: Path
-
-    def __call__(self, record: _Record) -> Iterator[Mapping[str, Any] | BadRow]:
-        number, member = record
-        batch = read_inert_pickle(_bytes(self.root, member))
-        data, labels = batch.get('data'), batch.get('labels')
-        shape = data.shape if isinstance(data, np.ndarray) else None
-        count = len(cast('list[Any]', labels)) if isinstance(labels, list) else None
-        if not isinstance(data, np.ndarray) or shape != (count, _PIXELS) or len(data) > _ROWS:
-            raise FormatError(
-                f'A batch of CIFAR-10 has `data` of (rows, {_PIXELS}) bytes with at most {_ROWS} rows, and as many '
-                f'`labels`, but this one has {shape} and {count}. Fetch it again.'
-            )
-        images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        make = require_pillow().fromarray
-        for row, label in enumerate(cast('list[Any]', labels)):
-            if not isinstance(label, int) or not 0 <= label < _CLASSES:
-                shown = label if isinstance(label, int) else f'of type {type(label).__name__}'
-                error = FormatError(f'A label is 0 to {_CLASSES - 1}, but is {shown}.')
-                yield BadRow(f'row {row}', error)
-                continue
-            yield {'i': number * _ROWS + row, 'x': make(np.ascontiguousarray(images[row])), 'y': label}
+def _read(root: Path, record: _Record) -> Iterator[Mapping[str, Any] | BadRow]:
+    number, member = record
+    batch = read_inert_pickle(_bytes(root, member))
+    data, labels = batch.get('data'), batch.get('labels')
+    shape = data.shape if isinstance(data, np.ndarray) else None
+    count = len(cast('list[Any]', labels)) if isinstance(labels, list) else None
+    if not isinstance(data, np.ndarray) or shape != (count, _PIXELS) or len(data) > _ROWS:
+        raise FormatError(
+            f'A batch of CIFAR-10 has `data` of (rows, {_PIXELS}) bytes with at most {_ROWS} rows, and as many '
+            f'`labels`, but this one has {shape} and {count}. Fetch it again.'
+        )
+    images = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    make = require_pillow().fromarray
+    for row, label in enumerate(cast('list[Any]', labels)):
+        if not isinstance(label, int) or not 0 <= label < _CLASSES:
+            shown = label if isinstance(label, int) else f'of type {type(label).__name__}'
+            error = FormatError(f'A label is 0 to {_CLASSES - 1}, but is {shown}.')
+            yield BadRow(f'row {row}', error)
+            continue
+        yield {'i': number * _ROWS + row, 'x': make(np.ascontiguousarray(images[row])), 'y': label}
 
 
 def records(root: Path, split: str) -> RecordInputs[_Record]:
@@ -93,7 +87,7 @@ def records(root: Path, split: str) -> RecordInputs[_Record]:
     else:
         raise ObjectNotFoundError(f'{root} holds neither {_ARCHIVE} nor {_FOLDER}/{names[0]}. Check the path.')
     return RecordInputs(
-        _Read(root),
+        partial(_read, root),
         list(enumerate(members)),
         kind='cifar10',
         columns=_COLUMNS,

@@ -54,8 +54,6 @@ _Record = tuple[Member | None, int, tuple[int, int], list[list[float]], list[int
 
 @dataclass(slots=True)
 class _Image:
-    """An image of the annotations."""
-
     file: str
     height: int
     width: int
@@ -63,30 +61,23 @@ class _Image:
     labels: list[int] = field(default_factory=list[int])
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one image with its boxes."""
-
-    root: Path
-    validate: bool
-
-    def __call__(self, record: _Record) -> dict[str, Any]:
-        member, image_id, (height, width), boxes, labels, _, problem = record
-        if member is None or problem:
-            raise FormatError(problem)
-        image = member.read(self.root)
-        if self.validate and check_image(image) != (width, height):
-            raise FormatError(f'The annotations give {width} x {height} pixels, but the image has others.')
-        left, top, box_width, box_height = np.array(boxes, np.float64).T
-        corners = (left / width, top / height, (left + box_width) / width, (top + box_height) / height)
-        return {
-            'img': image,
-            'img_id': image_id,
-            'htot': height,
-            'wtot': width,
-            'bbox_sizes': np.stack(corners, axis=1).astype(np.float32),
-            'bbox_labels': np.array(labels, np.int64),
-        }
+def _read(root: Path, validate: bool, record: _Record) -> dict[str, Any]:
+    member, image_id, (height, width), boxes, labels, _, problem = record
+    if member is None or problem:
+        raise FormatError(problem)
+    image = member.read(root)
+    if validate and check_image(image) != (width, height):
+        raise FormatError(f'The annotations give {width} x {height} pixels, but the image has others.')
+    left, top, box_width, box_height = np.array(boxes, np.float64).T
+    corners = (left / width, top / height, (left + box_width) / width, (top + box_height) / height)
+    return {
+        'img': image,
+        'img_id': image_id,
+        'htot': height,
+        'wtot': width,
+        'bbox_sizes': np.stack(corners, axis=1).astype(np.float32),
+        'bbox_labels': np.array(labels, np.int64),
+    }
 
 
 def records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int) -> RecordInputs[_Record]:
@@ -108,7 +99,7 @@ def records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int)
     records += [(None, 0, (0, 0), [], [], name, problem) for name, problem in bad]
     records = [records[number] for number in shuffled(len(records), shuffle=shuffle)]
     return RecordInputs(
-        _Read(root, validate),
+        partial(_read, root, validate),
         records,
         kind='coco',
         columns=_COLUMNS,

@@ -21,6 +21,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,26 +64,17 @@ class _Devkit:
     """The class of each validation image, by its number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one record."""
-
-    root: Path
-    validate: bool
-    resize: int | None
-    quality: int
-
-    def __call__(self, record: _Record) -> dict[str, Any]:
-        place, member, label, problem = record
-        if problem:
-            raise FormatError(problem)
-        image = member.read(self.root)
-        if self.validate:
-            # One of ImageNet's files is a PNG, in spite of its name. Columns of JPEGs read it, too.
-            check_image(image)
-        if self.resize is not None:
-            image = shrink(image, self.resize, self.quality)
-        return {'i': place, 'x': image, 'y': label}
+def _read(root: Path, validate: bool, resize: int | None, quality: int, record: _Record) -> dict[str, Any]:
+    place, member, label, problem = record
+    if problem:
+        raise FormatError(problem)
+    image = member.read(root)
+    if validate:
+        # One of ImageNet's files is a PNG, in spite of its name. Columns of JPEGs read it, too.
+        check_image(image)
+    if resize is not None:
+        image = shrink(image, resize, quality)
+    return {'i': place, 'x': image, 'y': label}
 
 
 def records(
@@ -107,7 +99,7 @@ def records(
     ]
     records = [records[number] for number in shuffled(len(records), shuffle=shuffle)]
     return RecordInputs(
-        _Read(root, validate, resize, quality),
+        partial(_read, root, validate, resize, quality),
         records,
         kind='imagenet',
         columns=_COLUMNS,

@@ -14,8 +14,7 @@ import csv
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,29 +49,20 @@ _Record = tuple[int, dict[str, str], Member | None, str]
 """Line of the table, its values, the video, and what is wrong, if anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Reads one row with its video."""
-
-    videos: Path
-    inside: bool
-    out_mp4: str | None
-    validate: bool
-
-    def __call__(self, record: _Record) -> dict[str, Any]:
-        _, row, member, problem = record
-        if member is None or problem:
-            raise FormatError(problem)
-        sample: dict[str, Any] = {**row, 'duration': _seconds(row['duration'])}
-        if self.inside or self.validate or self.out_mp4 is not None:
-            video = member.read(self.videos)
-            if self.validate:
-                check_video(video)
-            if self.out_mp4 is not None:
-                put_video(self.out_mp4, member.path, video)
-            if self.inside:
-                return {**sample, 'content': video}
-        return {**sample, 'content_path': member.path}
+def _read(videos: Path, inside: bool, out_mp4: str | None, validate: bool, record: _Record) -> dict[str, Any]:
+    _, row, member, problem = record
+    if member is None or problem:
+        raise FormatError(problem)
+    sample: dict[str, Any] = {**row, 'duration': _seconds(row['duration'])}
+    if inside or validate or out_mp4 is not None:
+        video = member.read(videos)
+        if validate:
+            check_video(video)
+        if out_mp4 is not None:
+            put_video(out_mp4, member.path, video)
+        if inside:
+            return {**sample, 'content': video}
+    return {**sample, 'content_path': member.path}
 
 
 def records(
@@ -92,7 +82,7 @@ def records(
     target = None if inside else out_mp4
     records = _rows(table, folder)
     return RecordInputs(
-        _Read(folder, inside, target, validate),
+        partial(_read, folder, inside, target, validate),
         records,
         kind='webvid',
         columns={**COLUMNS, **({'content': 'bytes'} if inside else {'content_path': 'str'})},
@@ -153,7 +143,6 @@ def _record(line: int, found: Mapping[str | None, Any], folder: Path) -> _Record
 
 
 def _seconds(text: str) -> int:
-    """The seconds of a duration such as PT00H00M21S."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise FormatError(f'A duration has the form PT00H00M21S, but is {text!r:.40}.')

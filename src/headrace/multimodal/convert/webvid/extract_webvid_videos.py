@@ -7,8 +7,7 @@ shards have its path in the column ``content_path``.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,19 +38,12 @@ def _dataset(folder: str, version: str) -> LocalDataset:
     return LocalDataset(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Writes the video of one sample, and gives the rest of it."""
-
-    folder: str
-    out_mp4: str
-
-    def __call__(self, record: _Record) -> dict[str, Any]:
-        number, version = record
-        sample = _dataset(self.folder, version)[number]
-        path = f'{number // 1000:03}/{number % 1000:03}.mp4'
-        put_video(self.out_mp4, path, sample['content'])
-        return {**{name: sample.get(name, '') for name in _COLUMNS}, 'content_path': path}
+def _read(folder: str, out_mp4: str, record: _Record) -> dict[str, Any]:
+    number, version = record
+    sample = _dataset(folder, version)[number]
+    path = f'{number // 1000:03}/{number % 1000:03}.mp4'
+    put_video(out_mp4, path, sample['content'])
+    return {**{name: sample.get(name, '') for name in _COLUMNS}, 'content_path': path}
 
 
 def records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_Record]:
@@ -64,7 +56,7 @@ def records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_
     version = f'{(folder / "index.json").stat().st_mtime_ns:x}'
     count = len(_dataset(str(folder), version))
     return RecordInputs(
-        _Read(str(folder), out_mp4),
+        partial(_read, str(folder), out_mp4),
         [(number, version) for number in range(count)],
         kind='webvid',
         columns=_COLUMNS,
