@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace.convert.apart import check_apart
 from headrace.convert.conversion import convert
@@ -23,9 +23,6 @@ from headrace.format import bytes_to_int, parse_index
 from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 
-if TYPE_CHECKING:
-    from headrace.originals.original import Original
-
 __all__ = ['convert_splits']
 
 _ORIGINAL: Final = 'original.json'
@@ -33,7 +30,9 @@ _log = logger_of(__name__)
 
 
 def convert_splits(
-    original: Original,
+    name: str,
+    module: str,
+    known: Sequence[str],
     source: str,
     out: str,
     *,
@@ -42,8 +41,8 @@ def convert_splits(
     options: Mapping[str, Any],
     **settings: Any,
 ) -> dict[str, ConversionReport]:
-    """See `Original.convert`; `settings` are those of `convert`."""
-    name, known, records = original.name, original.splits, import_module(original.module).records
+    """See `Original.convert`; `known` are the splits of the distribution, `settings` those of `convert`."""
+    records = import_module(module).records
     path = local_path(source)
     if path is None:
         raise ConfigError(
