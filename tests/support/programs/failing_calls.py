@@ -23,17 +23,24 @@ PATHS = frozenset(
     {'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'os.listdir', 'os.scandir', 'os.truncate', 'os.link'}
 )
 DESCRIPTORS = ('fsync', 'pwrite', 'ftruncate')
+READS = ('stat', 'fstat', 'read', 'write', 'pread', 'getxattr', 'setxattr')
 
 
-def calls_of(action: Callable[[], object], below: object, error: BaseException) -> int:
+def calls_of(action: Callable[[], object], below: object, error: BaseException, *, reads: bool = False) -> int:
     """How many file operations an action makes that this error may meet."""
-    status, calls = in_a_child(action, below, 0, error)
-    assert status == 'done'
+    status, calls = in_a_child(action, below, 0, error, reads=reads)
+    assert status == 'done', status
     return calls
 
 
 def in_a_child(
-    action: Callable[[], object], below: object, at: int, error: BaseException, *, for_good: bool = False
+    action: Callable[[], object],
+    below: object,
+    at: int,
+    error: BaseException,
+    *,
+    for_good: bool = False,
+    reads: bool = False,
 ) -> tuple[str, int]:
     """Run something in a child whose file operation number `at` fails.
 
@@ -46,6 +53,7 @@ def in_a_child(
         at: the operation, from 1; 0: none.
         error: what it raises in place of its effect.
         for_good: whether all operations after it fail, too.
+        reads: whether operations that read count, too, and those in open folders.
 
     Returns:
         'done', or the class and message of the exception; and the number of operations.
@@ -54,7 +62,7 @@ def in_a_child(
     child = os.fork()
     if not child:
         os.close(reading)
-        calls = _Calls(str(below), at, error, for_good=for_good)
+        calls = _Calls(str(below), at, error, for_good=for_good, reads=reads)
         calls.watch()
         try:
             action()
@@ -72,14 +80,14 @@ def in_a_child(
 
 
 class _Calls:
-    def __init__(self, below: str, at: int, error: BaseException, *, for_good: bool) -> None:
-        self.below, self.at, self.error, self.for_good = below, at, error, for_good
+    def __init__(self, below: str, at: int, error: BaseException, *, for_good: bool, reads: bool) -> None:
+        self.below, self.at, self.error, self.for_good, self.reads = below, at, error, for_good, reads
         self.made = 0
         self.lock = threading.Lock()
 
     def watch(self) -> None:
         sys.addaudithook(self.event)
-        for name in DESCRIPTORS:
+        for name in (*DESCRIPTORS, *(READS if self.reads and self.error is not FULL else ())):
             setattr(os, name, self.before(getattr(os, name)))
         builtins.open = self.open  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -89,12 +97,24 @@ class _Calls:
         ):
             return  # a full disk fails no other call
         is_lock = name == 'fcntl.flock' and arguments[1] != fcntl.LOCK_UN
-        if is_lock or (name in PATHS and str(arguments[0]).startswith(self.below)):
+        if is_lock or (name in PATHS and self.is_below(arguments[0])):
             self.count()
+
+    def is_below(self, path: Any) -> bool:
+        """Whether a path counts; one of an open folder is a bare name, and `listdir` gets that folder itself."""
+        if isinstance(path, int):
+            return self.reads and self.is_file(path)
+        return str(path).startswith(self.below) or (self.reads and str(path)[:1] not in '/.')
+
+    def is_file(self, handle: int) -> bool:
+        """Whether a descriptor counts: where reads do, memory and pipes are no files."""
+        place = os.readlink(f'/proc/self/fd/{handle}') if self.reads else '/'
+        return place.startswith('/') and not place.startswith('/memfd:')
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            self.count()
+            if self.is_file(arguments[0]) if isinstance(arguments[0], int) else self.is_below(arguments[0]):
+                self.count()
             return function(*arguments, **options)
 
         return call

@@ -23,6 +23,7 @@ from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.format import ShardReader, open_shard
 from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
+from headrace.storage.cache.locks import cannot_use
 
 __all__ = ['BadShards', 'CachedShards', 'DatasetShards']
 
@@ -56,6 +57,7 @@ class BadShards:
 
 
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
+_OF_CLIENTS = (FileNotFoundError, ConnectionError, TimeoutError)  # errors of a store's client, not of the disk
 
 
 class CachedShards:
@@ -162,6 +164,9 @@ class CachedShards:
             where = f'Stream {stream.title}, shard {local} ({stream.shards[local].files[0].raw.basename})'
             if of_its_own:
                 raise type(error)(f'{where}: {error}') from error
+            if isinstance(error, OSError) and error.errno is not None and not isinstance(error, _OF_CLIENTS):
+                reason = cannot_use(stream.folder, error)
+                raise type(reason)(f'{where}: {reason}') from error
             raise StorageError(f'{where}: {type(error).__name__}: {error}') from error
 
 

@@ -17,6 +17,7 @@ from headrace.dataset.streams.columns import column_names, image_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.stream import Stream
 from headrace.dataset.topology import detect_topology
+from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import IndexFile, ShardReader, open_shard
 from headrace.format.entries import INDEX_NAME
@@ -33,6 +34,7 @@ from headrace.storage.cache.control_folder import (
 )
 from headrace.storage.cache.fetch import same_folder
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
+from headrace.storage.cache.locks import cannot_use
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
@@ -127,7 +129,8 @@ def open_streams(
     check = IndexCheck(since=first_ask([stream.folder for stream in streams]))
 
     def open_one(stream: Stream) -> None:
-        _Opening(stream, stream.read_selection(), allow_unsafe_types, limit, check).run()
+        with _naming(stream):
+            _Opening(stream, stream.read_selection(), allow_unsafe_types, limit, check).run()
 
     if len(streams) == 1:  # a thread takes longer to start than a local index to read
         open_one(streams[0])
@@ -178,6 +181,19 @@ def store_of(stream: Stream) -> Store | None:
         return None
     store = open_store(stream.url, store_options_of(stream))
     return None if same_folder(store, stream.folder) else store
+
+
+@mapping_errors
+def _naming(stream: Stream) -> Generator[None]:
+    """Name stream and path where the system fails while a stream is opened."""
+    try:
+        yield
+    except OSError as error:
+        # Errors without a number are those of headrace, or of a store's client.
+        if error.errno is None or isinstance(error, ConnectionError | TimeoutError):
+            raise
+        reason = cannot_use(stream.folder, error)
+        raise type(reason)(f'Stream {stream.title} could not be opened: {reason}') from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.storage.cache.locks import held, lock_file, open_to_lock
+from headrace.storage.cache.locks import cannot_use, held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.transfer.download import DEFAULT, Transfer
 
@@ -92,6 +92,8 @@ class CachePart:
                 return self.has_size(os.fstat(handle).st_size, lambda at, count: os.pread(handle, count, at))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return False
+        except OSError as error:
+            raise cannot_use(path, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> 
     packed = [
         part.packed_size or part.size
         for part in parts
-        if part.packed_name is not None and not (folder / part.packed_name).exists()
+        if part.packed_name is not None and not os.path.exists(folder / part.packed_name)  # noqa: PTH110 - never raises
     ]
     return sum(part.size for part in parts) + (sum(packed) if keep_packed else max(packed, default=0))
 

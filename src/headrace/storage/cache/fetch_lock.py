@@ -432,8 +432,9 @@ def disk_errors(folder: Path, entry: CacheEntry | None, *, keep_packed: bool) ->
             if entry is not None:
                 needed = space_needed(folder, list(entry.parts), keep_packed=keep_packed)
                 what = f'{entry.key}, which needs {needed} bytes'
+            there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
             raise DiskFullError(
-                f'{folder} has no room for {what}; {shutil.disk_usage(folder).free} bytes are free. Make room, name a '
+                f'{folder} has no room for {what}; {shutil.disk_usage(there).free} bytes are free. Make room, name a '
                 f'`local` on a larger disk, or set `cache_limit` to less than the disk holds.'
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:

@@ -21,13 +21,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import CacheError, DiskFullError
+from headrace.errors import AccessDeniedError, CacheError, DiskFullError, ObjectNotFoundError, StorageError
 from headrace.redaction import logger_of
 
 __all__ = [
     'NO_ROOM',
     'SAID',
     'LockWait',
+    'cannot_use',
     'cannot_write',
     'held',
     'hold',
@@ -183,6 +184,23 @@ def cannot_write(path: str | Path, error: OSError) -> CacheError | DiskFullError
         f'A cache folder with a remote must be writable; {path} is not: '
         f'{errno.errorcode.get(error.errno or 0, "?")}: {error.strerror}. Name another `local`, or change the owner or '
         f'mode of this one (this process runs as uid {os.geteuid()}).'
+    )
+
+
+def cannot_use(path: str | Path, error: OSError) -> StorageError:
+    """The error for a file or folder that the system cannot read or write; `path` stands in where it says none."""
+    if isinstance(error.filename, str) and os.path.isabs(error.filename):  # noqa: PTH117 - plain text
+        path = error.filename
+    if error.errno in NO_ROOM:
+        return DiskFullError(f'{path} could not be written: {error.strerror}. Make room on its disk, or in its quota.')
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(
+            f'This user (uid {os.geteuid()}) may not use {path}: {error.strerror}. Change its owner or its mode.'
+        )
+    kind = ObjectNotFoundError if isinstance(error, FileNotFoundError) else StorageError
+    return kind(
+        f'{path} could not be read or written: {errno.errorcode.get(error.errno or 0, "?")}: {error.strerror}. Check '
+        f'its disk or mount, or name another `local`.'
     )
 
 
