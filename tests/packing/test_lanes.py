@@ -8,7 +8,9 @@ import pytest
 
 from headrace import StreamingDataLoader
 from headrace.errors import ResumeError
+from tests.support.packings.huge_batches import HUGE
 from tests.support.packings.packed_orders import make, sequences, world, write
+from tests.support.packings.packed_streams import packed
 from tests.support.packings.refused_packings import dataset, state_of
 
 
@@ -57,3 +59,13 @@ def test_a_lane_is_taken_up_within_a_long_document(tmp_path):
     resumed = make(folder, lanes=1, batch=1, method='concatenate')
     resumed.load_state_dict(state)
     assert sequences(resumed, 1)[0][0] == first[-1][-1] + 1
+
+
+def test_all_documents_of_a_huge_batch_are_known(explained_folder):
+    loader, asked = packed(explained_folder, **HUGE), packed(explained_folder, **HUGE)
+    next(iter(loader))
+    own = loader.dataset.explain(loader.plan(), 0, reads_data=False)
+    read = asked.dataset.explain(asked.plan(), 0)
+    assert own.is_known.all()
+    assert read.is_known.all()
+    assert read.ids.tolist() == own.ids.tolist()

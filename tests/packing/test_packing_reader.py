@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import BAD_SAMPLE, MDSWriter, StreamingDataLoader
+from headrace import BAD_SAMPLE, PADDING, MDSWriter, StreamingDataLoader
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.errors import ChecksumError, ConfigError, DocumentError, FormatError
+from headrace.order import Mixture, OrderConfig, StreamSize
 from headrace.packing import ChatTokenizer, PackedDataset, Packing
-from tests.support.packings.packed_orders import METHODS, SIZE, expected, make, sequences, write
+from headrace.packing.document_order import StreamLanes
+from headrace.packing.reader import BLOCK, ComingDocuments
+from tests.support.packings.packed_orders import METHODS, SIZE, expected, make, sequences, unpadded, world, write
 
 
 @pytest.mark.parametrize(
@@ -200,3 +204,38 @@ def test_stored_tokens_of_a_document_cut_short(tmp_path):
     dataset = PackedDataset(local=str(tmp_path), packing=packing)
     with pytest.raises(DocumentError, match="Column 'tokens' of .* row 2, .*needs a `token_dtype` that divides them"):
         next(iter(StreamingDataLoader(dataset, batch_size=1)))
+
+
+def test_rows_that_fill_up_the_last_batch_are_empty(many_documents):
+    folder, lengths = many_documents
+    whole = expected(folder, lengths, 12, lanes=6)
+    _, (state, _) = world(folder, 2, None, 1, exchange=True, lanes=6, sequences_per_epoch=12)
+    found: list[list[int]] = []
+    for rank in range(3):
+        loader = make(folder, lanes=6, sequences_per_epoch=12, rank=rank, ranks=3, batch=6, remainder='exact')
+        loader.load_state_dict(state)
+        for batch in loader:
+            is_padding = batch[PADDING].tolist()
+            assert [used == 0 for used in batch['num_tokens'].tolist()] == is_padding
+            found += [row for row in unpadded(batch) if row]
+    assert sorted(found) == sorted(whole[4:])
+
+
+def test_streams_have_documents_by_their_shares_and_lengths():
+    sizes = {'short': 3.0, 'long': 1.0}
+    mixture = Mixture.resolve([StreamSize(name=name, shard_sizes=[999], proportion=p) for name, p in sizes.items()])
+    coming = ComingDocuments(StreamLanes(4, mixture, OrderConfig().resolve_defaults(mixture)), 64)
+    coming.begin(0)
+    coming.count(0, 100, 1000)
+    coming.count(4, 10, 2000)
+    assert coming.reach(1, 160)
+    assert coming.reach(5, 16)
+    assert not coming.reach(2, 170)
+    documents = [found for _, found in itertools.islice(coming.blocks(), 61)]
+    short, long = (sum(len(found[stream]) for found in documents) for stream in (0, 1))
+    assert short + long in range(61 * BLOCK - 2, 61 * BLOCK + 1)
+    assert round(short / long) == 60  # three times the tokens, in documents of a twentieth of the length
+    assert coming.block(0, 160) == 0
+    assert coming.block(4, 17) in range(2, 5)
+    assert documents[0][0].start == 160
+    assert documents[0][1].start == 16

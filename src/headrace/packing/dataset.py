@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
-from headrace.order import BatchSpec, Mixture, MixtureChange, OrderConfig, Run, Topology, documents_skip, parse_skip
+from headrace.order import (
+    BatchSpec,
+    ExpectedCounts,
+    Mixture,
+    MixtureChange,
+    OrderConfig,
+    Run,
+    Topology,
+    documents_skip,
+    parse_skip,
+)
 from headrace.order.skip import split_documents
 from headrace.packing.explanation import PackedExplanation, joined
-from headrace.packing.packer import DocumentCount, first_sequence
+from headrace.packing.packer import DocumentCount, documents_placed, first_sequence, pieces_of
 from headrace.packing.reader import PackedReader
-from headrace.packing.replay import documents_placed, pieces_of
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing, StreamPacking
-from headrace.packing.token_shares import promised_shares
 from headrace.packing.whole import WholePass, count_tokens_of
 
 if TYPE_CHECKING:
@@ -29,10 +38,9 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.stream import Stream
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.order.skip import Ranges
-    from headrace.packing.delivered import PieceTable
-    from headrace.packing.lanes import Lanes
+    from headrace.packing.lanes import Lanes, PieceTable
 
-__all__ = ['PackedDataset']
+__all__ = ['PackedDataset', 'exchange_now_and_then', 'gather_of_ranks', 'promised_shares', 'sync_lane_states']
 
 
 class PackedDataset(StreamingDataset):
@@ -354,3 +362,66 @@ class PackedDataset(StreamingDataset):
             'A PackedDataset is read by a headrace.StreamingDataLoader, not by a plain DataLoader or by iterating it: '
             'its lanes live in the process that trains.'
         )
+
+
+_EVERY = 256
+"""Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again."""
+
+
+def sync_lane_states(dataset: StreamingDataset, batches: int) -> None:
+    """Share a packed dataset's lane states among ranks, every few hundred batches. All ranks call it after each batch.
+
+    An exchange sends a few hundred bytes per lane through torch.distributed, if that is initialized.
+
+    Args:
+        dataset: any dataset; nothing happens unless it is packed.
+        batches: number of batches delivered so far, the same on all ranks.
+    """
+    if not isinstance(dataset, PackedDataset) or batches % _EVERY or dataset.topology.replicas == 1:
+        return
+    gather = gather_of_ranks()
+    if gather is not None:
+        dataset.sync_lane_states(gather)
+
+
+exchange_now_and_then = sync_lane_states
+"""The name of `sync_lane_states` in version 0.1.0."""
+
+
+def gather_of_ranks() -> Callable[[Any], list[Any]] | None:
+    """A function that gives the values of all ranks through torch.distributed; None if that is not initialized."""
+    return _all_gather if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+
+
+def _all_gather(own: Any) -> list[Any]:
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+def promised_shares(
+    mixture: Mixture, taken: tuple[int, int], counts: Sequence[DocumentCount] | None
+) -> npt.NDArray[np.float64]:
+    """The share of each stream in the tokens, float64[streams].
+
+    A mixture promises shares of documents. Streams have documents of different lengths, so each share is multiplied by
+    the mean length of the stream's documents so far.
+
+    Args:
+        mixture: of the documents.
+        taken: positions of the documents, or sequences, in the run, for a schedule: begin and end.
+        counts: documents and tokens taken from each stream; None: the proportions count tokens.
+    """
+    begin, end, epoch = 0, mixture.epoch_size, mixture.takeover.epoch
+    if mixture.schedule is not None and taken[0] < taken[1]:
+        first = mixture.takeover.begin  # `between` counts from an epoch, and `taken` from the run's beginning
+        begin = max(taken[0] - first, mixture.takeover.sample)  # documents before it followed another mixture
+        end = max(taken[1] - first, begin + 1)
+    documents = ExpectedCounts(mixture).between(epoch, begin, end)
+    if counts is None:
+        return documents / documents.sum()
+    all_documents = max(sum(count.documents for count in counts), 1)
+    mean = sum(count.tokens for count in counts) / all_documents
+    lengths = [count.tokens / count.documents if count.documents else mean for count in counts]
+    tokens = documents * np.array(lengths)
+    return tokens / max(float(tokens.sum()), 1e-9)

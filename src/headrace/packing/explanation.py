@@ -14,7 +14,7 @@ from headrace.order import BatchExplanation
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.packing.delivered import PieceTable
+    from headrace.packing.lanes import PieceTable
 
 __all__ = ['PackedExplanation', 'joined']
 

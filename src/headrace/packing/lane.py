@@ -1,7 +1,8 @@
-"""One lane packs documents into sequences, and keeps states from which packing can restart."""
+"""One lane packs documents into sequences, by their lengths alone, and keeps states from which packing can restart."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,10 +11,57 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import EmptyDatasetError, ResumeError
-from headrace.packing.bin_packing import best_fit, concatenate
 from headrace.packing.settings import Packing
 
-__all__ = ['START', 'Document', 'Lane', 'LaneState', 'Piece']
+__all__ = ['START', 'Document', 'Lane', 'LaneState', 'Piece', 'best_fit', 'concatenate', 'piece_of']
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of whole pieces: best fit decreasing.
+
+    Each piece, longest first, goes into the fullest bin that has room. At most 11/9 of the optimum, plus one bin, are
+    used: Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come
+    in the order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
+
+    Args:
+        lengths: of the pieces, each from 1 to `capacity`.
+        capacity: of a bin.
+
+    Returns:
+        The numbers of the pieces in each bin.
+    """
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # free places and number of each bin that is not full, rising
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        length = lengths[number]
+        at = bisect_left(room, (length, -1))
+        if at < len(room):
+            left, place = room.pop(at)
+            bins[place].append(number)
+        else:
+            left, place = capacity, len(bins)
+            bins.append([number])
+        if left > length:
+            insort(room, (left - length, place))
+    return sorted(sorted(found) for found in bins)
+
+
+def concatenate(lengths: Sequence[int], capacity: int) -> tuple[list[int], int]:
+    """The pieces that fill one bin when they follow one another.
+
+    Args:
+        lengths: of the pieces, `capacity` or more in all.
+        capacity: of the bin.
+
+    Returns:
+        The numbers of the pieces in the bin, and the part of the last one that fits.
+    """
+    taken, number = 0, 0
+    while taken + lengths[number] < capacity:
+        taken += lengths[number]
+        number += 1
+    return list(range(number + 1)), capacity - taken
+
 
 _KEPT_ROWS = 2048  # delivered sequences that a trainer may not have counted yet
 _BETWEEN_STATES = 32  # sequences, at least
@@ -132,7 +180,7 @@ class Lane:
                     f'a lane continues with what a checkpoint carries of a document, from token {begin} on, but it has '
                     f'{len(document.tokens)}. The checkpoint is damaged, or the data or the tokenizer have changed.'
                 )
-            self._add(_piece(number, begin, end, document))
+            self._add(piece_of(number, begin, end, document))
         self.tokens_ahead += self._tokens
         self._leftover.clear()
         self._close_full()
@@ -141,7 +189,7 @@ class Lane:
         size = len(document.tokens)
         step = self._packing.sequence_length if self._packing.method == 'best_fit' else max(size, 1)
         for begin in range(0, size, step):
-            self._add(_piece(self._taken, begin, min(begin + step, size), document))
+            self._add(piece_of(self._taken, begin, min(begin + step, size), document))
         self._taken += 1
         self._empty_documents = 0 if size else self._empty_documents + 1
         if self._empty_documents >= self._most_empty:
@@ -256,7 +304,8 @@ def _tokens_of(*rows: Sequence[Piece]) -> int:
     return sum(len(piece.tokens) for row in rows for piece in row)
 
 
-def _piece(number: int, begin: int, end: int, document: Document) -> Piece:
+def piece_of(number: int, begin: int, end: int, document: Document) -> Piece:
+    """The piece of a lane's document that has these tokens."""
     labels: Any = document.labels
     return Piece(
         number, begin, document.tokens[begin:end], None if labels is None else labels[begin:end], document.sample_id

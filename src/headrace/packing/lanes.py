@@ -1,15 +1,17 @@
-"""All lanes of a run: this rank's own, and the last known states of the others."""
+"""All lanes of a run: this rank's own, the last known states of the others, and the latest sequences."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ResumeError
 from headrace.order.pinned import short
-from headrace.packing.delivered import DeliveredSequences
 from headrace.packing.document_order import LaneOrder
 from headrace.packing.lane import START, Lane, LaneState, Piece
 from headrace.packing.settings import Packing
@@ -17,7 +19,43 @@ from headrace.packing.settings import Packing
 if TYPE_CHECKING:
     from headrace.order.skip import Ranges
 
-__all__ = ['Lanes']
+__all__ = ['DeliveredSequences', 'Lanes', 'PieceTable']
+
+PieceTable: TypeAlias = npt.NDArray[np.int64]
+"""int64[pieces, 4], the pieces of a sequence in their order: the document's sample id and its number in the lane, the
+first token, and the end."""
+
+_MOST = 4096  # sequences, at least: some hundred bytes each
+
+
+class DeliveredSequences:
+    """The pieces of sequences, by their numbers in the run; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[int, PieceTable] = OrderedDict()
+        self._most = _MOST
+
+    def keep(self, sequences: int) -> None:
+        """Keep at least so many sequences from now on."""
+        self._most = max(self._most, sequences)
+
+    def add(self, number: int, pieces: Sequence[Piece]) -> None:
+        """Remember a sequence."""
+        table = [(piece.sample_id, piece.document, piece.begin, piece.begin + len(piece.tokens)) for piece in pieces]
+        self.update({number: np.array(table, np.int64).reshape(-1, 4)})
+
+    def update(self, tables: Mapping[int, PieceTable]) -> None:
+        """Remember sequences that another rank delivered."""
+        for number, table in tables.items():
+            self._tables[number] = table
+            self._tables.move_to_end(number)
+        while len(self._tables) > self._most:
+            self._tables.popitem(last=False)
+
+    def of(self, numbers: Sequence[int]) -> dict[int, PieceTable]:
+        """Those of these sequences that are known."""
+        return {number: self._tables[number] for number in numbers if number in self._tables}
+
 
 _KEPT = 3  # known states of another rank's lane
 _MOST_AGAIN = 1_000_000  # sequences that a lane repeats at a resume: hours of tokenising

@@ -1,17 +1,19 @@
-"""Batches of packed sequences: workers tokenise documents, the training process packs them."""
+"""Batches of packed sequences: workers tokenise documents, the training process packs them and makes the batches."""
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys import is_bad_sample
+from headrace.dataset.batch_keys import STREAM, is_bad_sample, marked
 from headrace.dataset.prefetch.horizon import Upcoming, UpcomingBatch, knows_of_node
 from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource
@@ -20,23 +22,106 @@ from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import DocumentError
 from headrace.notes import add_note
-from headrace.packing.batches import BatchMaker
-from headrace.packing.coming_documents import BLOCK, ComingDocuments
+from headrace.packing.document_order import LaneOrder
 from headrace.packing.lane import Document
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
+from headrace.packing.rows import batch_of
 from headrace.packing.run import PackedRun
 from headrace.packing.tokenizers import Encoder, encoder_of
 from headrace.packing.whole import WholePacker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from headrace.order import BatchPlan
     from headrace.packing.document_order import PassOrder
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
 
-__all__ = ['PackedReader']
+__all__ = ['BLOCK', 'ComingDocuments', 'PackedReader']
+
+BLOCK = 16
+"""Documents of a block in a turn of the lanes, on average."""
+_KEPT = 64  # blocks behind the latest, for lanes that are behind
+
+
+class _Begin(NamedTuple):
+    """The begin of a block."""
+
+    sequence: float
+    """Of the run, about."""
+    documents: Mapping[int, float]
+    """By stream, the first document of each of its lanes."""
+
+
+class ComingDocuments:
+    """Blocks of documents, in which each stream has as many as its share and the length of its documents need.
+
+    Args:
+        order: the lanes.
+        sequence_length: tokens of a sequence.
+    """
+
+    def __init__(self, order: LaneOrder, sequence_length: int) -> None:
+        self._order, self._sequence_length = order, sequence_length
+        self._read = np.zeros((2, order.streams), np.int64)  # documents and tokens of streams
+        self.begin(0)
+
+    def begin(self, sequence: int) -> None:
+        """Begin a pass at a sequence of the run."""
+        self._reached: dict[int, int] = {}
+        self._known = self._dropped = 0
+        self._begins = [_Begin(sequence, {})]
+
+    def count(self, lane: int, documents: int, tokens: int) -> None:
+        """Take the number of documents of a lane that were read, and of their tokens."""
+        self._read[:, lane // self._order.lanes] += documents, tokens
+
+    def reach(self, lane: int, document: int) -> bool:
+        """Move to a document. Blocks begin anew when one more stream's place is known, or its documents' length.
+
+        Returns:
+            Whether they do.
+        """
+        stream = lane // self._order.lanes
+        self._reached[stream] = max(document, self._reached.get(stream, 0))
+        known = len(self._reached)
+        if self._order.streams > 1:
+            known += int(np.count_nonzero(self._read[0]))
+        if known == self._known:
+            return False
+        sequence = self._begins[self.block(lane, document) - self._dropped].sequence
+        firsts = {stream: float(number // BLOCK * BLOCK) for stream, number in self._reached.items()}
+        self._known, self._dropped, self._begins = known, 0, [_Begin(sequence, firsts)]
+        return True
+
+    def block(self, lane: int, document: int) -> int:
+        """The number of the block of a document, among those that `blocks` gave."""
+        stream = lane // self._order.lanes
+        found = bisect.bisect_right(self._begins, document, key=lambda begin: begin.documents.get(stream, float('inf')))
+        found = max(found - 1, 0) + self._dropped
+        drop = max(found - _KEPT - self._dropped, 0)
+        del self._begins[:drop]
+        self._dropped += drop
+        return found
+
+    def blocks(self) -> Iterator[tuple[int, dict[int, range]]]:
+        """The blocks from the first one on: the number, and by stream the documents of each of its lanes."""
+        lanes, streams = self._order.lanes, range(self._order.streams)
+        while True:
+            sequence, firsts = self._begins[-1]
+            documents, tokens = self._read.tolist()
+            means = [max(tokens[s], 1) / documents[s] if documents[s] else self._sequence_length / 4 for s in streams]
+            documents_per_token = np.array(self._order.expected_shares(int(sequence))) / means
+            rate = float(documents_per_token.sum())
+            counts = (BLOCK * (documents_per_token / rate)).tolist()
+            ends = {stream: first + counts[stream] for stream, first in firsts.items()}
+            yield (
+                self._dropped + len(self._begins) - 1,
+                {stream: range(int(firsts[stream]), int(end)) for stream, end in ends.items()},
+            )
+            self._begins.append(_Begin(sequence + BLOCK / rate * lanes / self._sequence_length, ends))
+
 
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
@@ -106,8 +191,32 @@ class PackedReader(Reader[ChunkKey]):
             packer = Packer(row, packing, run.lanes, self._own, count)
         else:
             packer = WholePacker(run.whole, plan, run.lanes, count)
-        maker = BatchMaker(plan, packing, self._mixture, mark_streams)
-        return Pass(plan, self, packer.keys(), partial(maker.batches, packer))
+        return Pass(plan, self, packer.keys(), partial(self._batches, plan, packer, mark_streams))
+
+    def _batches(
+        self, plan: BatchPlan, packer: Packer | WholePacker, mark_streams: bool, chunks: Iterator[WorkerBatch]
+    ) -> Iterator[WorkerBatch]:
+        """The batches of a pass, from chunks in the order of the packer's keys."""
+        first, length = first_sequence(plan), self._packing.sequence_length
+        for number in range(plan.num_batches):
+            numbers = plan.positions(number) + first
+            # A row that only pads the last batch belongs to another rank's lane; it has no tokens here.
+            own = plan.own_samples(number)
+            rows = packer.sequences(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
+            packer.receive_ahead(len(numbers), chunks)
+            batch = batch_of(rows, length, self._packing.pad_token_id)
+            pieces = [piece for row in rows for piece in row]
+            lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
+            streams = self._mixture.streams_of(np.array([piece.sample_id for piece in pieces], np.int64))
+            if mark_streams:  # int64[rows, length]: the stream of each token, and -1 for padding
+                used = np.array([sum(len(piece.tokens) for piece in row) for row in rows])
+                marks = np.full((len(rows), length), -1, np.int64)
+                marks[np.arange(length) < used[:, None]] = np.repeat(streams, lengths)
+                batch[STREAM] = torch.from_numpy(marks)
+            if plan.remainder == 'exact':
+                batch = marked(batch, rows=len(rows), own_samples=own)
+            tokens = np.bincount(streams, lengths, len(self._mixture.streams)).astype(np.int64)
+            yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""

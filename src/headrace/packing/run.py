@@ -16,13 +16,13 @@ from headrace.order.skip import merged, without
 from headrace.packing.document_order import (
     DocumentOrder,
     EarlierMixture,
+    StreamLanes,
     check_streams,
     earlier_from_json,
     earlier_order,
 )
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_error
-from headrace.packing.stream_lanes import StreamLanes
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
 from headrace.rules import BrokenRule
@@ -137,22 +137,7 @@ class StreamPacking:
         return replace(packing, **given)
 
 
-class _Settings(Protocol):
-    """A `Packing`, or a section of a YAML."""
-
-    @property
-    def token_dtype(self) -> str | None: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def lanes(self) -> int | None: ...
-    @property
-    def sequences_per_epoch(self) -> int | str | None: ...
-    @property
-    def weights_count(self) -> str: ...
-
-
-def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
+def packing_errors(settings: Any) -> Iterator[BrokenRule]:
     """The broken rules of settings, in Python or in a YAML."""
     yield from _value_errors(settings)
     lanes, sequences = settings.lanes, settings.sequences_per_epoch

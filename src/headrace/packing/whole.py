@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, EmptyDatasetError
-from headrace.packing.lane import START, Document, Lane, Piece
+from headrace.packing.lane import START, Document, Lane, Piece, piece_of
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, count_documents, first_sequence
 
 if TYPE_CHECKING:
     from headrace.dataset.statistics import WorkerBatch
     from headrace.order import BatchPlan
-    from headrace.packing.delivered import PieceTable
-    from headrace.packing.lanes import Lanes
+    from headrace.packing.lanes import Lanes, PieceTable
     from headrace.packing.settings import Packing
 
 __all__ = ['WholePacker', 'WholePass', 'count_tokens_of']
@@ -144,7 +143,7 @@ class WholePacker:
         rows: list[list[Piece]] = []
         for number in numbers:
             pieces = self._whole.pieces(number % len(self._whole)).tolist()
-            row = [_piece(document, begin, end, documents) for document, begin, end in pieces if document in documents]
+            row = [piece_of(place, begin, end, documents[place]) for place, begin, end in pieces if place in documents]
             rows.append(self._lanes.without_skipped(row))
         return rows
 
@@ -155,8 +154,3 @@ class WholePacker:
         """The number of unreadable documents since the last call."""
         unreadable, self._unreadable = self._unreadable, 0
         return unreadable
-
-
-def _piece(number: int, begin: int, end: int, documents: dict[int, Document]) -> Piece:
-    tokens, labels, sample_id = documents[number]
-    return Piece(number, begin, tokens[begin:end], None if labels is None else labels[begin:end], sample_id)
