@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -20,11 +21,10 @@ from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,
     class_names,
+    common_columns,
     import_pyarrow,
     meanings_of,
-    refuse_different,
     to_columns,
-    with_meanings,
 )
 from headrace.sources.formats import folder_of, is_hidden, name_of
 from headrace.sources.protocol import Part
@@ -75,17 +75,10 @@ def index(
     scans = [scan for scan in scans if scan.parts]
     with_nulls = sorted({name for scan in scans for name in scan.with_nulls})
     schemas = list(dict.fromkeys(scan.schema for scan in scans))
+    homes = [next(scan.key for scan in scans if scan.schema == schema) for schema in schemas]
+    parsed = ((_schema(schema, home), home) for schema, home in zip(schemas, homes, strict=True))
     columns = None if columns is None else list(columns)
-    encodings: dict[str, str] = {}
-    meanings: dict[str, str] = {}
-    for number, schema in enumerate(schemas):
-        home = next(scan.key for scan in scans if scan.schema == schema)
-        found = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
-        found_meanings = meanings_of(found, _schema(schema, home))
-        if not number:
-            encodings, meanings = found, found_meanings
-        one, other = with_meanings(encodings, meanings), with_meanings(found, found_meanings)
-        refuse_different(one, other, scans[0].key, home, what='Arrow')
+    encodings, meanings = common_columns(parsed, columns=columns, with_nulls=with_nulls, what='Arrow')
     return ArrowSource(
         columns=encodings,
         meanings=meanings,
@@ -107,70 +100,55 @@ def load(data: bytes) -> ArrowSource:
         columns=found.settings['columns'],
         meanings=meanings,
         with_nulls=found.settings['with_nulls'],
-        parts=PartTable.from_arrays(found.settings['keys'], arrays),
+        parts=PartTable(found.settings['keys'], arrays),
         schema_of=arrays['schema_of'],
         schemas=schemas,
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrowSource:
     """See `Source`."""
 
+    columns: Mapping[str, str]
+    meanings: Mapping[str, str]
+    with_nulls: Sequence[str]
+    """The columns with nulls or empty lists."""
+    parts: PartTable
+    """Runs of record batches."""
+    schema_of: np.ndarray[Any, np.dtype[np.int64]]
+    """int64[parts], number of each part's schema."""
+    schemas: Sequence[bytes]
+    """Messages with the different schemas."""
+
     format = NAME
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        meanings: Mapping[str, str],
-        with_nulls: Sequence[str],
-        parts: PartTable,
-        schema_of: np.ndarray[Any, np.dtype[np.int64]],
-        schemas: Sequence[bytes],
-    ) -> None:
-        """Take an index.
-
-        Args:
-            columns: encoding of each column that is read.
-            meanings: see `Source.meanings`.
-            with_nulls: names of the columns with nulls or empty lists.
-            parts: runs of record batches.
-            schema_of: int64[parts], number of each part's schema.
-            schemas: messages with the different schemas.
-        """
-        self.columns, self.meanings, self.parts = dict(columns), dict(meanings), parts
-        self._with_nulls, self._schema_of, self._schemas = list(with_nulls), schema_of, list(schemas)
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
-        settings = {
-            'columns': self.columns,
-            'meanings': self.meanings,
-            'with_nulls': self._with_nulls,
-            'keys': self.parts.keys,
-        }
-        return pack_source(settings, {**self.parts.arrays(), 'schema_of': self._schema_of}, self._schemas)
+        settings = {name: getattr(self, name) for name in ('columns', 'meanings', 'with_nulls')}
+        arrays = {**self.parts.arrays, 'schema_of': self.schema_of}
+        return pack_source({**settings, 'keys': self.parts.keys}, arrays, self.schemas)
 
     @property
     def dropped(self) -> Sequence[str]:
         """See `Source.dropped`."""
-        names = dict.fromkeys(name for schema in self._schemas for name in _schema(schema, 'the data').names)
+        names = dict.fromkeys(name for schema in self.schemas for name in _schema(schema, 'the data').names)
         return [name for name in names if name not in self.columns]
 
     @property
     def class_names(self) -> dict[str, list[str]]:
         """See `arrow_types.class_names`."""
-        return class_names(_schema(self._schemas[0], 'the data'))
+        return class_names(_schema(self.schemas[0], 'the data'))
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
         """See `Source.batches`."""
         pa = import_pyarrow('Arrow files')
         described = self.parts[part]
         source = f'{described.key}, part {part},'
-        schema = self._schemas[int(self._schema_of[part])]
+        schema = self.schemas[int(self.schema_of[part])]
         rows = 0
         try:
-            columns = _columns(schema, list(self.columns), self._with_nulls, source)
+            columns = _columns(schema, list(self.columns), self.with_nulls, source)
             stream = pa.PythonFile(io.BufferedReader(_Chain([memoryview(schema), data, memoryview(_END)])), mode='r')
             for whole in pa.ipc.open_stream(stream):
                 whole.validate(full=True)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -51,6 +51,7 @@ __all__ = [
     'arrow_columns',
     'bools',
     'class_names',
+    'common_columns',
     'decimals',
     'decode_dictionary',
     'decode_runs',
@@ -61,13 +62,11 @@ __all__ = [
     'lists_of_numbers',
     'meanings_of',
     'numbers',
-    'refuse_different',
     'shaped',
     'storage',
     'texts_or_bytes',
     'times',
     'to_columns',
-    'with_meanings',
 ]
 
 _Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
@@ -172,36 +171,53 @@ def meanings_of(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, st
     return found
 
 
-def with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) -> dict[str, str]:
+def common_columns(
+    schemas: Iterable[tuple[pa.Schema, str]],
+    *,
+    columns: Collection[str] | None,
+    with_nulls: Collection[str],
+    what: str,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The encoding of each column that is read of the files of one dataset, and the meanings; see `meanings_of`.
+
+    Args:
+        schemas: the different schemas of files with rows, each with its first file.
+        columns: see `arrow_columns`.
+        with_nulls: names of the columns that hold nulls, or empty lists, in any file.
+        what: the format of the files, for messages.
+
+    Raises:
+        FormatError: files differ in their columns, or see `arrow_columns`.
+        StreamError: the data lack one of `columns`.
+    """
+    encodings: dict[str, str] = {}
+    meanings: dict[str, str] = {}
+    home = ''
+    for schema, there in schemas:
+        read = arrow_columns(schema, columns=columns, with_nulls=with_nulls, source=there)
+        found = {name: column.encoding for name, column in read.items()}
+        found_meanings = meanings_of(found, schema)
+        if not home:
+            encodings, meanings, home = found, found_meanings, there
+        one, other = _with_meanings(encodings, meanings), _with_meanings(found, found_meanings)
+        for name in [*one, *other]:
+            kinds = one.get(name, 'missing'), other.get(name, 'missing')
+            if kinds[0] != kinds[1]:
+                shared = [name for name in one if other.get(name) == one[name]]
+                fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
+                raise FormatError(
+                    f'The {what} files of one dataset have the same columns, but column {name!r} is `{kinds[0]}` in '
+                    f'{home}, and `{kinds[1]}` in {there}. {fix} files of one kind with a glob in `remote`.'
+                )
+    return encodings, meanings
+
+
+def _with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) -> dict[str, str]:
     """The encodings, with the meanings: numbers of different ones must not be mixed."""
     return {
         name: f'{encoding} of {meanings[name]}' if name in meanings else encoding
         for name, encoding in encodings.items()
     }
-
-
-def refuse_different(one: Mapping[str, str], other: Mapping[str, str], home: str, there: str, *, what: str) -> None:
-    """Refuse files of one dataset that differ in their columns.
-
-    Args:
-        one: result of `with_meanings` for the first file.
-        other: that for another file.
-        home: the first file, for messages.
-        there: the other one.
-        what: their format.
-
-    Raises:
-        FormatError: they differ.
-    """
-    for name in [*one, *other]:
-        kinds = one.get(name, 'missing'), other.get(name, 'missing')
-        if kinds[0] != kinds[1]:
-            shared = [name for name in one if other.get(name) == one[name]]
-            fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
-            raise FormatError(
-                f'The {what} files of one dataset have the same columns, but column {name!r} is `{kinds[0]}` in {home}'
-                f', and `{kinds[1]}` in {there}. {fix} files of one kind with a glob in `remote`.'
-            )
 
 
 def to_columns(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatError, ShardError
@@ -90,8 +91,13 @@ class LineFormat:
                 size // _RATE // 60,
             )
         reader: _Reader = _TextReader(self.separator) if self.separator else _ObjectReader()
-        pieces = _Pieces(store, objects)
-        parts = [part for info in objects for part in _parts(reader, info, pieces.of(info))]
+        ahead = (  # of the parser
+            ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
+            for info in objects
+            for at in range(0, info.size, _READ)
+        )
+        pieces = read_ranges(store, ahead)
+        parts = [part for info in objects for part in _parts(reader, info, islice(pieces, -(-info.size // _READ)))]
         found = reader.encodings()
         if parts and not found:
             raise FormatError(
@@ -195,25 +201,6 @@ class LineSource:
 
 
 # Indexing
-
-
-class _Pieces:
-    """All objects in pieces, read ahead of the parser."""
-
-    def __init__(self, store: Store, objects: Sequence[ObjectInfo]) -> None:
-        self._pieces = read_ranges(
-            store,
-            (
-                ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
-                for info in objects
-                for at in range(0, info.size, _READ)
-            ),
-        )
-
-    def of(self, info: ObjectInfo) -> Iterator[bytes]:
-        """The pieces of the next object."""
-        for _ in range(0, info.size, _READ):
-            yield next(self._pieces)
 
 
 class _ObjectReader:

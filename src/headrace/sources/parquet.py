@@ -9,9 +9,10 @@ A column is ``json`` if any file's statistics count nulls in it; see `headrace.s
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,11 +22,10 @@ from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,
     class_names,
+    common_columns,
     import_pyarrow,
     meanings_of,
-    refuse_different,
     to_columns,
-    with_meanings,
 )
 from headrace.sources.formats import is_hidden
 from headrace.sources.parquet_footers import (
@@ -107,16 +107,18 @@ def index(
                 f'{base}/{wanted.key} holds several Parquet files, joined: one begins at byte {wanted.offset}, and the '
                 f'footer tells of that one only. Store each as a file of its own.'
             )
+    encodings, meanings = common_columns(table.schemas, columns=columns, with_nulls=table.with_nulls, what='Parquet')
+    names = dict.fromkeys(name for schema, _ in table.schemas for name in schema.names)
     return ParquetSource(
         base=base,
-        columns=table.encodings(),
-        meanings=table.meanings,
+        columns=encodings,
+        meanings=meanings,
         with_nulls=sorted(table.with_nulls),
-        parts=PartTable.of(table.parts()),
-        groups=np.array([row.group for row in table.groups], np.int64),
+        parts=PartTable.of(_parts(table.groups, encodings)),
+        groups=np.array([group.number for group in table.groups], np.int64),
         files=[info.key for info in objects],
         footers=footers,
-        dropped=table.dropped(),
+        dropped=[name for name in names if columns is not None and name not in columns],
     )
 
 
@@ -134,64 +136,41 @@ def load(data: bytes) -> ParquetSource:
         columns=settings['columns'],
         meanings=meanings,
         with_nulls=settings['with_nulls'],
-        parts=PartTable.from_arrays(settings['keys'], arrays),
+        parts=PartTable(settings['keys'], arrays),
         groups=arrays['groups'],
         files=settings['files'],
         footers=found.pieces,
     )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ParquetSource:
     """See `Source`."""
 
+    base: str
+    """The store's root, for messages."""
+    columns: Mapping[str, str]
+    meanings: Mapping[str, str]
+    with_nulls: Sequence[str]
+    parts: PartTable
+    """The row groups with rows."""
+    groups: np.ndarray[Any, np.dtype[np.int64]]
+    """int64[parts], number of each part's row group in its file."""
+    files: Sequence[str]
+    footers: Sequence[bytes | memoryview]
+    """The compressed footer of each file."""
+    dropped: Sequence[str] = ()
+
     format = NAME
-
-    def __init__(
-        self,
-        *,
-        base: str,
-        columns: Mapping[str, str],
-        meanings: Mapping[str, str],
-        with_nulls: Sequence[str],
-        parts: PartTable,
-        groups: np.ndarray[Any, np.dtype[np.int64]],
-        files: Sequence[str],
-        footers: Sequence[bytes | memoryview],
-        dropped: Sequence[str] = (),
-    ) -> None:
-        """Take an index.
-
-        Args:
-            base: the store's root, for messages.
-            columns: encoding of each column that is read.
-            meanings: see `Source.meanings`.
-            with_nulls: names of the columns with nulls.
-            parts: the row groups with rows.
-            groups: int64[parts], number of each part's row group in its file.
-            files: the objects.
-            footers: the compressed footer of each file.
-            dropped: see `Source.dropped`.
-        """
-        self.columns, self.meanings, self.parts, self.dropped = dict(columns), dict(meanings), parts, dropped
-        self._base, self._with_nulls, self._groups = base, list(with_nulls), groups
-        self._files, self._footers = list(files), footers
-        self._number = {key: number for number, key in enumerate(self._files)}
-        self._metadata = lru_cache(maxsize=8)(self._parse)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load, (self.to_bytes(),)
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
-        settings = {
-            'base': self._base,
-            'columns': self.columns,
-            'meanings': self.meanings,
-            'with_nulls': self._with_nulls,
-            'keys': self.parts.keys,
-            'files': self._files,
-        }
-        return pack_source(settings, {**self.parts.arrays(), 'groups': self._groups}, self._footers)
+        settings = {name: getattr(self, name) for name in ('base', 'columns', 'meanings', 'with_nulls', 'files')}
+        arrays = {**self.parts.arrays, 'groups': self.groups}
+        return pack_source({**settings, 'keys': self.parts.keys}, arrays, self.footers)
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
         """See `Source.batches`."""
@@ -199,8 +178,8 @@ class ParquetSource:
         import pyarrow.parquet as pq
 
         described = self.parts[part]
-        group = int(self._groups[part])
-        source = f'{self._base}/{described.key}, row group {group},'
+        group = int(self.groups[part])
+        source = f'{self.base}/{described.key}, row group {group},'
         rows, first = described.rows, 0
         try:
             metadata, columns = self._metadata(self._number[described.key])
@@ -225,12 +204,20 @@ class ParquetSource:
         """See `arrow_types.class_names`."""
         return class_names(self._metadata(0)[0].schema.to_arrow_schema())
 
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {key: number for number, key in enumerate(self.files)}
+
+    @cached_property
+    def _metadata(self) -> Callable[[int], tuple[pq.FileMetaData, dict[str, ArrowColumn]]]:
+        return lru_cache(maxsize=8)(self._parse)
+
     def _parse(self, file: int) -> tuple[pq.FileMetaData, dict[str, ArrowColumn]]:
         """The metadata of a file, and its columns."""
-        source = f'{self._base}/{self._files[file]}'
-        metadata = parse_footer(unpack_footer(self._footers[file]), source)
+        source = f'{self.base}/{self.files[file]}'
+        metadata = parse_footer(unpack_footer(self.footers[file]), source)
         schema = metadata.schema.to_arrow_schema()
-        return metadata, arrow_columns(schema, columns=self.columns, with_nulls=self._with_nulls, source=source)
+        return metadata, arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
 
 
 def _refuse_wrapped_times(
@@ -267,31 +254,26 @@ def _refuse_wrapped_times(
             )
 
 
-class _Group:
-    """One row group: its bytes, rows and sizes."""
-
-    __slots__ = ('file', 'group', 'ranges', 'rows', 'sizes')
-
-    def __init__(
-        self, file: str, group: int, rows: int, ranges: tuple[tuple[int, int], ...], sizes: dict[str, int]
-    ) -> None:
-        self.file, self.group, self.rows, self.ranges = file, group, rows, ranges
-        self.sizes = sizes
-        """Bytes of each column's pages, uncompressed."""
+class _Group(NamedTuple):
+    file: str
+    number: int
+    rows: int
+    ranges: tuple[tuple[int, int], ...]
+    sizes: dict[str, int]
+    """Bytes of each column's pages, uncompressed."""
 
 
 class _FooterTable:
-    """Collects footers, and compares their columns."""
+    """Collects footers: the row groups, and the different schemas."""
 
     def __init__(self, columns: Collection[str] | None) -> None:
         self._wanted = columns
         self.with_nulls = set[str]()
-        self.meanings: dict[str, str] = {}
-        """Of the columns, once `encodings` has compared the files."""
         self.groups: list[_Group] = []
         self.gaps: list[ByteRange] = []
         """Where the file would begin whose parts end at the footer, of files with other data before it."""
-        self._schemas: list[tuple[Any, str]] = []  # the different ones, each with its first file
+        self.schemas: list[tuple[Any, str]] = []
+        """The different ones, each with its first file."""
 
     def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
         """Add a file.
@@ -336,49 +318,27 @@ class _FooterTable:
     def _schema(self, metadata: pq.FileMetaData, source: str) -> Any:
         """The Arrow schema of a file; equal ones are one object."""
         schema = metadata.schema.to_arrow_schema()
-        for known, _ in self._schemas:
+        for known, _ in self.schemas:
             if known.equals(schema, check_metadata=True):
                 return known
-        self._schemas.append((schema, source))
+        self.schemas.append((schema, source))
         return schema
 
-    def dropped(self) -> list[str]:
-        """The columns of any file that are not read."""
-        names = dict.fromkeys(name for schema, _ in self._schemas for name in schema.names)
-        return [name for name in names if self._wanted is not None and name not in self._wanted]
 
-    def encodings(self) -> dict[str, str]:
-        """The encoding of each column, which is that of all files."""
-        found = [(self._encodings_of(schema, source), schema, source) for schema, source in self._schemas]
-        if not found:
-            return {}
-        encodings, schema, home = found[0]
-        self.meanings = meanings_of(encodings, schema)
-        first = with_meanings(encodings, self.meanings)
-        for found_there, schema, source in found[1:]:
-            other = with_meanings(found_there, meanings_of(found_there, schema))
-            refuse_different(first, other, home, source, what='Parquet')
-        return encodings
-
-    def _encodings_of(self, schema: Any, source: str) -> dict[str, str]:
-        columns = arrow_columns(schema, columns=self._wanted, with_nulls=self.with_nulls, source=source)
-        return {name: column.encoding for name, column in columns.items()}
-
-    def parts(self) -> Iterator[Part]:
-        """The parts of all row groups with rows, with estimates of their shards."""
-        encodings = self.encodings()
-        fixed = {name: get_mds_encoded_size(encoding) for name, encoding in encodings.items()}
-        growth = {name: _GROWTH.get(encoding, 1) for name, encoding in encodings.items()}
-        for row in self.groups:
-            known = 4 + sum(4 if size is None else size for size in fixed.values())
-            least = row.rows * known
-            if least >= LARGEST:
-                raise FormatError(
-                    f'Row group {row.group} of {row.file} has {row.rows} rows of {known} bytes and more each: a shard '
-                    f'holds less than 4 GiB. Read fewer `columns`, or write the file with smaller row groups.'
-                )
-            size = least + sum(growth[name] * size for name, size in row.sizes.items() if fixed[name] is None)
-            yield Part(row.file, row.ranges, row.rows, min(size + 4096, LARGEST - 1))
+def _parts(groups: Sequence[_Group], encodings: Mapping[str, str]) -> Iterator[Part]:
+    """The parts of row groups with rows, with estimates of their shards."""
+    fixed = {name: get_mds_encoded_size(encoding) for name, encoding in encodings.items()}
+    growth = {name: _GROWTH.get(encoding, 1) for name, encoding in encodings.items()}
+    for group in groups:
+        known = 4 + sum(4 if size is None else size for size in fixed.values())
+        least = group.rows * known
+        if least >= LARGEST:
+            raise FormatError(
+                f'Row group {group.number} of {group.file} has {group.rows} rows of {known} bytes and more each: a '
+                f'shard holds less than 4 GiB. Read fewer `columns`, or write the file with smaller row groups.'
+            )
+        size = least + sum(growth[name] * size for name, size in group.sizes.items() if fixed[name] is None)
+        yield Part(group.file, group.ranges, group.rows, min(size + 4096, LARGEST - 1))
 
 
 def _leaves(paths: Sequence[str], names: Sequence[str]) -> list[tuple[int, str]]:
@@ -463,15 +423,3 @@ class RangeFile:
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def writable(self) -> bool:
-        """False."""
-        return False

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final, cast, overload
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from headrace.errors import FormatError
@@ -101,26 +100,14 @@ class PartTable(Sequence[Part]):
 
     Args:
         keys: the objects.
-        object_of: uint32[parts], number of each part's object.
-        rows: int64[parts].
-        sizes: int64[parts], estimates of the bytes of shards.
-        range_starts: int64[parts + 1], number of each part's first range, then of all ranges.
-        ranges: int64[ranges, 2], offset and size.
+        arrays: `object_of`, uint32[parts], number of each part's object; `rows`, int64[parts]; `sizes`, int64[parts],
+            estimates of the bytes of shards; `range_starts`, int64[parts + 1], number of each part's first range, then
+            of all ranges; `ranges`, int64[ranges, 2], offset and size. Others are left out.
     """
 
-    def __init__(
-        self,
-        keys: Sequence[str],
-        *,
-        object_of: npt.NDArray[np.uint32],
-        rows: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
-        range_starts: npt.NDArray[np.int64],
-        ranges: npt.NDArray[np.int64],
-    ) -> None:
+    def __init__(self, keys: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.keys = list(keys)
-        self.object_of, self.rows, self.sizes = object_of, rows, sizes
-        self.range_starts, self.ranges = range_starts, ranges
+        self.arrays = {name: arrays[name] for name in ('object_of', 'rows', 'sizes', 'range_starts', 'ranges')}
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> PartTable:
@@ -130,33 +117,17 @@ class PartTable(Sequence[Part]):
         number = {key: i for i, key in enumerate(keys)}
         starts = np.zeros(len(parts) + 1, np.int64)
         np.cumsum([len(part.ranges) for part in parts], out=starts[1:])
-        return cls(
-            keys,
-            object_of=np.array([number[part.key] for part in parts], np.uint32),
-            rows=np.array([part.rows for part in parts], np.int64),
-            sizes=np.array([part.size for part in parts], np.int64),
-            range_starts=starts,
-            ranges=np.array([span for part in parts for span in part.ranges], np.int64).reshape(-1, 2),
-        )
-
-    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays, for `pack_source`; `keys` are for the settings."""
-        return {
-            'object_of': self.object_of,
-            'rows': self.rows,
-            'sizes': self.sizes,
-            'range_starts': self.range_starts,
-            'ranges': self.ranges,
+        arrays = {
+            'object_of': np.array([number[part.key] for part in parts], np.uint32),
+            'rows': np.array([part.rows for part in parts], np.int64),
+            'sizes': np.array([part.size for part in parts], np.int64),
+            'range_starts': starts,
+            'ranges': np.array([span for part in parts for span in part.ranges], np.int64).reshape(-1, 2),
         }
-
-    @classmethod
-    def from_arrays(cls, keys: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> PartTable:
-        """The table whose `keys` and `arrays` these are."""
-        names = 'object_of', 'rows', 'sizes', 'range_starts', 'ranges'
-        return cls(keys, **{name: arrays[name] for name in names})
+        return cls(keys, arrays)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.arrays['rows'])
 
     @overload
     def __getitem__(self, index: int) -> Part: ...
@@ -165,13 +136,13 @@ class PartTable(Sequence[Part]):
     def __getitem__(self, index: int | slice) -> Part | list[Part]:
         if isinstance(index, slice):
             return [self[part] for part in range(*index.indices(len(self)))]
-        part = range(len(self))[index]
-        spans = self.ranges[self.range_starts[part] : self.range_starts[part + 1]].tolist()
+        part, arrays = range(len(self))[index], self.arrays
+        spans = arrays['ranges'][arrays['range_starts'][part] : arrays['range_starts'][part + 1]].tolist()
         return Part(
-            key=self.keys[self.object_of[part]],
+            key=self.keys[arrays['object_of'][part]],
             ranges=tuple((offset, size) for offset, size in spans),
-            rows=int(self.rows[part]),
-            size=int(self.sizes[part]),
+            rows=int(arrays['rows'][part]),
+            size=int(arrays['sizes'][part]),
         )
 
 
@@ -186,7 +157,7 @@ def dump_index(name: str, columns: Mapping[str, str], parts: Iterable[Part], mor
     """
     table = parts if isinstance(parts, PartTable) else PartTable.of(parts)
     settings = {'format': name, 'columns': dict(columns), 'keys': table.keys, 'more': dict(more)}
-    return pack_source(settings, table.arrays())
+    return pack_source(settings, table.arrays)
 
 
 def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[str, Any]]:
@@ -202,4 +173,4 @@ def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[
             f'This is the index of a {name} source, but it is that of {found!r}. Delete it: it is made anew.'
         )
     settings = source.settings
-    return settings['columns'], PartTable.from_arrays(settings['keys'], source.arrays), settings['more']
+    return settings['columns'], PartTable(settings['keys'], source.arrays), settings['more']
