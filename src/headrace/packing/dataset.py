@@ -160,7 +160,7 @@ class PackedDataset(StreamingDataset):
 
     def _replay(self, lanes: Lanes, row: int) -> dict[int, int]:
         with self._reader_of(self.run.plan_of_all(lanes.count), lanes) as reader:
-            return documents_placed(self.packing, lanes, reader, row)
+            return documents_placed(self.packing, lanes, reader.__getitem__, row)
 
     @contextmanager
     def _reader_of(self, plan: BatchPlan, lanes: Lanes) -> Generator[PackedReader]:
@@ -270,7 +270,7 @@ class PackedDataset(StreamingDataset):
 
     def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
         with self._reader_of(plan, lanes) as reader:
-            return pieces_of(self.packing, lanes, reader, numbers)
+            return pieces_of(self.packing, lanes, reader.__getitem__, numbers)
 
     def _explanation(
         self, sequences: BatchExplanation, numbers: list[int], known: Mapping[int, PieceTable], lanes: int

@@ -16,7 +16,6 @@ from headrace.packing.lane import Document, Piece
 if TYPE_CHECKING:
     from headrace.order import BatchPlan
     from headrace.packing.lanes import Lanes, PieceTable
-    from headrace.packing.reader import PackedReader
     from headrace.packing.settings import Packing
 
 __all__ = [
@@ -217,7 +216,9 @@ def first_sequence(plan: BatchPlan) -> int:
     return plan.order.epoch * len(plan.order)
 
 
-def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Collection[int]) -> dict[int, PieceTable]:
+def pieces_of(
+    packing: Packing, lanes: Lanes, read: Callable[[ChunkKey], WorkerBatch], numbers: Collection[int]
+) -> dict[int, PieceTable]:
     """The pieces of sequences, by their numbers in the run.
 
     The given lanes do not move. Documents are read and tokenised in this process, from each lane's latest state
@@ -226,7 +227,7 @@ def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Col
     Args:
         packing: how documents are packed.
         lanes: all lanes of the run.
-        reader: reads their documents.
+        read: reads a chunk of their documents.
         numbers: of the sequences.
     """
     if not numbers:
@@ -235,11 +236,13 @@ def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Col
     lanes = lanes.copy_at(wanted[0])
     own = sorted({lane for lane, _ in lanes.documents.sequences(wanted)})
     packer = Packer(wanted[0], packing, lanes, own, lambda _: None)
-    packer.sequences(wanted, map(reader.__getitem__, packer.keys()))
+    packer.sequences(wanted, map(read, packer.keys()))
     return lanes.delivered.of(wanted)
 
 
-def documents_placed(packing: Packing, lanes: Lanes, reader: PackedReader, row: int) -> dict[int, int]:
+def documents_placed(
+    packing: Packing, lanes: Lanes, read: Callable[[ChunkKey], WorkerBatch], row: int
+) -> dict[int, int]:
     """By lane, the documents that its sequences before `row` of the run took, with all of their windows.
 
     The lanes move there.
@@ -247,10 +250,10 @@ def documents_placed(packing: Packing, lanes: Lanes, reader: PackedReader, row: 
     Args:
         packing: how documents are packed.
         lanes: all lanes of the run.
-        reader: reads their documents.
+        read: reads a chunk of their documents.
         row: a sequence of the run.
     """
     last = range(max(row - lanes.count, 0), row)  # the last sequence of each lane
     packer = Packer(last.start, packing, lanes, [number % lanes.count for number in last], lambda _: None)
-    packer.sequences(last, map(reader.__getitem__, packer.keys()))
+    packer.sequences(last, map(read, packer.keys()))
     return lanes.documents_placed
