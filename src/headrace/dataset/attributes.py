@@ -6,24 +6,20 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.sequence import SampleSequence
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
-from headrace.format import number_abbrev_to_int
+from headrace.format import ShardInfo, number_abbrev_to_int
 from headrace.order import BatchExplanation, BatchPlan
 from headrace.order.mosaicml.epoch_arrays import Spanner
 from headrace.order.mosaicml.epoch_permutation import Draws
 from headrace.storage import CacheCounters
-
-if TYPE_CHECKING:
-    from headrace.dataset.streams.stream import Stream
-    from headrace.format import ShardInfo
-
 
 __all__ = ['DatasetAttributes', 'SamplesById']
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.dataset.progress import Progress
 from headrace.dataset.topology import detect_topology
 from headrace.display import count_text
 from headrace.errors import ConfigError, TopologyError
-from headrace.order import BatchSpec, ResumeState
+from headrace.order import BatchPlan, BatchSpec, Mixture, Order, OrderConfig, Remainder, ResumeState, Run, Topology
+from headrace.order.skip import Ranges, Skip
 from headrace.order.topology import with_replication
 from headrace.redaction import logger_of
-
-if TYPE_CHECKING:
-    from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
-    from headrace.order.skip import Ranges, Skip
 
 __all__ = ['SampleSequence']
 

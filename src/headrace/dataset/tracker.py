@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -13,8 +13,6 @@ from headrace.order import BatchPlan, Remainder, ResumeState
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.loader import StreamingDataLoader
 

@@ -123,7 +123,6 @@ class Horizon:
         self._seen = first - 1
 
     def clear(self) -> None:
-        """Forget all batches."""
         with self._lock:
             self._uses.clear()
             self._node_uses.clear()
@@ -200,7 +199,6 @@ class Horizon:
             yield from ((first, shard) for shard in shards if self._uses.next_of(shard) == first)
 
     def count(self, first: int, shard: int) -> None:
-        """Count a shard that is prefetched for batch `first`."""
         self._fetched.add(first, self._size_of(shard))
 
     @property
@@ -294,7 +292,6 @@ class NextUse:
         return uses[0] if isinstance(uses, list) else uses
 
     def clear(self) -> None:
-        """Forget all."""
         self._batches.clear()
         self._of_shard.clear()
 
@@ -321,7 +318,6 @@ class CacheWindow:
         return not self._beyond
 
     def add(self, batch: int, shards: list[int]) -> None:
-        """Append a batch and its shards, each given once."""
         self._beyond.append((batch, shards))
 
     def move(self, begin: int, at: int) -> None:
@@ -355,7 +351,6 @@ class CacheWindow:
             self.batch = batch
 
     def clear(self) -> None:
-        """Forget all batches."""
         self._within.clear()
         self._beyond.clear()
         self._last_use.clear()

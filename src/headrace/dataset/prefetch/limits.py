@@ -125,7 +125,6 @@ class ShardsAhead:
             self.bytes -= self._first_uses.popleft()[1]
 
     def clear(self) -> None:
-        """Forget all."""
         self._first_uses.clear()
         self.bytes = 0
 

@@ -162,11 +162,9 @@ class Prefetcher:
 
     @property
     def fits(self) -> bool:
-        """Whether the cache has room for more than the shards of the next batches."""
         return self._horizon.fits
 
     def next_use(self, shard: int) -> float:
-        """Number of the next batch that uses a shard, of this rank or another of its node; inf: none in sight."""
         return self._horizon.next_use(shard)
 
     def close(self) -> None:
@@ -234,7 +232,6 @@ class Prefetcher:
                 self._lock.notify_all()
 
     def ended(self, fetch: Fetch, result: FetchResult | Exception) -> None:
-        """Note the end of a fetch: its result or error."""
         with self._lock:
             self._schedule.ended(fetch, result, starved=self._starvation.seconds)
             self._lock.notify_all()

@@ -110,15 +110,12 @@ class Starvation:
 
     @property
     def seconds(self) -> float:
-        """Seconds until now."""
         return self._waited if self.source is None else self.source()
 
     def begin(self) -> None:
-        """Note that the reader begins to wait for a shard."""
         self._since = self._clock()
 
     def end(self) -> None:
-        """Note that the reader's wait has ended."""
         self._waited += self._clock() - self._since
 
 
@@ -236,7 +233,6 @@ class FetchSchedule:
     # -- the end of a fetch ----------------------------------------------------------------------------------------
 
     def is_running(self, shard: int) -> bool:
-        """Whether this process fetches a shard now."""
         return shard in self._running
 
     def almost_done(self, shard: int) -> bool:
@@ -343,7 +339,6 @@ class _Queue:
         self._shards.add(shard)
 
     def take(self) -> tuple[int, int]:
-        """Take the next shard: the first batch that uses it, and its number."""
         first, shard = self._items.popleft()
         self._shards.discard(shard)
         return first, shard
@@ -357,7 +352,6 @@ class _Queue:
         return self.drop_refused(shard) or shard in self._retry_at
 
     def drop_refused(self, shard: int) -> bool:
-        """Forget a refused shard; True if it was one."""
         is_refused = shard in self._refused
         self._refused.discard(shard)
         return is_refused
@@ -415,7 +409,6 @@ class _OtherFetches:
         self._shards.setdefault(shard, (first, self._clock() + PATIENCE))
 
     def discard(self, shard: int) -> bool:
-        """Forget a shard; True if it was known."""
         return self._shards.pop(shard, None) is not None
 
     def keep(self, shards: Container[int]) -> None:

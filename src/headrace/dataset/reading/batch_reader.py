@@ -21,20 +21,19 @@ from torch.utils.data import Dataset, default_collate
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
+from headrace.dataset.progress import Progress
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
-from headrace.dataset.reading.skipping_reader import BadRows
+from headrace.dataset.reading.sample_pool import SamplePool
+from headrace.dataset.reading.skipping_reader import BadRows, SkippingReader
 from headrace.dataset.sample_rng import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
 from headrace.order import BatchPlan, BatchSpec, Places, Run, SampleMap
+from headrace.storage import CacheCounters
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
-    from headrace.dataset.progress import Progress
-    from headrace.dataset.reading.sample_pool import SamplePool
-    from headrace.dataset.reading.skipping_reader import SkippingReader
-    from headrace.storage import CacheCounters
 
 
 __all__ = ['BatchKey', 'BatchReader', 'Collate', 'Pass', 'PassRequest', 'Reader', 'SampleSource', 'collate_columns']

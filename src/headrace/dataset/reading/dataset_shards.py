@@ -46,7 +46,6 @@ class BadShards:
             self._errors.popitem(last=False)
 
     def check(self, shard: int) -> None:
-        """Raise the remembered error of a shard, if there is one."""
         found = self._errors.get(shard)
         if found is not None:
             raise found[0](found[1])
@@ -80,7 +79,6 @@ class CachedShards:
         return stream, shard - stream.first_shard
 
     def size_of(self, shard: int) -> int:
-        """Bytes of a shard in the cache."""
         stream, local = self.place(shard)
         return 0 if stream.is_local else stream.entry(local).size
 
@@ -89,7 +87,6 @@ class CachedShards:
         return stream.cache(), stream.entry(local)
 
     def is_present(self, shard: int) -> bool:
-        """Whether all files of a shard are in its cache."""
         cache, entry = self._cached(shard)
         return cache.is_present(entry)
 
@@ -98,7 +95,6 @@ class CachedShards:
         return shard in self.bad or self.is_present(shard)
 
     def fetch(self, shard: int, *, next_use: Callable[[int], float]) -> FetchResult:
-        """Make a shard present in its cache, and wait for that."""
         cache, entry = self._cached(shard)
         with self._naming(shard):
             return cache.fetch(entry, next_use=_by_entry(next_use))
@@ -112,7 +108,6 @@ class CachedShards:
             return cache.fetch(entry, next_use=_by_entry(next_use), wait=False, how=how)
 
     def acquire(self, shard: int, *, next_use: Callable[[int], float]) -> Lease:
-        """Make a shard present and map it."""
         cache, entry = self._cached(shard)
         with self._naming(shard):
             return cache.acquire(entry, next_use=_by_entry(next_use))
@@ -142,7 +137,6 @@ class CachedShards:
         self.place(shard)[0].cache().stats.add(CacheCounts(shards_waited_for=1, nanoseconds_waited=nanoseconds))
 
     def evict(self, shard: int) -> bool:
-        """Remove a shard from its cache; False if it stays."""
         cache, entry = self._cached(shard)
         return cache.evict(entry)
 
@@ -193,11 +187,9 @@ class DatasetShards:
 
     @property
     def bad(self) -> BadShards:
-        """Shards that are not tried again."""
         return self.cached.bad
 
     def fetch(self, shard: int) -> FetchResult:
-        """Make a shard present in its cache."""
         return self.cached.fetch(shard, next_use=self._next_use)
 
     def evict(self, shard: int) -> bool:
@@ -236,7 +228,6 @@ class DatasetShards:
                 self._leases.drop(out_of_sight)
 
     def pause(self) -> None:
-        """Stop the prefetch until the next `follow`."""
         if self._prefetcher is not None:
             self._prefetcher.pause()
 

@@ -35,7 +35,6 @@ def read_each(ids: Iterable[int], read: Callable[[int], T], describe: Describe) 
 
 
 def name_sample(error: Exception, sample_id: int, describe: Describe) -> None:
-    """Add the place of a sample to an error of reading it."""
     add_note(error, f'While reading {describe(sample_id)}.')
 
 
@@ -78,7 +77,6 @@ def misfit(samples: list[Any], ids: Sequence[int], describe: Describe) -> str:
 
 
 def naming_samples(doing: str, ids: Sequence[int], describe: Describe) -> str:
-    """A note that names the samples of a batch."""
     lines = '\n'.join(f'  {describe(sample_id)}' for sample_id in ids[:_MOST])
     more = f'\n  and {len(ids) - _MOST} more' if len(ids) > _MOST else ''
     return f'{doing} the {len(ids)} samples\n{lines}{more}'

@@ -55,7 +55,6 @@ class JoinedRows:
 
     @staticmethod
     def can_join(columns: Columns) -> bool:
-        """Whether all columns have values of fixed size."""
         return all(array is not None for array in columns.arrays.values())
 
     def batch(self, shards: list[int], rows: npt.NDArray[np.int64]) -> dict[str, Any] | None:
@@ -164,7 +163,6 @@ class SamplePool:
 
     @property
     def shards(self) -> DatasetShards:
-        """This process' shards."""
         return self.opened.shards
 
     @property
@@ -211,7 +209,6 @@ class SamplePool:
         return stream, local, row
 
     def describe(self, sample_id: int) -> str:
-        """Where a sample lies, for messages."""
         return _describe(self.shards.cached, self.map, sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
@@ -246,7 +243,6 @@ class SamplePool:
         return self.sample(sample_id)
 
     def sample(self, sample_id: int) -> dict[str, Any]:
-        """One sample by its global id."""
         shard, row = self.map.locate_one(sample_id)
         _, shards, images, _ = self.opened
         held = shards.open(shard)

@@ -39,7 +39,6 @@ class BadSampleLog:
         self._next_summary = _MOST
 
     def note(self, sample_id: int, error: Exception) -> None:
-        """Note a row whose sample cannot be read."""
         self._rows += 1
         stream, local, row = self._pool.stream_of(sample_id)
         shard = stream.first_shard + local

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.errors import StreamError
 from headrace.format import Columns, Schema, do_stack
 from headrace.images import Decode, ImageTensor
+from headrace.order import Mixture
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.stream import Stream
-    from headrace.order import Mixture
 
 
 __all__ = [

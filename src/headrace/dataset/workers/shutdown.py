@@ -26,10 +26,9 @@ import threading
 import time
 from collections.abc import Generator
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from headrace.dataset.progress import Progress
+from headrace.dataset.progress import Progress
 
 __all__ = ['end_at_once', 'end_with_rank', 'signals_held']
 

@@ -302,7 +302,6 @@ _REST: Final = 1 << 16  # bytes for the rest of a batch, beside an array that is
 
 
 def can_use_slots() -> bool:
-    """Whether this system has memory without a name."""
     return hasattr(os, 'memfd_create')
 
 
@@ -330,7 +329,6 @@ class SlotRings:
         return SlotWriter(self._rings[worker], self.token, worker, slots=min(prefetched + _SPARE, _MOST_SLOTS))
 
     def receive(self, message: _Slot) -> Any:
-        """The value of a message."""
         ring = self._rings[message.worker]
         place, first = (message.generation, message.slot), message.slot * message.size
         count = 0

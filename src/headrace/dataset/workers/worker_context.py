@@ -141,7 +141,6 @@ class PipeQueue:
             os.write(self._end, (1).to_bytes(8, 'little'))
 
     def close(self) -> None:
-        """Close this process' ends."""
         self._close_reader()
         self._close_writer()
         self._close_flag()

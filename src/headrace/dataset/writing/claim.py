@@ -21,8 +21,9 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, delete_or_warn
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
@@ -31,9 +32,6 @@ from headrace.redaction import warn
 from headrace.storage.cache.locks import held, hold, release, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 __all__ = ['FolderClaim', 'StoreClaim', 'WriterMark', 'part_name', 'read_mark', 'reclaim_parts']
 
@@ -62,7 +60,6 @@ class WriterMark:
 
     @classmethod
     def of_this_process(cls, folder: Path, before: int) -> WriterMark:
-        """A new mark for a writer in this process."""
         token = secrets.token_hex(16)
         _own.add((os.getpid(), token))
         return cls(token, socket.gethostname(), _boot_id(), str(folder.absolute()), str(before))
@@ -87,7 +84,6 @@ class WriterMark:
         return int(self.before) if self.before.isdecimal() and len(self.before) < 10 else None
 
     def dump(self) -> bytes:
-        """The text of the mark."""
         return f'{_TITLE}\n{json.dumps(dataclasses.asdict(self))}\n'.encode()
 
     def is_of_this_boot(self) -> bool:
@@ -368,7 +364,6 @@ class StoreClaim:
             )
 
     def release(self) -> None:
-        """Remove the mark of a finished dataset."""
         delete_or_warn(self.place, [MARK])
 
 

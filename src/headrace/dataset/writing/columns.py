@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.format.encodings.arrays import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ['FirstSamples', 'infer_columns', 'plain_columns']
 

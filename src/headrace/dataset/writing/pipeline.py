@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from headrace.format import CollectedShard, ShardInfo, ShardPieces
 from headrace.notes import add_note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.format import CollectedShard, ShardInfo, ShardPieces
-
 
 __all__ = ['Progress', 'ShardPipeline']
 
@@ -74,7 +69,6 @@ class ShardPipeline:
             raise
 
     def check(self) -> None:
-        """Raise the first error of a thread."""
         if self.error is not None:
             raise self.error
 
@@ -130,7 +124,6 @@ class Progress:
         self._shards = self._bytes = 0
 
     def written(self, count: int) -> None:
-        """Count samples that were given."""
         self._bar.update(count)
 
     def stored(self, shard: ShardInfo) -> None:
@@ -144,7 +137,6 @@ class Progress:
             )
 
     def close(self) -> None:
-        """Leave the bar as it is."""
         self._bar.close()
 
 

@@ -6,26 +6,21 @@ import contextlib
 import io
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol, TypeVar
 
 from headrace.errors import ObjectNotFoundError
+from headrace.format.shard_memory import Piece
 from headrace.redaction import warn
+from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.output import list_output
 from headrace.storage.stores.local import mapped_output_errors
 from headrace.storage.whole_file import whole_file
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeVar
-
-    from headrace.format.shard_memory import Piece
-    from headrace.storage import ObjectInfo, Retry, Store
-
-    T = TypeVar('T')
-
 __all__ = ['FolderPlace', 'Place', 'StorePlace', 'delete_or_warn']
 
+T = TypeVar('T')
 
 _BLOCK: Final = 1 << 17  # bytes
 
@@ -63,7 +58,6 @@ class FolderPlace:
 
     @property
     def shown(self) -> str:
-        """The path."""
         return str(self._path)
 
     def sizes(self) -> dict[str, int]:
@@ -76,12 +70,10 @@ class FolderPlace:
         return found
 
     def read(self, name: str) -> bytes:
-        """See `Place.read`."""
         with mapped_output_errors(self._path / name):
             return (self._path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Place.write`."""
         self.write_pieces(name, [data])
 
     def write_pieces(self, name: str, pieces: list[Piece]) -> None:
@@ -133,16 +125,12 @@ class StorePlace:
 
     @property
     def shown(self) -> str:
-        """The URL."""
         return self.store.url
 
     def sizes(self) -> dict[str, int]:
-        """See `Place.sizes`."""
         return self._call('Listing', '', lambda: {info.key: info.size for info in list_output(self.store)})
 
     def read(self, name: str) -> bytes:
-        """See `Place.read`."""
-
         def attempt() -> bytes:
             out = io.BytesIO()
             self.store.get(name, out)
@@ -170,7 +158,6 @@ class StorePlace:
         return self._call('Listing', '', lambda: [*self.store.list(prefix)])
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Place.write`."""
         self.upload(name, io.BytesIO(data), len(data))
 
     def upload(self, name: str, file: BinaryIO, size: int) -> None:
@@ -183,7 +170,6 @@ class StorePlace:
         self._call('Uploading', name, attempt)
 
     def delete(self, name: str) -> None:
-        """See `Place.delete`."""
         self._call('Deleting', name, lambda: self.store.delete(name))
 
     def _call(self, what: str, name: str, attempt: Callable[[], T]) -> T:

@@ -11,19 +11,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.dataset.arguments import check_kind
-from headrace.dataset.writing.place import delete_or_warn
+from headrace.dataset.writing.place import Place, delete_or_warn
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, dump_index, parse_index
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from headrace.dataset.writing.place import Place
-
 
 __all__ = [
     'INDEX',
@@ -281,7 +276,6 @@ def _check_settings(start: Start, terms: Terms) -> Start:
 
 
 def refuse(shown: str, name: str, more: int) -> FileExistsError:
-    """The error for a place that holds something."""
     return FileExistsError(
         f'Directory is not empty: {shown} holds {name} and {more} more. Choose another `out`, or pass `exist_ok=True` '
         f'to have it emptied. `append=True` adds to a finished dataset.'
