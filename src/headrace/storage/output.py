@@ -52,8 +52,12 @@ def check_output(place: str | os.PathLike[str]) -> None:
         ConfigError: as said.
     """
     path = local_path(place)
-    there = None if path is None else _first_there(Path(path))
-    if there is not None and not there.is_dir():
+    if path is None:
+        return
+    with mapped_output_errors(Path(path)):
+        there = _first_there(Path(path))
+        is_file = there is not None and not there.is_dir()
+    if is_file:
         raise ConfigError(
             f'An output is a folder, but is {os.fspath(place)!r}, and {there} is a file. Choose another path, or '
             f'remove the file.'

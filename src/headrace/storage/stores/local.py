@@ -124,7 +124,9 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         folder, _, _ = check_prefix(prefix).rpartition('/')
-        if (self.root / folder).is_dir():
+        with mapped_path_errors(self.root / folder):
+            is_there = (self.root / folder).is_dir()
+        if is_there:
             yield from sorted(self._walk(folder, prefix), key=lambda info: info.key)
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -204,13 +206,16 @@ def mapped_path_errors(path: Path) -> Generator[None]:
     except StorageError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        missing = next((p for p in reversed(path.parents) if not p.is_dir()), None)
-        if path.is_symlink():
+        # Functions of `os.path`, not methods of a Path: they never raise.
+        missing = next((p for p in reversed(path.parents) if not os.path.isdir(p)), None)  # noqa: PTH112
+        if os.path.islink(path):  # noqa: PTH114
             where = f'it is a link to {os.readlink(path)}, which is not there'  # noqa: PTH115 - as it is written
         elif missing is None:
             where = 'its folder exists, but holds no such file'
+        elif os.path.exists(missing):  # noqa: PTH110
+            where = f'{missing} is a file, not a folder'
         else:
-            where = f'{missing} is a file, not a folder' if missing.exists() else f'the folder {missing} does not exist'
+            where = f'the folder {missing} does not exist'
         raise ObjectNotFoundError(
             f'{errno.errorcode.get(error.errno or 0, "ENOENT")}: No such file or directory: {path}: {where}. '
             f'Check the path and that it is mounted on this machine.'
