@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import xxhash
@@ -41,13 +41,6 @@ _BLOCK: Final = 4 << 20
 """Bytes of a block of rows of Hugging Face's, about."""
 _MAX_ROWS: Final = 4096
 """Of a block."""
-
-
-class RowSequence(Protocol):
-    """Rows by number, such as a list, or a map-style dataset of torch."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, number: int, /) -> Any: ...
 
 
 class FunctionInputs(Inputs):
@@ -107,7 +100,7 @@ class RowInputs(Inputs):
     """Rows by number.
 
     Args:
-        data: the rows: mappings, or tuples of values.
+        data: the rows by number, as in a list: mappings, or tuples of values.
         names: columns of rows that are tuples.
         rows: number of rows to convert, from the first.
         first: number of the first row.
@@ -116,9 +109,7 @@ class RowInputs(Inputs):
 
     kind = 'rows'
 
-    def __init__(
-        self, data: RowSequence, *, names: Sequence[str], rows: int, first: int = 0, label: str = 'row'
-    ) -> None:
+    def __init__(self, data: Any, *, names: Sequence[str], rows: int, first: int = 0, label: str = 'row') -> None:
         self._data, self._names, self._count, self.first, self._label = data, names, rows, first, label
         self.rows = rows
         self.identity = {'type': type(data).__name__}
