@@ -196,15 +196,7 @@ class Validator:
     def _check(
         self, config: object, path: Path, given: Mapping[Any, Any], inside: list[Problem], *, invalid: set[str]
     ) -> None:
-        """Note the broken rules between keys of `config`, except rules about a key that is wrong by itself.
-
-        Args:
-            config: The dataclass to check.
-            path: Where it stands.
-            given: The raw values that it was read from.
-            inside: The problems of its keys and of those within them.
-            invalid: Keys whose values cannot be used.
-        """
+        """Note the broken rules between keys of `config`, except rules about a key that is wrong by itself."""
         wrong, wrong_inside = set[object](invalid), set[object]()
         for problem in inside:
             here = len(problem.path) == len(path) + 1

@@ -314,15 +314,7 @@ class ShiftedOrder:
 
 
 def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: OrderConfig, epoch: int) -> PassOrder:
-    """A pass of an earlier mixture, in sample ids of now.
-
-    Args:
-        pinned: the record of the mixture in a checkpoint.
-        size: documents of a pass.
-        now: the mixture of now, which has the streams.
-        config: the order.
-        epoch: number of the pass.
-    """
+    """A pass of an earlier mixture, in sample ids of now."""
     streams = {stream.name: stream for stream in now.streams}
     order = make_order(recorded_mixture(pinned, size, streams), config, epoch)
     first = dict(zip(streams, now.sample_offsets.tolist(), strict=False))

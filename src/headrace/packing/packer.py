@@ -223,12 +223,6 @@ def pieces_of(
 
     The given lanes do not move. Documents are read and tokenised in this process, from each lane's latest state
     before its sequence on.
-
-    Args:
-        packing: how documents are packed.
-        lanes: all lanes of the run.
-        read: reads a chunk of their documents.
-        numbers: of the sequences.
     """
     if not numbers:
         return {}
@@ -246,12 +240,6 @@ def documents_placed(
     """By lane, the documents that its sequences before `row` of the run took, with all of their windows.
 
     The lanes move there.
-
-    Args:
-        packing: how documents are packed.
-        lanes: all lanes of the run.
-        read: reads a chunk of their documents.
-        row: a sequence of the run.
     """
     last = range(max(row - lanes.count, 0), row)  # the last sequence of each lane
     packer = Packer(last.start, packing, lanes, [number % lanes.count for number in last], lambda _: None)

@@ -55,12 +55,7 @@ class _Begin(NamedTuple):
 
 
 class ComingDocuments:
-    """Blocks of documents, in which each stream has as many as its share and the length of its documents need.
-
-    Args:
-        order: the lanes.
-        sequence_length: tokens of a sequence.
-    """
+    """Blocks of documents, in which each stream has as many as its share and the length of its documents need."""
 
     def __init__(self, order: LaneOrder, sequence_length: int) -> None:
         self._order, self._sequence_length = order, sequence_length

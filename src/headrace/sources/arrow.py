@@ -246,13 +246,7 @@ def _files(store: Store, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
 
 
 class _Scan:
-    """The parts of one file, and the columns that hold nulls or empty lists.
-
-    Args:
-        store: the dataset's root.
-        info: the file.
-        columns: the columns to read; None: all.
-    """
+    """The parts of one file, and the columns that hold nulls or empty lists."""
 
     def __init__(self, store: Store, info: ObjectInfo, columns: Collection[str] | None) -> None:
         self.key = info.key

@@ -68,10 +68,6 @@ class Message:
 def read_messages(window: Window, where: str) -> Iterator[Message]:
     """The messages of an IPC file, or of one or several IPC streams, in order.
 
-    Args:
-        window: the object.
-        where: the object, for messages.
-
     Raises:
         FormatError: the object is damaged, or no IPC stream.
     """
@@ -199,12 +195,7 @@ def _damaged(where: str, at: int, reason: str) -> FormatError:
 
 
 class ArrowLayout:
-    """The columns of a schema, and the arrays and buffers of a record batch that belong to each.
-
-    Args:
-        schema: the schema.
-        columns: the columns to read; None: all.
-    """
+    """The columns of a schema, and the arrays and buffers of a record batch that belong to each."""
 
     def __init__(self, schema: pa.Schema, columns: Collection[str] | None) -> None:
         self._nodes: list[tuple[str, list[int]]] = []

@@ -80,10 +80,6 @@ def formats_in(objects: Sequence[ObjectInfo]) -> dict[str, int]:
 def one_format(counts: Mapping[str, int], place: str) -> str | None:
     """The only format; None if there is none.
 
-    Args:
-        counts: files of each format.
-        place: the dataset, for messages.
-
     Raises:
         StreamError: there are several.
     """

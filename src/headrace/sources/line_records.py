@@ -64,10 +64,6 @@ class Record(NamedTuple):
 def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
     """The objects of JSONL. Empty lines are left out.
 
-    Args:
-        chunks: the bytes.
-        where: the object in a store, for messages.
-
     Raises:
         FormatError: a line is no UTF-8 or no JSON object, or is longer than 256 MiB.
     """
@@ -95,11 +91,6 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
 
 def read_texts(chunks: Iterable[bytes], separator: str, where: str) -> Iterator[Record]:
     """The rows of CSV, the header included. Empty lines are left out.
-
-    Args:
-        chunks: the bytes.
-        separator: of the fields.
-        where: the object in a store, for messages.
 
     Raises:
         FormatError: the quotes of a row are damaged, or it is no UTF-8, or longer than 256 MiB.
@@ -273,11 +264,7 @@ def _is_utf8(text: str) -> bool:
 
 
 class TextTypes:
-    """The types of the fields of each column, of all rows that were added.
-
-    Args:
-        count: number of columns.
-    """
+    """The types of the fields of each column, of all rows that were added."""
 
     def __init__(self, count: int) -> None:
         self._kinds = [0] * count

@@ -203,10 +203,7 @@ class LitdataSource:
     scalars: Mapping[str, str]
     allow_unsafe_types: bool
 
-    @property
-    def format(self) -> str:
-        """See `Source.format`."""
-        return NAME
+    format = NAME
 
     @property
     def columns(self) -> Mapping[str, str]:

@@ -202,11 +202,6 @@ def data_formats(config: Mapping[str, Any]) -> list[str]:
 def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[list[memoryview]]:
     """The bytes of each leaf of each item: u32 size[count] and the leaves.
 
-    Args:
-        items: the items.
-        count: number of leaves.
-        where: the chunk, for messages.
-
     Raises:
         ShardError: an item is damaged.
     """
@@ -335,10 +330,6 @@ def _python(kind: str, data: memoryview) -> Any:
 
 def scalar_encodings(config: Mapping[str, Any], leaves: Sequence[memoryview]) -> dict[str, str]:
     """The encodings of the arrays without axes in an item, by the number of the leaf, as text.
-
-    Args:
-        config: ``config`` of an index.
-        leaves: the leaves of the item.
 
     Raises:
         ShardError: an array is damaged.

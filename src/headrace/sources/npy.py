@@ -20,10 +20,6 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 def parse_npy(data: bytes, where: str) -> Array:
     """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds.
 
-    Args:
-        data: the file.
-        where: the file, for messages.
-
     Raises:
         ShardError: the file is damaged, or `storable` refuses its array.
     """

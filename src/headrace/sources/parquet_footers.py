@@ -85,10 +85,6 @@ def _footer_size(info: ObjectInfo, tail: bytes, url: str) -> int:
 def parse_footer(footer: bytes, source: str) -> pq.FileMetaData:
     """The metadata of a Parquet file.
 
-    Args:
-        footer: of `read_footers`.
-        source: the file, for messages.
-
     Raises:
         FormatError: it is damaged.
     """

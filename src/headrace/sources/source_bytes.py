@@ -39,13 +39,7 @@ class SourceBytes:
 def pack_source(
     settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], pieces: Sequence[bytes | memoryview] = ()
 ) -> bytes:
-    """The bytes for `unpack_source`.
-
-    Args:
-        settings: values that JSON can express.
-        arrays: arrays of numbers.
-        pieces: any bytes.
-    """
+    """The bytes for `unpack_source`, of values that JSON can express, arrays of numbers, and any bytes."""
     stored = {name: np.ascontiguousarray(array, array.dtype.newbyteorder('<')) for name, array in arrays.items()}
     head = json.dumps(
         {
@@ -147,14 +141,7 @@ class PartTable(Sequence[Part]):
 
 
 def dump_index(name: str, columns: Mapping[str, str], parts: Iterable[Part], more: Mapping[str, Any]) -> bytes:
-    """The bytes of a source.
-
-    Args:
-        name: the format.
-        columns: see `Source.columns`.
-        parts: see `Source.parts`.
-        more: what the format adds.
-    """
+    """The bytes of a source."""
     table = parts if isinstance(parts, PartTable) else PartTable.of(parts)
     settings = {'format': name, 'columns': dict(columns), 'keys': table.keys, 'more': dict(more)}
     return pack_source(settings, table.arrays)

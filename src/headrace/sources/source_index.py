@@ -54,13 +54,7 @@ def _tag(columns: Collection[str] | None) -> str:
 
 
 class SourceIndex:
-    """A dataset of another format.
-
-    Args:
-        source: the indexed data.
-        objects: the data's objects, as they were listed.
-        columns: the columns that were asked for; None: all.
-    """
+    """A dataset of another format."""
 
     def __init__(self, source: Source, objects: Sequence[ObjectInfo], columns: Collection[str] | None) -> None:
         self.source = source
@@ -148,9 +142,6 @@ class SourceIndex:
 
     def ranges(self, packed: str) -> tuple[ObjectInfo, Sequence[tuple[int, int]]]:
         """The object of a packed part, and the offset and size of each of its ranges.
-
-        Args:
-            packed: the name of the packed part.
 
         Raises:
             FormatError: there is no such part.

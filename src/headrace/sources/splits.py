@@ -69,11 +69,6 @@ def splits_of(objects: Sequence[ObjectInfo]) -> list[str]:
 def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[ObjectInfo]:
     """The objects of a split: those of its folder, else those of parts such as ``train-00000-of-00007``, else the rest.
 
-    Args:
-        objects: the listing, of one format.
-        split: such as 'train'.
-        place: the dataset, for messages.
-
     Raises:
         EmptyDatasetError: no object has the split's name.
     """

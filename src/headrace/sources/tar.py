@@ -109,10 +109,7 @@ class TarSource:
     parts: Sequence[Part]
     dropped: Sequence[str] = ()
 
-    @property
-    def format(self) -> str:
-        """See `Source.format`."""
-        return NAME
+    format = NAME
 
     @property
     def meanings(self) -> Mapping[str, str]:
@@ -200,13 +197,7 @@ def _read_samples(window: Window, where: str, wanted: Collection[str], *, has_en
 
 
 class _Scan:
-    """The parts of one tar, and the extensions of its samples.
-
-    Args:
-        store: see `index`.
-        info: the tar.
-        columns: see `index`.
-    """
+    """The parts of one tar, and the extensions of its samples."""
 
     def __init__(self, store: Store, info: ObjectInfo, columns: Collection[str] | None) -> None:
         self.parts: list[Part] = []
