@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from headrace.cli.originals import ORIGINALS
+from headrace.cli.datasets import ORIGINALS
 from headrace.convert import ConversionReport
 from headrace.inspect import verify
 from headrace.originals import Original

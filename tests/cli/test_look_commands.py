@@ -21,7 +21,7 @@ def test_help_has_examples_and_the_exit_status(command: str, capsys: pytest.Capt
     assert f'  headrace {command} ' in shown
     assert 'Exit status: 0' in shown
     assert '--json' in shown
-    assert COMMANDS[command].HELP in shown
+    assert COMMANDS[command].help in shown
 
 
 def test_names_in_errors_are_without_control_characters(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,6 @@ def own_encodings() -> Iterator[None]:
     ENCODINGS.clear()
     ENCODINGS.update(before)
     get_mds_encoding.cache_clear()
-    from headrace.compat.encodings import ENCODING_CLASSES
+    from headrace.compat.formats import ENCODING_CLASSES
 
     vars(ENCODING_CLASSES)['_assigned'].clear()

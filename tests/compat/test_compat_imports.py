@@ -173,9 +173,7 @@ def test_an_array_takes_all_kinds_of_indexes() -> None:
 
 def test_each_name_that_the_tables_give_is_there(tmp_path: Path, make_dataset: Any) -> None:
     from headrace.compat.finder import load
-    from headrace.compat.names import Alias
-    from headrace.compat.tables import TABLES
-    from headrace.compat.tables.members import MEMBERS
+    from headrace.compat.tables import MEMBERS, TABLES, Alias
 
     for entries in TABLES.values():
         for entry in entries.values():

@@ -207,8 +207,7 @@ def test_orders_takeover_and_names_are_those_of_mosaicml_streaming(
     assert json.loads(capsys.readouterr().out)[1:] == rest
     assert [len(batches) for batches in rest] == [7, 12]
 
-    from headrace.compat.tables import TABLES
-    from headrace.compat.tables.members import MEMBERS
+    from headrace.compat.tables import MEMBERS, TABLES
 
     modules, members = json.loads(names)
     assert {module: sorted(set(found) - set(TABLES.get(module, {}))) for module, found in modules.items()} == {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from composer.core.data_spec import default_split_batch
 
-from headrace.composer.batches import count_composer_tokens, count_rows, first_rows, split_rows
+from headrace.composer.data_spec import count_composer_tokens, count_rows, first_rows, split_rows
 from headrace.errors import ConfigError
 
 pytestmark = pytest.mark.composer

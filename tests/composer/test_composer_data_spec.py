@@ -17,7 +17,7 @@ from composer.utils.parallelism import FSDPConfig, ParallelismConfig, TPConfig
 
 from composer import Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
-from headrace.composer.topology import composer_topology
+from headrace.composer.position import composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
 from headrace.mixing import load_config

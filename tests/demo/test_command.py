@@ -25,7 +25,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(['--help'])
 
     shown = capsys.readouterr().out.split('COMMAND', 2)[2]
-    assert all(name in shown.split() and command.HELP[:20] in shown for name, command in COMMANDS.items())
+    assert all(name in shown.split() and command.help[:20] in shown for name, command in COMMANDS.items())
 
 
 @pytest.mark.parametrize('arguments', [[], ['dmeo'], ['demo', '--store', 'ftp']])

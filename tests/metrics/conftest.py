@@ -11,7 +11,7 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from tests.support.trainers.metered import Clock
 
-collect_ignore = ['test_per_stream.py', 'test_metrics_padding.py'] if find_spec('torchmetrics') is None else []
+collect_ignore = ['test_per_stream.py'] if find_spec('torchmetrics') is None else []
 
 
 @pytest.fixture

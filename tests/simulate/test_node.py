@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from headrace import MDSWriter
+from headrace.dataset.prefetch.prefetcher import Prefetcher
 from tests.support.datasets.simulated import SAMPLES, SHARDS
 
 
@@ -38,3 +40,25 @@ def test_the_cache_holds_the_compressed_files_that_it_keeps(simulated_run, tmp_p
     plain, kept = simulated_run(loader=packed), simulated_run(loader={**packed, 'keep_zip': True})
     assert plain.fetched_bytes == kept.fetched_bytes == kept.dataset_bytes
     assert kept.cache_bytes - plain.cache_bytes == kept.dataset_bytes
+
+
+def test_a_prefetch_leaves_the_share_of_a_limit_that_a_real_one_leaves(simulated_run):
+    size = simulated_run().dataset_bytes
+    simulated = simulated_run(loader={'cache_limit': size + size // SHARDS}, step_seconds=1.0)
+    assert simulated.steps[0].cached <= 0.75 * (size + size // SHARDS) < size
+    assert simulated.fetched_shards == SHARDS
+
+
+@pytest.mark.parametrize(('workers', 'persistent', 'made'), [(0, False, 1), (2, False, 4), (2, True, 2)])
+def test_a_prefetch_lives_as_long_as_its_process(simulated_run, monkeypatch, workers, persistent, made):
+    prefetchers = []
+
+    class Counted(Prefetcher):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            prefetchers.append(self)
+
+    monkeypatch.setattr('headrace.simulate.node.Prefetcher', Counted)
+    loader = {'loader': {'num_workers': workers, 'persistent_workers': persistent}}
+    simulated_run(epochs=2, loader=loader)
+    assert len(prefetchers) == made

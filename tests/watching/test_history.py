@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ResumeError
 from headrace.watching import RecordedRun, RunHistory
 from tests.support.trainers.recorded_runs import SIZES, Process, ids_of
 
@@ -49,3 +49,11 @@ def test_a_killed_run_is_known_as_far_as_it_was_written(folders, tmp_path) -> No
     (time,) = RunHistory.read(tmp_path).trained(6)
     assert not time.is_sure
     assert time.is_kept
+
+
+def test_other_data_than_the_runs_are_refused(folders, tmp_path, make_dataset) -> None:
+    Process(folders, tmp_path / 'run', 1).train(2)
+    other = make_dataset('other', 60)
+    run = RecordedRun(tmp_path / 'run', overrides=[f'train.streams.a.local={other}'])
+    with pytest.raises(ResumeError, match='samples'):
+        run.step(1)

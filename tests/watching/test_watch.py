@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.watching.live import read_live
-from headrace.watching.server import WatchServer
+from headrace.watching.live import WatchServer, read_live
 from tests.support import support_file
 from tests.support.pages.browser import browser, wait_until
 

@@ -1,4 +1,4 @@
-"""The ``headrace`` command: one module declares and runs each subcommand."""
+"""The ``headrace`` command: modules of this package declare and run its subcommands."""
 
 from __future__ import annotations
 
@@ -8,83 +8,18 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Protocol
 
 import headrace
-from headrace.cli import (
-    bench,
-    cache,
-    completion,
-    config,
-    convert,
-    convert_config,
-    cp,
-    demo,
-    doctor,
-    explain,
-    init,
-    inspect,
-    merge,
-    reshard,
-    rollback,
-    run,
-    simulate,
-    skip,
-    tune,
-    verify,
-    warm,
-    watch,
-)
+from headrace.cli import config, datasets, explain, init, inspect, prepare, run
 from headrace.cli.arguments import CommandParser
-from headrace.cli.originals import ORIGINALS, OriginalCommand
+from headrace.cli.commands import COMMANDS
 from headrace.display import printable
 from headrace.errors import HeadraceError
 from headrace.redaction import redact
 
-__all__ = ['COMMANDS', 'Command', 'main']
+__all__ = ['COMMANDS', 'main']
 
-
-class Command(Protocol):
-    """A subcommand: a module of this package. Importing it must be cheap; ``run`` imports what the work needs."""
-
-    @property
-    def HELP(self) -> str:  # noqa: N802 - a module's constant
-        """One line, for ``headrace --help``."""
-        ...
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments."""
-        ...
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Run the subcommand; returns the exit status."""
-        ...
-
-
-COMMANDS: dict[str, Command] = {
-    'bench': bench,
-    'cache': cache,
-    'completion': completion,
-    'config': config,
-    'convert': convert,
-    'convert-config': convert_config,
-    'cp': cp,
-    'demo': demo,
-    'doctor': doctor,
-    'explain': explain,
-    'init': init,
-    'inspect': inspect,
-    'merge': merge,
-    'reshard': reshard,
-    'rollback': rollback,
-    'run': run,
-    'simulate': simulate,
-    'skip': skip,
-    'tune': tune,
-    'verify': verify,
-    'warm': warm,
-    'watch': watch,
-}
+_MODULES = (config, datasets, explain, init, inspect, prepare, run)  # each declares its commands when it is imported
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,18 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog='headrace', description='Feeds training data from object storage to PyTorch, in one order, from any point.'
     )
     parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
-    arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(COMMANDS)
-    if arguments[:1] == ['convert'] and arguments[1:2] and arguments[1] in ORIGINALS:
+    arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(sorted(COMMANDS.items()))
+    if arguments[:1] == ['convert'] and arguments[1:2] and arguments[1] in datasets.ORIGINALS:
         # Each known dataset has a separate command and options.
-        commands['convert ' + arguments[1]] = OriginalCommand(arguments[1])
+        commands['convert ' + arguments[1]] = datasets.original_command(arguments[1])
         arguments[:2] = ['convert ' + arguments[1]]
     subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for name, command in commands.items():
         subparser = subparsers.add_parser(
             name,
             paths=parser.paths,
-            help=command.HELP,
-            description=command.HELP,
+            help=command.help,
+            description=command.help,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_arguments(subparser)

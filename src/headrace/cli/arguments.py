@@ -1,4 +1,4 @@
-"""Arguments that commands share: the options of a store, and the examples of ``--help``."""
+"""Arguments that commands share: stores, loaders, simulated runs, and the examples of ``--help``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,18 +16,31 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from headrace.dataset import StreamingDataLoader
+    from headrace.mixing import Config, LoaderConfig
+    from headrace.simulate import Conditions
     from headrace.storage import StoreOptions
 
 __all__ = [
     'STATUS',
     'CommandParser',
+    'add_condition_arguments',
+    'add_config_arguments',
+    'add_data_arguments',
     'add_store_arguments',
+    'add_topology_arguments',
     'add_two_stores',
+    'choose_loader',
     'count',
+    'open_loader',
     'printing_to_stderr',
+    'read_conditions',
     'show_examples',
     'shown_progress',
     'store_options',
+    'train_config',
+    'train_of_dataset',
+    'train_of_file',
 ]
 
 STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wrong arguments.'
@@ -145,3 +160,183 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a number from 1, got {text!r}')
     return int(text)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') -> None:
+    """Declare the file and its overrides.
+
+    Args:
+        parser: the command's.
+        or_else: what may stand in its place, for the help; '': the file is required.
+    """
+    if or_else:
+        parser.add_argument('config', type=Path, nargs='?', help=f'YAML file of the loaders, {or_else}')
+    else:
+        parser.add_argument('config', type=Path, help='YAML file of the loaders')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare a file, or a dataset in its place, which needs no file; see `train_of_file`, `train_of_dataset`."""
+    parser.add_argument('what', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
+    parser.add_argument(
+        'overrides',
+        nargs='*',
+        metavar='KEY=VALUE',
+        help='what goes over the file; of a dataset, such as train.decode.size=224',
+    )
+    parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='of a URL (default: %(default)s)')
+    add_store_arguments(parser, of='the store of a URL')
+
+
+def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig | None:
+    """The training loader of the file that `add_data_arguments` declared; None: a dataset is given.
+
+    Args:
+        arguments: the command's.
+        purpose: what needs the loader, for the message.
+
+    Raises:
+        ConfigError: there is no such file, it breaks a rule, or it has no `train` section.
+    """
+    if Path(arguments.what).is_file():
+        return _train_section(arguments.what, arguments.overrides, purpose)
+    if arguments.what.endswith(('.yaml', '.yml')):
+        raise ConfigError(f'there is no file {arguments.what}: check its path.')
+    return None
+
+
+def train_of_dataset(arguments: argparse.Namespace, place: Mapping[str, str]) -> LoaderConfig:
+    """A training loader of the dataset that `add_data_arguments` declared.
+
+    Args:
+        arguments: the command's.
+        place: `remote` and `local` of its stream.
+
+    Raises:
+        ConfigError: a KEY=VALUE breaks a rule.
+    """
+    from headrace.mixing import load_config
+
+    options = store_options(arguments)
+    store = {
+        'endpoint_url': options.endpoint_url,
+        'region': options.region,
+        'anonymous': options.anonymous or None,
+        'store_options': dict(options.extra) or None,
+    }
+    given = {name: value for name, value in store.items() if value is not None}
+    made = {'global_batch_size': arguments.batch_size, 'train': {'streams': {'data': {**place, **given}}}}
+    config = load_config(made, overrides=arguments.overrides)
+    assert config.train is not None
+    return config.train
+
+
+def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the topology."""
+    parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
+    parser.add_argument('--nodes', type=int, default=1, help='nodes')
+    parser.add_argument('--replication', type=int, default=1, help='neighbouring ranks that get the same samples')
+
+
+def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int = 0) -> StreamingDataLoader:
+    """The loader of a configuration, on the given topology.
+
+    Raises:
+        ConfigError, TopologyError: the configuration breaks a rule, or the ranks do not suit it.
+    """
+    from headrace.mixing import build_loader, load_config
+    from headrace.order import Topology
+
+    topology = Topology(
+        rank=rank, world_size=arguments.ranks, num_nodes=arguments.nodes, replication=arguments.replication
+    )
+    config = choose_loader(load_config(arguments.config, overrides=arguments.overrides), name)
+    return build_loader(config, topology=topology)
+
+
+def choose_loader(config: Config, name: str) -> LoaderConfig:
+    """The loader of a name, such as train or eval.books.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    loaders = {} if config.train is None else {'train': config.train}
+    for section in ('eval', 'test', 'predict'):
+        of_section: tuple[LoaderConfig, ...] = getattr(config, section)
+        loaders |= {f'{section}.{loader.name}': loader for loader in of_section}
+        if len(of_section) == 1:
+            loaders.setdefault(section, of_section[0])
+    if name == 'train' and name not in loaders:
+        raise ConfigError(f'the configuration has no `train` section; there are {", ".join(loaders) or "no loaders"}.')
+    if name not in loaders:
+        raise ConfigError(f'--loader must be one of {", ".join(loaders)}, got {name!r}.')
+    return loaders[name]
+
+
+def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) -> None:
+    """Declare the configuration and the conditions.
+
+    Args:
+        parser: the command's.
+        batches: default of the batches of an epoch that are simulated.
+    """
+    parser.add_argument('config', type=Path, help='YAML file of the loaders')
+    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
+    parser.add_argument('--nodes', type=int, default=1, help='nodes')
+    parser.add_argument(
+        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; a YAML says it, too'
+    )
+    parser.add_argument('--step-seconds', type=float, default=0.1, help='a training step without waiting for data')
+    parser.add_argument('--bandwidth', default='119mb', help='of each node, in bytes per second, such as 1.2gb')
+    parser.add_argument('--connection-bandwidth', help='of one connection, in bytes per second')
+    parser.add_argument('--latency', type=float, default=0.03, help='seconds from a request to the first byte')
+    parser.add_argument(
+        '--request-seconds',
+        type=float,
+        default=0.002,
+        help='a request beside the latency: processor time of the library',
+    )
+    parser.add_argument('--publish-seconds', type=float, default=0.001, help='check of a shard after its last byte')
+    parser.add_argument(
+        '--read-seconds', type=float, default=0.0002, help='making one batch, with decoding; `headrace bench` measures'
+    )
+    parser.add_argument('--receive-seconds', type=float, default=0.0005, help='taking a batch from a worker')
+    parser.add_argument('--start-seconds', type=float, default=0.1, help='start of the workers')
+    parser.add_argument('--batches', type=int, default=batches, help='most batches of an epoch that are simulated')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+
+
+def read_conditions(arguments: argparse.Namespace) -> Conditions:
+    """The conditions that `add_condition_arguments` declared.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    from headrace.format import bytes_to_int
+    from headrace.simulate import Conditions
+
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(Conditions)}
+    given['bandwidth'] = float(bytes_to_int(arguments.bandwidth))
+    if arguments.connection_bandwidth is not None:
+        given['connection_bandwidth'] = float(bytes_to_int(arguments.connection_bandwidth))
+    return Conditions(**{name: value for name, value in given.items() if value is not None})
+
+
+def train_config(arguments: argparse.Namespace) -> LoaderConfig:
+    """The training loader of the configuration.
+
+    Raises:
+        ConfigError: the configuration breaks a rule, or has none.
+    """
+    return _train_section(arguments.config, arguments.overrides, 'a simulation')
+
+
+def _train_section(path: str | Path, overrides: list[str], purpose: str) -> LoaderConfig:
+    from headrace.mixing import load_config
+
+    config = load_config(path, overrides=overrides)
+    if config.train is None:
+        raise ConfigError(f'{purpose} needs a `train` section, and the configuration has none.')
+    return config.train

@@ -1,25 +1,23 @@
-"""``headrace config``: a configuration checked, with its defaults resolved, and the JSON Schema for editors."""
+"""The commands `config` and `convert-config`: a configuration checked, shown, or made of one for LLM Foundry."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import STATUS, show_examples
+from headrace.cli.commands import command
+from headrace.redaction import HIDDEN, redact
 
 if TYPE_CHECKING:
     from headrace.mixing import Config, LoaderConfig
 
-__all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'check a configuration, show it as it is read, or print the JSON Schema for editors'
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what to do, the file and its overrides."""
+def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('action', choices=['check', 'show', 'schema'], help='see the examples')
     parser.add_argument('config', nargs='?', type=Path, help='YAML file of the loaders; not for `schema`')
     parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
@@ -33,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+@command('config', _add_config)
+def _run_config(arguments: argparse.Namespace) -> int:
     """Print the answer; a mistake in the file is raised, with all others."""
     if arguments.action == 'schema':
         from headrace.config.reference import json_schema
@@ -77,3 +76,46 @@ def _described(loader: LoaderConfig) -> str:
     )
     packed = '' if loader.packing is None else ', packed'
     return f'{streams} stream{"s" * (streams > 1)}, {size}{packed}, {loader.loader.num_workers} workers a rank'
+
+
+def _add_convert_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
+    parser.add_argument(
+        'overrides', nargs='*', default=[], metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys"
+    )
+    parser.add_argument(
+        '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON: the configuration, and the notes')
+    show_examples(
+        parser,
+        'headrace convert-config foundry.yaml > train.yaml',
+        'headrace convert-config foundry.yaml --native > train.yaml',
+    )
+
+
+@command('convert-config', _add_convert_config)
+def _run_convert_config(arguments: argparse.Namespace) -> int:
+    """Print the configuration; keys without effect are named on stderr."""
+    from headrace.mixing import config_of_foundry, to_mapping, to_yaml
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        config = config_of_foundry(arguments.config, overrides=arguments.overrides)
+    notes = [str(warning.message) for warning in caught]
+    if arguments.native:
+        from headrace.config.foundry import as_native
+
+        config, changes = as_native(config)
+        notes += changes
+    text = to_yaml(config)
+    shown = redact(text)
+    if shown != text:
+        notes.append(f'Secrets are left out; write interpolations in the place of {HIDDEN}.')
+    if arguments.json:
+        print(redact(json.dumps({'config': to_mapping(config), 'notes': notes})))
+        return 0
+    for note in notes:
+        print(f'headrace: {note}', file=sys.stderr)
+    print(shown, end='')
+    return 0

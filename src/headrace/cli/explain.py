@@ -1,6 +1,6 @@
-"""``headrace explain``: the samples of a global batch or of a recorded run's step, or the uses of a sample.
+"""The commands `explain` and `skip`: samples of batches, of steps and of recorded runs, and what skips them.
 
-It reads indexes; with packing, it also reads and tokenises documents.
+They read indexes; with packing, they also read and tokenise documents.
 """
 
 from __future__ import annotations
@@ -8,28 +8,228 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.cli.arguments import show_examples
-from headrace.cli.loaders import add_config_arguments, add_topology_arguments, open_loader
-from headrace.cli.recorded import check_arguments, explain_run
+from headrace.cli.arguments import (
+    add_config_arguments,
+    add_topology_arguments,
+    choose_loader,
+    open_loader,
+    show_examples,
+)
+from headrace.cli.commands import command
+from headrace.cli.inspect import preview, print_preview
 from headrace.cli.states import read_state
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError, ResumeError
+from headrace.redaction import redact
 
 if TYPE_CHECKING:
-    from headrace.dataset import StreamingDataLoader
+    from headrace.dataset import StreamingDataLoader, StreamingDataset
+    from headrace.metrics import StepReport
     from headrace.order import BatchExplanation, BatchPlan
+    from headrace.watching import ExplainedStep, RecordedRun, TrainedStep
 
-__all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'say which samples, or packed documents, make up a batch or a step of a run, or when a sample is seen'
+_SHOWN_USES = 100
+_SAMPLE = 'Sample {id} is row {shard_row} of shard {shard} ({file}) of stream {stream}.'
+
+
+def _explain_run(arguments: argparse.Namespace) -> int:
+    run = _open(arguments)
+    if arguments.sample is not None:
+        return _print_uses(run, arguments)
+    if arguments.step is None:
+        return _print_segments(run, arguments)
+    explained = run.step(arguments.step)
+    batch = explained.report.batches[0]
+    shown = batch if arguments.rank is None else batch.of_rank(arguments.rank)
+    dataset, ids = explained.loader.dataset, shown.ids[~shown.is_padding].tolist()
+    if arguments.json:
+        previews = {i: _preview(dataset, i) for i in dict.fromkeys(ids[: arguments.previews])}
+        print(
+            json.dumps(
+                {
+                    **_where(explained.trained),
+                    'others': [_where(other) for other in explained.others],
+                    'skip': list(explained.report.ranges[0]),
+                    **shown.to_json(),
+                    'batch': explained.report.numbers[0],
+                    'previews': {i: _plain(values) for i, values in previews.items()},
+                }
+            )
+        )
+        return 0
+    print('\n'.join(_step_heading(explained, run)))
+    print(shown)
+    _print_previews(dataset, shown, arguments.previews)
+    return 0
+
+
+def _open(arguments: argparse.Namespace) -> RecordedRun:
+    from headrace.mixing import load_config
+    from headrace.watching import RecordedRun
+
+    config, overrides = None, list(arguments.overrides)
+    if arguments.config is not None and '=' in str(arguments.config) and not arguments.config.exists():
+        overrides.insert(0, str(arguments.config))  # there may be overrides without a file
+    elif arguments.config is not None:
+        config = choose_loader(load_config(arguments.config, overrides=overrides), 'train')
+    name = '' if arguments.loader == 'train' else arguments.loader.removeprefix('train.')
+    return RecordedRun(arguments.run, loader=name, config=config, overrides=overrides)
+
+
+def _where(trained: TrainedStep) -> dict[str, Any]:
+    segment = trained.segment
+    return {
+        'step': trained.step,
+        'segment': segment.number,
+        'segment_first_step': segment.first_step,
+        'segment_reached': segment.reached,
+        'was_trained': trained.is_sure,
+        'is_in_last_weights': trained.is_kept,
+        'topology': dict(segment.topology),
+        'versions': dict(segment.versions),
+        'code': dict(segment.code),
+        'mixture': trained.place.mixture,
+    }
+
+
+def _step_heading(explained: ExplainedStep, run: RecordedRun) -> list[str]:
+    trained, report, segment = explained.trained, explained.report, explained.trained.segment
+    verb = 'was trained' if trained.is_sure else 'is not known to be trained yet: it would be'
+    where = f'segment {segment.number} of {len(run.history.segments)}'
+    begun = f'which began at step {segment.first_step} on {_time(segment.time)}, on {_ranks(segment.topology)}'
+    lines = [f'Step {trained.step} {verb} in {where}, {begun}.']
+    for other in explained.others:
+        did = 'trained it, too' if other.is_sure else 'may have trained it, too'
+        resume = min(later.first_step for later in run.history.segments if later.number > other.segment.number)
+        lines.append(
+            f'Segment {other.segment.number} {did}, on {_ranks(other.segment.topology)}; a later resume from step '
+            f'{resume} dropped those weights.'
+        )
+    begin, end = report.ranges[0]
+    batch = report.batches[0]
+    shares = ', '.join(f'{name} {count}' for name, count in batch.stream_counts().items() if count)
+    lines.append(
+        f'Global batch {report.numbers[0]} of epoch {batch.epoch}, {batch.position_unit} {begin} to {end} of the run. '
+        f'Streams, in {batch.counted}: {shares}'
+    )
+    lines.append(f'To skip it: skip: [[{begin}, {end}]]')
+    return lines
+
+
+def _ranks(topology: Mapping[str, int]) -> str:
+    ranks, nodes = topology['world_size'], topology['num_nodes']
+    return f'{ranks} rank{"s" * (ranks > 1)} and {nodes} node{"s" * (nodes > 1)}'
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
+
+
+def _print_previews(dataset: StreamingDataset, shown: BatchExplanation, count: int) -> None:
+    columns = shown.columns()
+    for number in [i for i, is_padding in enumerate(columns['is_padding']) if not is_padding][:count]:
+        found = _preview(dataset, columns['id'][number])
+        heading = f'Rank {columns["rank"][number]}, row {columns["row"][number]}: id {columns["id"][number]}'
+        if isinstance(found, str):
+            print(f'{heading}: {found}')
+        else:
+            print_preview(heading, found)
+
+
+def _preview(dataset: StreamingDataset, sample_id: int) -> Any:
+    """The values of a sample; a text if it cannot be read here."""
+    try:
+        return preview(dataset, sample_id)
+    except (HeadraceError, OSError) as error:  # the step is explained all the same
+        return redact(f'no preview: {error}')
+
+
+def _plain(values: Any) -> Any:
+    return values if isinstance(values, str) else {name: value.to_json() for name, value in values.items()}
+
+
+def _place_of(dataset: StreamingDataset, sample: int) -> dict[str, Any]:
+    import numpy as np
+
+    shards, rows = dataset.locate(np.array([sample]))
+    stream, shard, file = dataset.place(int(shards[0]))
+    return {'id': sample, 'stream': stream, 'shard': shard, 'file': file, 'shard_row': int(rows[0])}
+
+
+def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
+    uses = list(run.uses(arguments.sample))
+    place = _place_of(run.last_loader.dataset, arguments.sample)
+    if arguments.json:
+        print(json.dumps({**place, 'uses': [dataclasses.asdict(use) for use in uses]}))
+        return 0 if uses else 1
+    print(_SAMPLE.format_map(place))
+    past = sum(use.is_past for use in uses)
+    print(f'The weights of this run have seen it {past} time{"s" * (past != 1)}.')
+    for use in uses[:_SHOWN_USES]:
+        verb = 'seen' if use.is_past else 'will be seen'
+        print(
+            f'  step {use.step}: {verb} in segment {use.segment}, epoch {use.epoch}, position {use.position}: row '
+            f'{use.row} of rank {use.rank}'
+        )
+    if len(uses) > _SHOWN_USES:
+        print(f'  and {len(uses) - _SHOWN_USES} more; --json prints all')
+    if len(uses) == past:
+        print('  It is not seen again in the next 1,000 epochs.')
+    return 0 if uses else 1
+
+
+def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
+    described = run.to_json()
+    if arguments.json:
+        print(json.dumps(described))
+        return 0
+    for segment in described['segments']:
+        kept = segment['kept_to']
+        text = 'dropped by a later resume' if kept is None else f'its weights count to step {kept}'
+        shares = ', '.join(f'{name} {share:.3f}' for name, share in segment['proportions'].items())
+        print(
+            f'Segment {segment["number"]}: steps {segment["first_step"]} to {segment["reached"]}, {text}; '
+            f'{_time(segment["time"])}, {_ranks(segment["topology"])}, headrace {segment["versions"]["headrace"]}'
+        )
+        saved = len(set(segment['checkpoints']))  # a trainer may write several files at a step
+        print(f'  checkpoints of {saved} step{"s" * (saved != 1)}; mixture: {shares}')
+    if described['damaged_lines']:
+        print(f'{described["damaged_lines"]} lines of the record were cut by a kill, and ignored.')
+    return 0
+
+
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    """Check that the arguments of a recorded run come together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if arguments.run is None and arguments.step is not None:
+        raise ConfigError(
+            f'--step is a step of a recorded run, got --step {arguments.step} without --run. Name the folder of the '
+            f'run, or give --batch.'
+        )
+    if arguments.run is None and arguments.config is None:
+        raise ConfigError('explain needs the YAML file of the loaders, or --run and the folder of a run, got neither.')
+    of_config = {'--batch': arguments.batch, '--epoch': arguments.epoch, '--state': arguments.state}
+    given = [name for name, value in of_config.items() if value is not None]
+    if arguments.run is not None and given:
+        raise ConfigError(
+            f'{", ".join(given)} place a batch in a configuration, but the record of --run {arguments.run} knows the '
+            f'place of each step. Give --step.'
+        )
+
 
 _EPOCHS = 1000  # looked through for a sample
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the file, the loader, the topology, and the batch or sample."""
+def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, or_else='not needed with --run')
     parser.add_argument('--run', type=Path, metavar='DIR', help='folder of a run with a record')
     parser.add_argument('--step', type=int, help='of --run: global batch of the run, counted from 0')
@@ -55,13 +255,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+@command('explain', _add_explain)
+def _run_explain(arguments: argparse.Namespace) -> int:
     """Print the answer; the exit status is 1 for a sample without a further use."""
     from headrace.order import run_range
 
-    check_arguments(arguments)
+    _check_arguments(arguments)
     if arguments.run is not None:
-        return explain_run(arguments)
+        return _explain_run(arguments)
     arguments.batch = arguments.batch or 0
     if arguments.batch < 0 or (arguments.epoch or 0) < 0:
         raise ConfigError(
@@ -119,17 +320,12 @@ def _heading(explanation: BatchExplanation, plan: BatchPlan, *, has_length: bool
         place, of_all = 'which does not end', ''
     if plan.start:
         place = f'after position {plan.start}'
-    ranks, nodes = (
-        f'{n} {what}{"s" * (n > 1)}' for n, what in ((topology.world_size, 'rank'), (topology.num_nodes, 'node'))
-    )
+    unit = '' if explanation.counted == 'samples' else f', in {explanation.counted}'
+    ranks = _ranks({'world_size': topology.world_size, 'num_nodes': topology.num_nodes})
     return (
-        f'Global batch {number} of epoch {explanation.epoch}, {place}, on {ranks} and {nodes}; the position after it '
-        f'is {explanation.end}{of_all}.\nStreams{_unit(explanation)}: {_shares(explanation)}'
+        f'Global batch {number} of epoch {explanation.epoch}, {place}, on {ranks}; the position after it is '
+        f'{explanation.end}{of_all}.\nStreams{unit}: {_shares(explanation)}'
     )
-
-
-def _unit(explanation: BatchExplanation) -> str:
-    return '' if explanation.counted == 'samples' else f', in {explanation.counted}'
 
 
 def _shares(explanation: BatchExplanation) -> str:
@@ -139,8 +335,6 @@ def _shares(explanation: BatchExplanation) -> str:
 
 
 def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, arguments: argparse.Namespace) -> int:
-    import numpy as np
-
     from headrace.order import next_use
     from headrace.packing import PackedDataset
 
@@ -155,13 +349,11 @@ def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, a
     use = next_use(
         lambda later: plan if later == epoch else loader.plan(later), sample, epoch=epoch, batch=number, epochs=_EPOCHS
     )
-    shards, rows = dataset.locate(np.array([sample]))
-    stream, shard, file = dataset.place(int(shards[0]))
-    place = {'id': sample, 'stream': stream, 'shard': shard, 'file': file, 'shard_row': int(rows[0])}
+    place = _place_of(dataset, sample)
     if arguments.json:
         print(json.dumps({**place, 'next': None if use is None else dataclasses.asdict(use)}))
     else:
-        print('Sample {id} is row {shard_row} of shard {shard} ({file}) of stream {stream}.'.format_map(place))
+        print(_SAMPLE.format_map(place))
         print(
             f'It is not seen in {_EPOCHS} epochs from batch {number} of epoch {epoch} on.'
             if use is None
@@ -169,3 +361,122 @@ def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, a
             f'{use.position}: row {use.row} of rank {use.rank} in global batch {use.batch}.'
         )
     return 0 if use is not None else 1
+
+
+def _add_skip(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+    parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
+    parser.add_argument('--before', type=int, default=0, help='global batches before it to skip, too')
+    parser.add_argument('--after', type=int, default=0, help='global batches after it to skip, too')
+    parser.add_argument(
+        '--documents',
+        action='store_true',
+        help='of packed data: skip the documents of the batches, wherever they are, in place of the sequences',
+    )
+    add_topology_arguments(parser)
+    parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')
+    parser.add_argument('--state-key', help='where the position is in --state, if it holds several: a.b.c')
+    parser.add_argument(
+        '--state-step', type=int, help='batches that were trained when --state was taken, where it does not say so'
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument('--write', type=Path, metavar='OUT.yaml', help='file for the configuration of the resumed run')
+    output.add_argument('--json', action='store_true', help='print every row of the batches, as JSON')
+    show_examples(
+        parser,
+        'headrace skip train.yaml --step 1234 --ranks 64 --nodes 8',
+        'headrace skip train.yaml --step 1234 --before 2 --state last.ckpt --write resumed.yaml',
+    )
+
+
+@command('skip', _add_skip)
+def _run_skip(arguments: argparse.Namespace) -> int:
+    from headrace.metrics import explain_step, report_text, skip_yaml
+
+    out: Path | None = arguments.write
+    if out is not None and out.exists():
+        raise ConfigError(f'--write must name a new file, but {out} is there already.')
+    loader = open_loader(arguments)
+    first_step = _load_state(loader, arguments)
+    report = explain_step(
+        loader,
+        arguments.step,
+        before=arguments.before,
+        after=arguments.after,
+        place=loader.next_pass(),
+        first_step=first_step,
+        documents=arguments.documents,
+    )
+    if arguments.json:
+        print(report_text({'step': report.step, **report.to_json()}), end='')
+        return 0
+    if out is None:
+        print(skip_yaml(report.skip, _comments(report)), end='')
+        return 0
+    try:
+        out.write_text(_configuration(arguments, report, out.resolve().parent), encoding='utf-8')
+    except OSError as error:
+        raise ConfigError(f'--write {out} cannot be written: {error.strerror}.') from error
+    print('\n'.join(_comments(report)))
+    given = 'the given values and ' if arguments.overrides else ''
+    print(f'{out} is {arguments.config} with {given}skip: {report.skip}')
+    return 0
+
+
+def _configuration(arguments: argparse.Namespace, report: StepReport, folder: Path) -> str:
+    """YAML for a folder: the configuration with the `skip`."""
+    from headrace.metrics import skip_yaml
+    from headrace.mixing import load_config, to_yaml
+
+    if not arguments.overrides:
+        return skip_yaml(report.skip, _comments(report), [os.path.relpath(arguments.config.resolve(), folder)])
+    # Overrides may remove keys of the file, which an including file cannot do. So the whole configuration is written.
+    config = load_config(arguments.config, overrides=arguments.overrides)
+    assert config.train is not None  # its step was explained
+    train = dataclasses.replace(config.train, skip=tuple((begin, end) for begin, end in report.skip))
+    comments = (f'# {line}' for line in _comments(report))
+    return '\n'.join([*comments, to_yaml(dataclasses.replace(config, train=train))])
+
+
+def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> int:
+    """Load the state, if there is one; returns its number of trained batches."""
+    given: int | None = arguments.state_step
+    if arguments.state is None:
+        if given is not None:
+            raise ConfigError(f'--state-step says when --state was taken, which is not given; got {given}.')
+        return 0
+    found = read_state(arguments.state, arguments.state_key)
+    batches = found.batches if given is None else given
+    if batches is None:
+        loader.load_state_dict(found.state)
+        counted = _batches_before(loader)
+        if counted not in found.steps:
+            raise ResumeError(
+                f'--state {arguments.state} does not say how many batches were trained when it was taken: give '
+                f'--state-step, or the checkpoint itself.'
+                + ('' if counted is None else f' They are {counted}, if all had the present size.')
+            )
+        return counted
+    if batches < 0 or found.batches not in (None, batches):
+        raise ConfigError(
+            f'--state-step must be the number of batches that were trained when --state was taken, got {given}'
+            + ('.' if found.batches is None else f', but the file says {found.batches}. Leave it out.')
+        )
+    loader.load_state_dict(found.state)
+    return batches
+
+
+def _batches_before(loader: StreamingDataLoader) -> int | None:
+    """Batches from the beginning of the run to the loader's position, if all were like those of now."""
+    epoch, start = loader.next_pass()
+    if loader.dataset.run.mixture.takeover.epoch or loader.dataset.run.mixture.takeover.sample:
+        return None  # earlier epochs had other batches
+    whole = loader.plan(epoch)
+    number = whole.num_batches - loader.plan(epoch, start).num_batches
+    if number and int(whole.explain(number - 1).end) != start:
+        return None
+    return number + sum(loader.plan(before).num_batches for before in range(epoch))
+
+
+def _comments(report: StepReport) -> list[str]:
+    return [*report.summary(), f'To train without: resume from a checkpoint of at most {report.steps[0]} batches.']

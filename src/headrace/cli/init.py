@@ -1,28 +1,351 @@
-"""``headrace init``: a first configuration and training script, from five questions."""
+"""The command `init`: a first configuration and training script, from five questions."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.cli.arguments import count, printing_to_stderr, show_examples
-from headrace.cli.first_script import FRAMEWORKS, training_script
+from headrace.cli.commands import command
 from headrace.display import printable
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, ObjectNotFoundError
 from headrace.redaction import redact
 
 if TYPE_CHECKING:
-    from headrace.cli.first_data import FirstData
+    from collections.abc import Mapping
 
-__all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'ask five questions, and write a first configuration and a training script that runs'
+_TOKENS: Final = ('input_ids', 'tokens')
+_LABELS: Final = ('label', 'labels', 'class', 'cls', 'target', 'fine_label', 'y')
+_ROW_OF_INTEGERS: Final = re.compile(r'u?int\d+ array of shape \((\d+),\)')
+
+
+@dataclass(frozen=True)
+class FirstData:
+    """The data of a first run."""
+
+    place: str
+    """Folder, URL or glob."""
+    format: str
+    """As `headrace inspect` names it; 'imagefolder': image files, which are converted before the run."""
+    columns: Mapping[str, str]
+    """By name, the type in a batch, such as 'int64' or 'image'."""
+    tokens: str | None = None
+    """Column of token ids in rows of one length."""
+    image: str | None = None
+    """Column of images; None without `label`."""
+    label: str | None = None
+    """Column of the classes' numbers."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the data need a cache folder."""
+        from headrace.storage.resolve import local_path
+
+        return local_path(self.place) is None
+
+    @property
+    def needs_conversion(self) -> bool:
+        """Whether the data become shards by `headrace convert` before the run."""
+        return self.format == 'imagefolder'
+
+    @property
+    def has_images(self) -> bool:
+        """Whether `decode` makes tensors of a column."""
+        return 'image' in self.columns.values()
+
+
+def look_at(place: str) -> FirstData:
+    """Find the kind of the data, as streams do; or a folder of images, which streams do not read.
+
+    Args:
+        place: folder, URL or glob.
+
+    Raises:
+        ConfigError: there are no samples, or the place breaks a rule.
+        FormatError: the index or the data break a rule.
+        ObjectNotFoundError: there are no data of a known format.
+        StorageError: the store cannot be reached, or refuses.
+    """
+    import numpy as np
+
+    from headrace.inspect.content import open_content
+
+    try:
+        content = open_content(place, None)
+    except ObjectNotFoundError:
+        found = _image_folder(place)
+        if found is None:
+            raise
+        return found
+    filled = np.flatnonzero(content.shards.samples)
+    if not len(filled):
+        raise ConfigError(f'A first run needs samples, but {place} holds none. Write some, or name other data.')
+    return _found(place, content.format, content.shards[int(filled[0])].schema.kinds())
+
+
+def _image_folder(place: str) -> FirstData | None:
+    """A folder of image files; None if there are none."""
+    from headrace.convert.inputs.files import ImageFolder, list_images
+    from headrace.convert.stored_dataset import PATIENT
+    from headrace.storage import StoreOptions, open_store
+
+    store = open_store(place, StoreOptions())
+    images, ledger = list_images(store, PATIENT, is_known=False)
+    if not images:
+        return None
+    folder = ImageFolder(store, images, columns=None, retry=PATIENT, ledger=ledger)
+    return _found(place, folder.kind, {'image': 'image', 'label': 'int64'})
+
+
+def _found(place: str, kind: str, columns: Mapping[str, str]) -> FirstData:
+    tokens = (name for name in _TOKENS if _is_row_of_tokens(columns.get(name, '')))
+    images = [name for name, column in columns.items() if column == 'image']
+    label = next((name for name in _LABELS if re.fullmatch(r'u?int\d+', columns.get(name, ''))), None)
+    is_classified = len(images) == 1 and label is not None
+    return FirstData(
+        place,
+        kind,
+        columns,
+        tokens=next(tokens, None),
+        image=images[0] if is_classified else None,
+        label=label if is_classified else None,
+    )
+
+
+def _is_row_of_tokens(kind: str) -> bool:
+    """Whether values are rows of integers of one length, and long enough to predict from."""
+    found = _ROW_OF_INTEGERS.fullmatch(kind)
+    return found is not None and int(found[1]) > 1
+
+
+FRAMEWORKS: Final = ('pytorch', 'lightning', 'composer')
+
+_HEAD: Final = '''\
+"""A first training run on the data of config.yaml. Written by `headrace init`; change it as you like.
+
+Start it with `python train.py`. Stop it at any time: the next start continues from the last checkpoint.
+"""
+
+from pathlib import Path
+
+'''
+
+_IMPORTS: Final = {
+    'pytorch': 'import torch\n\n{more}from headrace.mixing import build_loader, load_config\n',
+    'lightning': (
+        'import lightning as L\nimport torch\nfrom lightning.pytorch.callbacks import ModelCheckpoint\n\n'
+        '{more}from headrace.lightning import StreamingDataModule\n'
+    ),
+    'composer': (
+        'import torch\nfrom composer import Trainer\nfrom composer.models import ComposerModel\n\n'
+        '{more}from headrace.composer import StreamingPosition, streaming_data_spec\n'
+    ),
+}
+_CLASS: Final = {
+    'pytorch': 'torch.nn.Module',
+    'lightning': 'L.LightningModule',
+    'composer': 'ComposerModel',
+}
+
+_SETTINGS: Final = """
+HERE = Path(__file__).resolve().parent
+STEPS = 100
+SAVE_EVERY = 50  # steps
+"""
+
+_LANGUAGE_MODEL: Final = '''\
+VOCABULARY = 256  # ids are taken modulo this, so that the first run is quick
+
+
+class Model({base}):
+    """A small language model, which predicts each token from those before it. Put yours in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(VOCABULARY, 64)
+        self.read = torch.nn.GRU(64, 64, batch_first=True)
+        self.head = torch.nn.Linear(64, VOCABULARY)
+
+    def forward(self, batch):
+        """The loss of a batch."""
+        tokens = batch[{tokens!r}][:, :33].long() % VOCABULARY
+        states, _ = self.read(self.embed(tokens[:, :-1]))
+        return torch.nn.functional.cross_entropy(self.head(states).mT, tokens[:, 1:])
+'''
+
+_IMAGE_MODEL: Final = '''\
+CLASSES = 1_000  # above the largest label
+
+
+class Model({base}):
+    """A small convolutional network, which tells classes apart. Put yours in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            NormalizeImages(),  # uint8 to float32, on the model's device
+            torch.nn.Conv2d(3, 16, 5, stride=2),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(16, 32, 5, stride=2),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveMaxPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(128, CLASSES),
+        )
+
+    def forward(self, batch):
+        """The loss of a batch."""
+        return torch.nn.functional.cross_entropy(self.layers(batch[{image!r}]), batch[{label!r}].long())
+'''
+
+_UNKNOWN_MODEL: Final = '''\
+
+
+def described(value):
+    """Shape and dtype of a column of a batch, or the types of its values."""
+    if hasattr(value, 'shape'):
+        return f'shape {{tuple(value.shape)}}, {{value.dtype}}'
+    if isinstance(value, (list, tuple)):
+        return f'{{len(value)}} values of type {{type(value[0]).__name__}}'
+    return type(value).__name__
+
+
+class Model({base}):
+    """The place of your model. Until then the run reads batches, and shows the columns of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.nothing = torch.nn.Parameter(torch.zeros(()))  # YOUR MODEL: its layers
+        self.has_shown = False
+
+    def forward(self, batch):
+        """The loss of a batch."""
+        if not self.has_shown:
+            self.has_shown = True
+            for name, value in batch.items():
+                print(f'{{name}}: {{described(value)}}')
+        return 0 * self.nothing  # YOUR MODEL: its loss
+'''
+
+_METHODS: Final = {
+    'pytorch': '',
+    'lightning': """
+    def training_step(self, batch, _):
+        return self(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.003)
+""",
+    'composer': """
+    def loss(self, outputs, batch):
+        return outputs
+""",
+}
+
+_RUN: Final = {
+    'pytorch': """
+
+def main():
+    torch.manual_seed(1)
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    loader = build_loader(load_config(HERE / 'config.yaml').train)
+    model, step, saved = Model().to(device), 0, HERE / 'checkpoint.pt'
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    if saved.exists():
+        state = torch.load(saved, map_location=device)
+        step = state['step']
+        loader.load_state_dict(state['loader'])
+        model.load_state_dict(state['model'])
+        optimizer.load_state_dict(state['optimizer'])
+    while step < STEPS:
+        for batch in loader:  # one epoch
+            batch = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+            loss = model(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if step % 10 == 0:
+                print(f'Step {step}: loss {loss.item():.3f}')
+            if step % SAVE_EVERY == 0 or step == STEPS:
+                state = {'step': step, 'loader': loader.state_dict()}
+                torch.save({**state, 'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, saved)
+            if step == STEPS:
+                break
+    print(f'Step {step} of {STEPS} is done. Checkpoint: {saved}')
+
+
+if __name__ == '__main__':
+    main()
+""",
+    'lightning': """
+
+def main():
+    L.seed_everything(1, verbose=False)
+    saver = ModelCheckpoint(HERE / 'checkpoints', save_last=True, every_n_train_steps=SAVE_EVERY)
+    trainer = L.Trainer(max_steps=STEPS, callbacks=saver, logger=False)
+    trainer.fit(Model(), datamodule=StreamingDataModule(HERE / 'config.yaml'), ckpt_path='last')
+    print(f'Step {trainer.global_step} of {STEPS} is done. Checkpoints: {saver.dirpath}')
+
+
+if __name__ == '__main__':
+    main()
+""",
+    'composer': """
+
+def main():
+    torch.manual_seed(1)
+    model = Model()
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.003),
+        train_dataloader=streaming_data_spec(HERE / 'config.yaml'),
+        callbacks=[StreamingPosition()],  # before other callbacks
+        max_duration=f'{STEPS}ba',
+        save_folder=str(HERE / 'checkpoints'),
+        save_interval=f'{SAVE_EVERY}ba',
+        autoresume=True,
+        run_name='first',
+    )
+    if trainer.state.timestamp.batch.value < STEPS:
+        trainer.fit()
+    print(f'Step {trainer.state.timestamp.batch.value} of {STEPS} is done. Checkpoints: {HERE / "checkpoints"}')
+
+
+if __name__ == '__main__':
+    main()
+""",
+}
+
+
+def training_script(data: FirstData, framework: str) -> str:
+    """The text of ``train.py``.
+
+    Args:
+        data: what the run trains on.
+        framework: one of `FRAMEWORKS`.
+    """
+    base = _CLASS[framework]
+    more = ''
+    if data.tokens is not None:
+        model = _LANGUAGE_MODEL.format(base=base, tokens=data.tokens)
+    elif data.image is not None:
+        more = 'from headrace import NormalizeImages\n'
+        model = _IMAGE_MODEL.format(base=base, image=data.image, label=data.label)
+    else:
+        model = _UNKNOWN_MODEL.format(base=base)
+    imports = _IMPORTS[framework].format(more=more)
+    return _HEAD + imports + _SETTINGS + model + _METHODS[framework] + _RUN[framework]
+
 
 _FILES: Final = ('config.yaml', 'train.py')
 _PACKAGES: Final = {'pytorch': 'torch', 'lightning': 'lightning', 'composer': 'composer'}
@@ -31,8 +354,7 @@ _SIZE: Final = 64
 _T = TypeVar('_T')
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the answers that may be given before."""
+def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--data', metavar='PLACE', help='folder or URL of the data')
     parser.add_argument('--framework', choices=FRAMEWORKS, help='what trains (default with --yes: pytorch)')
     parser.add_argument('--batch-size', type=count, metavar='N', help='global batch (default with --yes: 32)')
@@ -48,8 +370,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Ask, look at the data, and write."""
+@command('init', _add_init)
+def _run_init(arguments: argparse.Namespace) -> int:
     with printing_to_stderr(arguments.json):
         found = _write(arguments)
     if arguments.json:
@@ -130,7 +452,6 @@ class _Questions:
 
 
 def _look_at(place: str) -> FirstData:
-    from headrace.cli.first_data import look_at
 
     return look_at(str(Path(place).expanduser()) if place.startswith('~') else place)
 

@@ -1,8 +1,10 @@
-"""``headrace run``: a program written for MosaicML Streaming, with headrace in its place."""
+"""The commands `run`, `demo`, `watch` and `completion`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib
 import json
 import os
 import runpy
@@ -11,21 +13,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.cli.arguments import printing_to_stderr, show_examples
-from headrace.errors import ConfigError
+from headrace.cli.arguments import CommandParser, printing_to_stderr, show_examples
+from headrace.cli.commands import command
+from headrace.errors import ConfigError, MissingDependencyError
+from headrace.version import __version__
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'run a program for MosaicML Streaming unchanged: its `import streaming` gives headrace'
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the program and its arguments."""
+def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-m', dest='is_module', action='store_true', help='run a module, as `python -m` does')
     parser.add_argument(
         '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
@@ -44,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+@command('run', _add_run)
+def _run_run(arguments: argparse.Namespace) -> int:
     """Run the program in this process, as `python` would; returns the exit status.
 
     `PYTHONPATH` gets the alias' folder, so that processes that the program starts have the alias, too.
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             status = _run_program(program, command, is_module=arguments.is_module)
         except SystemExit as ended:
-            status = _status(ended.code)
+            status = _exit_status(ended.code)
     seconds = round(time.monotonic() - begin, 3)
     print(json.dumps({'program': sys.argv, 'exit_status': status, 'seconds': seconds}))
     return status
@@ -102,7 +102,7 @@ def _run_program(program: str, command: EntryPoint | None, *, is_module: bool) -
     return 0
 
 
-def _status(code: object) -> int:
+def _exit_status(code: object) -> int:
     """The exit status of `sys.exit(code)`, whose text is shown, as Python does."""
     if code is None or isinstance(code, int):
         return code or 0
@@ -120,3 +120,107 @@ def _installed_command(name: str) -> EntryPoint | None:
     from importlib.metadata import entry_points
 
     return next(iter(entry_points(group='console_scripts', name=name)), None)
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--out', type=Path, default=Path('demo-output'), help='folder for everything that it writes')
+    parser.add_argument(
+        '--store', choices=['local', 's3'], default='local', help='shards in a folder, or on a loopback S3 server'
+    )
+    parser.add_argument(
+        '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
+    )
+    parser.add_argument('--json', action='store_true', help='print the proof as JSON, and all else on stderr')
+    show_examples(
+        parser,
+        'headrace demo',
+        'headrace demo --framework lightning --store s3',
+    )
+
+
+@command('demo', _add_demo)
+def _run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo; 0 if its proof holds."""
+    demo = _demo()
+    frameworks = demo.FRAMEWORKS if arguments.framework == 'both' else (arguments.framework,)
+    with printing_to_stderr(arguments.json):
+        trainings = demo.run_demo(arguments.out, store=arguments.store, frameworks=frameworks)
+    holds = all(training.proof.holds for training in trainings)
+    if arguments.json:
+        proofs = {training.framework: dataclasses.asdict(training.proof) for training in trainings}
+        print(json.dumps({'out': str(arguments.out.resolve()), 'holds': holds, 'proofs': proofs}))
+    return 0 if holds else 1
+
+
+def _demo() -> Any:
+    """The module `examples.demo.run` of this checkout."""
+    root = Path(__file__).parents[3]
+    if not (root / 'examples' / 'demo' / 'run.py').is_file():
+        raise MissingDependencyError(
+            f'the demo is no part of an installed headrace: unpack the source distribution of headrace {__version__} '
+            '(pip download --no-deps --no-binary :all: headrace) or clone its repository, and run `make demo` there'
+        )
+    sys.path.insert(0, str(root))  # it imports `examples.demo`, and `tests.support` for its S3 server
+    return importlib.import_module('examples.demo.run')
+
+
+_EVERY = 2.0  # seconds
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('folder', metavar='RUN', type=Path, help='folder of a run with the callback RunRecord')
+    parser.add_argument('--text', action='store_true', help='show a table in the terminal instead of a page')
+    parser.add_argument('--once', action='store_true', help='with --text: show it once, and end')
+    parser.add_argument('--json', action='store_true', help='print JSON once, and end')
+    parser.add_argument('--port', type=int, default=0, help='port of the page on 127.0.0.1; 0: any free one')
+    show_examples(
+        parser,
+        'headrace watch runs/a                  # a page; its address is printed',
+        'headrace watch runs/a --text           # a table, every two seconds',
+        'headrace watch runs/a --json | jq .total',
+    )
+
+
+@command('watch', _add_watch)
+def _run_watch(arguments: argparse.Namespace) -> int:
+    from headrace.watching.live import live_text, read_live
+
+    if arguments.json:
+        print(json.dumps(read_live(arguments.folder)))
+    elif arguments.text and (arguments.once or not sys.stdout.isatty()):
+        print(live_text(read_live(arguments.folder)))
+    elif arguments.text:
+        while True:
+            text = live_text(read_live(arguments.folder))
+            print(f'\x1b[H\x1b[2J{text}', flush=True)
+            time.sleep(_EVERY)
+    else:
+        from headrace.watching.live import WatchServer
+
+        with WatchServer(arguments.folder, arguments.port) as server:
+            print(f'{server.url} shows {arguments.folder}; Ctrl-C ends it.', flush=True)
+            server.serve_forever()
+    return 0
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('shell', choices=['bash', 'zsh', 'fish', 'tcsh'], help='the shell that reads the script')
+    parser.add_argument('--json', action='store_true', help='print JSON, with the script as a text')
+    show_examples(
+        parser,
+        'headrace completion bash > ~/.local/share/bash-completion/completions/headrace',
+        'headrace completion zsh > ~/.zfunc/_headrace        # with: fpath+=~/.zfunc; compinit',
+        'headrace completion fish > ~/.config/fish/completions/headrace.fish',
+    )
+
+
+@command('completion', _add_completion)
+def _run_completion(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    parser: CommandParser = arguments.parser
+    for action in parser.paths:
+        cast('Any', action).complete = shtab.FILE
+    script = shtab.complete(parser, arguments.shell)
+    print(json.dumps({'shell': arguments.shell, 'script': script}) if arguments.json else script)
+    return 0

@@ -10,8 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from headrace.compat.names import Absent, Alias
-from headrace.compat.tables import ABSENT_MODULES, TABLES
+from headrace.compat.tables import ABSENT_MODULES, TABLES, Absent, Alias
 from headrace.errors import AbsentNameError, AliasError
 
 __all__ = ['ROOT', 'AliasFinder', 'AliasModule', 'is_aliased']

@@ -6,9 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from headrace.compat.names import Alias, Entry
-from headrace.compat.tables import ABSENT_MODULES, TABLES
-from headrace.compat.tables.members import MEMBERS
+from headrace.compat.tables import ABSENT_MODULES, MEMBERS, TABLES, Alias, Entry
 
 __all__ = ['updated']
 

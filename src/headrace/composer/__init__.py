@@ -1,12 +1,11 @@
 """The plugin for MosaicML Composer.
 
-1. `data_spec.streaming_data_spec` makes Composer's `DataSpec` of a YAML file, a dataset or a loader.
-2. `batches` counts and splits batches for that DataSpec.
-3. `position.StreamingPosition`, a callback, sets the loader to the trainer's time.
-4. `statistics.DataStatistics`, a callback, logs the loaders' counters through `headrace.metrics`.
-5. `spikes.LossSpikes`, a callback, writes the data of a loss spike beside the checkpoints, with a `skip` to omit it.
-6. `record.RunRecord`, a callback, writes the record of the run (`headrace.watching`).
-7. `stream_metrics` makes metrics by stream for Composer.
+1. `data_spec.streaming_data_spec` makes Composer's `DataSpec` of a YAML file, a dataset or a loader. It counts
+   and splits batches.
+2. `position.StreamingPosition`, a callback, sets the loader to the trainer's time.
+3. `callbacks` watch the data: `DataStatistics` and `LossSpikes` by way of `headrace.metrics`, and `RunRecord` by way of
+   `headrace.watching`.
+4. `stream_metrics` makes metrics by stream for Composer.
 
 The dataset owns the position: Composer saves it with `StreamingDataset.state_dict`.
 """
@@ -22,11 +21,9 @@ except ImportError as error:
         'headrace.composer needs MosaicML Composer, which is not installed: pip install "headrace[composer]".'
     ) from error
 
+from headrace.composer.callbacks import DataStatistics, LossSpikes, RunRecord
 from headrace.composer.data_spec import StreamingDataSpec, streaming_data_spec, streaming_evaluators
 from headrace.composer.position import StreamingPosition
-from headrace.composer.record import RunRecord
-from headrace.composer.spikes import LossSpikes
-from headrace.composer.statistics import DataStatistics
 from headrace.composer.stream_metrics import stream_metrics
 
 __all__ = [

@@ -1,8 +1,6 @@
 """Problems of a run, found before it starts: of the machine, the launcher, versions, stores and caches."""
 
 from headrace.doctor.data import Place, check_data, places_of
-from headrace.doctor.finding import Finding
-from headrace.doctor.machine import check_launcher, check_machine
-from headrace.doctor.versions import check_versions
+from headrace.doctor.machine import Finding, check_launcher, check_machine, check_versions
 
 __all__ = ['Finding', 'Place', 'check_data', 'check_launcher', 'check_machine', 'check_versions', 'places_of']

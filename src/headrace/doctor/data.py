@@ -21,7 +21,7 @@ import numpy as np
 from headrace.config.build import build_streams
 from headrace.dataset.streams.open_streams import store_options_of
 from headrace.display import human_size
-from headrace.doctor.finding import Finding
+from headrace.doctor.machine import Finding
 from headrace.errors import HeadraceError
 from headrace.inspect.content import Content, open_content
 from headrace.mixing import Config, LoaderConfig

@@ -1,17 +1,15 @@
 """Lightning's hooks onto the one position of a streaming dataset.
 
 1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
-   trainer (`topology`).
-2. Its loaders (`position.loaders`) say when a pass over the data begins. `position.train_position` is a
-   `headrace.PositionTracker` that asks Lightning's counters for the trained batches. A subclass may change the samples
-   of batches (`hooks`).
-3. `position.callback.PositionCallback` puts the position into every checkpoint. At a resume it sets Lightning's loop
-   counters to it (`position.loop_progress`), and may restore the random generators (`position.rng`).
+   trainer (`topology`). A subclass may change the samples of batches.
+2. Its `loaders` say when a pass over the data begins. `train_position.TrainPosition` is a `headrace.PositionTracker`
+   that asks Lightning's counters for the trained batches.
+3. `position_callback.PositionCallback` puts the position into every checkpoint. At a resume it sets Lightning's loop
+   counters to it, and may restore the random generators.
 4. `requeue` has SLURM's signals wait for the end of a batch.
-5. `position.position_file` writes the position beside each checkpoint, for people.
-6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`; `spikes.LossSpikes` writes
-   beside the checkpoints what a loss spike was trained on, and what leaves it out. `record.RunRecord` writes the
-   record of the run, by way of `headrace.watching`.
+5. `position_file` writes the position beside each checkpoint, for people.
+6. `callbacks` watch the data: `DataStatistics` and `LossSpikes` by way of `headrace.metrics`, and `RunRecord` by way of
+   `headrace.watching`.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
@@ -28,12 +26,10 @@ except ImportError as error:
         'Programs that import `pytorch_lightning` change that import to `lightning.pytorch`.'
     ) from error
 
+from headrace.lightning.callbacks import DataStatistics, LossSpikes, RunRecord
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
-from headrace.lightning.position.callback import PositionCallback
-from headrace.lightning.record import RunRecord
-from headrace.lightning.spikes import LossSpikes
-from headrace.lightning.statistics import DataStatistics
+from headrace.lightning.position_callback import PositionCallback
 
 __all__ = [
     'DataStatistics',

@@ -1,18 +1,21 @@
-"""Datasets and loader options from the data module's arguments."""
+"""Datasets and loader options from the data module's arguments, and their descriptions for people and loggers."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.facts import dataset_facts
+from headrace.display import Facts
 from headrace.errors import ConfigError
-from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
+from headrace.mixing import Config, LoaderConfig, build_dataset, load_config, to_mapping
 from headrace.order.topology import with_replication
 from headrace.packing import PackedDataset
+from headrace.redaction import redact_value
 
 if TYPE_CHECKING:
     from headrace.order import Topology
@@ -23,6 +26,8 @@ __all__ = [
     'LoaderSource',
     'Source',
     'Sources',
+    'hyperparameters',
+    'module_facts',
     'refuse_shared',
     'source_of_loader',
     'sources_of_config',
@@ -192,3 +197,52 @@ def _is_source(value: object) -> bool:
     if isinstance(value, type):
         return False
     return isinstance(value, (StreamingDataset, LoaderConfig, Mapping)) or callable(value)
+
+
+def module_facts(name: str, batch_size: int | None, sources: Mapping[str, Iterable[LoaderSource]]) -> Facts:
+    """The loaders of each section; of opened datasets the streams, too.
+
+    Args:
+        name: the data module's class.
+        batch_size: samples per device, if known.
+        sources: the loaders by section.
+    """
+    rows: list[tuple[str, str]] = []
+    if batch_size is not None:
+        rows.append(('batch', f'{batch_size:,} samples per device'))
+    for section, given in sources.items():
+        for source in given:
+            label = f'{section}.{source.name}' if source.name else section
+            dataset = source.source if source.dataset is None else source.dataset
+            if not isinstance(dataset, StreamingDataset):
+                rows.append((label, 'not opened before `setup`'))
+                continue
+            title, facts = dataset_facts(dataset)
+            rows += [(label, title), *((f'  {name}', value) for name, value in facts)]
+    return Facts(name, rows)
+
+
+def hyperparameters(sources: Mapping[str, Iterable[LoaderSource]], **options: Any) -> dict[str, Any]:
+    """The sources by section, and the options that are not None: plain values without secrets."""
+    described = {
+        section: {source.name: source.source for source in given} if len(given) > 1 else given[0].source
+        for section, given in ((section, list(given)) for section, given in sources.items())
+        if given
+    }
+    return redact_value(_plain({**described, **{name: value for name, value in options.items() if value is not None}}))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (Config, LoaderConfig)):
+        return _plain(to_mapping(value))
+    if isinstance(value, StreamingDataset):
+        # The dataset is ready-made, so its arguments are unknown; the places of its data say most.
+        streams = [{'name': stream.name, 'remote': stream.remote, 'local': stream.local} for stream in value.streams]
+        return {'streams': _plain(streams), 'shuffle_seed': value.shuffle_seed}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in cast('Mapping[Any, Any]', value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in cast('list[Any]', value)]
+    return getattr(value, '__qualname__', None) or str(value)

@@ -1,15 +1,15 @@
 """Figures of the data for a trainer's loggers, and metrics that know streams and padding.
 
 1. `meter.DataMeter` turns the counters of loaders (`StreamingDataLoader.stats`, `.mix`) into rates, shares and text. It
-   knows no trainer: `headrace.lightning.DataStatistics` and any other loop can use it. `bottleneck.BottleneckWatch`
-   names the part of the data path that is too slow.
+   knows no trainer: any loop can use it. `bottleneck.BottleneckWatch` names the part of the data path that is too slow.
 2. `tokens.count_tokens` counts the tokens of a batch.
 3. `step_report` lists the samples of a trainer's step, and the `skip` that omits them. `spikes` finds steps with an
-   unusual loss, and `spike_report` writes their files.
-4. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without padding rows.
-5. `prometheus` serves figures, and `spans` makes OpenTelemetry spans of batches. Each imports its library at first use.
+   unusual loss, and writes their files.
+4. `observers` have what the callbacks of all trainers share.
+5. `per_stream` has torchmetrics: one value for each stream, and values without padding rows.
+6. `exporters` serve figures to Prometheus, and make OpenTelemetry spans. Each imports its library at first use.
 
-Only 4 needs torchmetrics, and imports it when it is first used.
+Only 5 needs torchmetrics, and imports it when it is first used.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingDependencyError
 from headrace.metrics.bottleneck import Bottleneck, BottleneckWatch
+from headrace.metrics.exporters import BatchSpans, PrometheusEndpoint
 from headrace.metrics.meter import DataMeter
-from headrace.metrics.prometheus import PrometheusEndpoint
-from headrace.metrics.spans import BatchSpans
-from headrace.metrics.spike_report import SpikeFile, SpikeReports, TrainedBatch, skip_yaml
-from headrace.metrics.spikes import LossSpike, SpikeDetector
+from headrace.metrics.spikes import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch, skip_yaml
 from headrace.metrics.step_report import StepReport, explain_batches, explain_step, report_text
 from headrace.metrics.tokens import count_tokens
 
 if TYPE_CHECKING:
-    from headrace.metrics.padding import WithoutPadding
-    from headrace.metrics.per_stream import PerStream, PerStreamMean
+    from headrace.metrics.per_stream import PerStream, PerStreamMean, WithoutPadding
 
 __all__ = [
     'BatchSpans',
@@ -53,15 +50,9 @@ __all__ = [
     'skip_yaml',
 ]
 
-_OF_TORCHMETRICS = {
-    'PerStream': 'headrace.metrics.per_stream',
-    'PerStreamMean': 'headrace.metrics.per_stream',
-    'WithoutPadding': 'headrace.metrics.padding',
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_TORCHMETRICS:
+    if name not in ('PerStream', 'PerStreamMean', 'WithoutPadding'):
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     try:
         import torchmetrics  # noqa: F401 # pyright: ignore[reportUnusedImport] — the module imported below uses it
@@ -69,4 +60,4 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f'headrace.metrics.{name} needs the package `torchmetrics`: pip install "torchmetrics>=1.4".'
         ) from error
-    return getattr(import_module(_OF_TORCHMETRICS[name]), name)
+    return getattr(import_module('headrace.metrics.per_stream'), name)

@@ -12,11 +12,12 @@ from torch import Tensor
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import MixtureCounts, StreamCount
 from headrace.display import human_decimal_size
-from headrace.metrics.batch_times import BatchTimes
-from headrace.metrics.cache_fill import CacheFill
-from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
-from headrace.metrics.spike_report import TrainedBatch
-from headrace.metrics.stream_counts import (
+from headrace.metrics.counts import (
+    BatchTimes,
+    CacheFill,
+    FollowedLoader,
+    Read,
+    StreamRead,
     add_counts,
     drift_of,
     from_state,
@@ -25,9 +26,10 @@ from headrace.metrics.stream_counts import (
     shares_of,
     to_state,
 )
+from headrace.metrics.spikes import TrainedBatch
 from headrace.storage.stats import difference_of, sum_of
 
-__all__ = ['DataMeter', 'print_line', 'print_summary']
+__all__ = ['DataMeter', 'print_line']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
@@ -399,11 +401,6 @@ class DataMeter:
             followed.mix = MixtureCounts()
             followed.tokens_before = followed.tokens = followed.loader.stream_tokens
         self.begin()
-
-
-def print_summary(meter: DataMeter) -> None:
-    """Print a meter's line about the run on stderr."""
-    print_line(meter.summary())
 
 
 def print_line(text: str) -> None:

@@ -1,23 +1,71 @@
-"""Metrics with one value for each stream."""
+"""Metrics with one value for each stream, and metrics that ignore padding and bad samples."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
 from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
+from headrace.dataset.batch_keys import has_rows
 from headrace.errors import ConfigError
-from headrace.metrics.selected_rows import excluded_rows, select_rows
 
-__all__ = ['PerStream', 'PerStreamMean']
+__all__ = ['PerStream', 'PerStreamMean', 'WithoutPadding']
+
+
+def excluded_rows(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
+    """bool[rows], True for a padding or bad row; None without both masks."""
+    if is_padding is None or is_bad_sample is None:
+        return is_bad_sample if is_padding is None else is_padding
+    return is_padding | is_bad_sample.to(is_padding.device)
+
+
+def select_rows(
+    where: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The rows of arguments where a mask is True.
+
+    Args:
+        where: bool[rows].
+        args: each with a row for each place of the mask: tensors, arrays, lists or tuples.
+        kwargs: the same, or values without rows, which stay unchanged.
+
+    Raises:
+        ConfigError: an argument by position has no rows, or any has another number of them.
+    """
+    rows = len(where)
+    for place, value in enumerate(args):
+        if not _is_rows(value) or len(value) != rows:
+            shape = tuple(value.shape) if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__
+            raise ConfigError(
+                f'Every argument must have a value for each of the {rows} rows, but argument {place} has the shape '
+                f"{shape}. A loss comes by row with reduction='none', averaged over other dimensions."
+            )
+    for name, value in kwargs.items():
+        if _is_rows(value) and len(value) != rows:
+            raise ConfigError(f'Argument {name} must have {rows} rows, or none, but has {len(value)}.')
+    chosen = tuple(_select(where, value) for value in args)
+    return chosen, {name: _select(where, value) if _is_rows(value) else value for name, value in kwargs.items()}
+
+
+def _is_rows(value: Any) -> bool:
+    return has_rows(value) or isinstance(value, (list, tuple))
+
+
+def _select(where: Tensor, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value[where.to(value.device)]
+    if isinstance(value, np.ndarray):
+        return cast('Any', value)[where.cpu().numpy()]
+    return type(value)(value[i] for i in torch.nonzero(where).flatten().tolist())
 
 
 class PerStreamMean(Metric):
@@ -214,3 +262,67 @@ def _without(streams: Tensor, without: Tensor | None) -> Tensor:
         return negative
     without = without.to(streams.device)
     return negative | without.reshape(-1, *[1] * (streams.ndim - 1))
+
+
+class WithoutPadding(WrapperMetric):
+    """Another metric, of the rows of a batch that count: ``metric.update(scores, labels, is_padding=batch[PADDING])``.
+
+    A rank without such a row in a batch does not update the metric, but takes part in its synchronisation.
+
+    Args:
+        metric: any metric whose arguments have a row for each sample; it is not copied.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *args: Any, is_padding: Tensor | None = None, is_bad_sample: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        """Update the metric with the rows that count.
+
+        Args:
+            args: the metric's arguments, each with a row for each sample: tensors, arrays, lists.
+            is_padding: bool[rows], True for a row to ignore: ``batch[headrace.PADDING]``.
+            is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
+            kwargs: as args; values without rows go to the metric unchanged.
+
+        Raises:
+            ConfigError: an argument does not have as many rows, or neither mark is given.
+        """
+        without = _given(excluded_rows(is_padding, is_bad_sample))
+        if not bool(without.all()):
+            args, kwargs = select_rows(~without, args, kwargs)
+            self.metric.update(*args, **kwargs)
+
+    def forward(
+        self, *args: Any, is_padding: Tensor | None = None, is_bad_sample: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Update the metric, and return its value for the batch; None where no row counts."""
+        self._forward_cache = None
+        without = _given(excluded_rows(is_padding, is_bad_sample))
+        if not bool(without.all()):
+            args, kwargs = select_rows(~without, args, kwargs)
+            self._forward_cache = self.metric(*args, **kwargs)
+        return self._forward_cache
+
+    def compute(self) -> Any:
+        """The metric's value, over all ranks as the metric itself has it."""
+        # A rank with only padding rows would otherwise return its cached value, while others wait for it.
+        self.metric._computed = None
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        """Reset the metric."""
+        super().reset()
+        self.metric.reset()
+
+
+def _given(without: Tensor | None) -> Tensor:
+    if without is None:
+        raise ConfigError(
+            'WithoutPadding leaves out rows by their mark, but got none. Pass `is_padding=batch[headrace.PADDING]`, '
+            '`is_bad_sample=batch[headrace.BAD_SAMPLE]`, or both.'
+        )
+    return without

@@ -1,15 +1,75 @@
-"""A page of a simulated run: figures and plots in one file, without scripts and without a network."""
+"""Pages of a simulated run: a file of figures and plots, and a server whose form changes the run's values.
+
+The server is of the standard library, for one person. It listens on 127.0.0.1 and answers to that name only, so no
+other page in the browser reaches it. A framework for such pages would bring thirty packages for one form.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import html
+import json
+import multiprocessing
+import resource
+import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from multiprocessing.connection import Connection
+from pathlib import Path
+from string import Template
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlsplit
 
-from headrace.display import html_table, human_size
-from headrace.simulate.result import SimulatedRun, SimulatedStep
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-__all__ = ['STYLE', 'content', 'page']
+from headrace.config.build import build_dataset
+from headrace.display import html_table, human_size, printable
+from headrace.errors import ConfigError, HeadraceError
+from headrace.format import bytes_to_int
+from headrace.mixing import LoaderConfig
+from headrace.redaction import redact
+from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
+from headrace.simulate.run import simulate
+from headrace.simulate.tune import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use
+
+__all__ = ['MOST_SECONDS', 'STYLE', 'SimulationServer', 'content', 'costs', 'page', 'read_prices']
+
+
+def read_prices(path: Path | None = None) -> dict[str, float]:
+    """US dollars per GB by provider.
+
+    Args:
+        path: a YAML mapping from names to numbers; None: headrace's own list prices.
+
+    Raises:
+        ConfigError: the file is no such mapping.
+        OSError: it cannot be read.
+    """
+    text = (
+        resources.files('headrace.simulate').joinpath('prices.yaml').read_text() if path is None else path.read_text()
+    )
+    try:
+        found: Any = OmegaConf.to_container(OmegaConf.create(text))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f'{path} must be YAML from providers to dollars per GB: {error}') from error
+    if not isinstance(found, dict):
+        raise ConfigError(f'{path} must be a mapping from providers to dollars per GB.')
+    prices = cast('dict[Any, Any]', found)
+    wrong = [name for name, price in prices.items() if isinstance(price, bool) or not isinstance(price, int | float)]
+    if wrong:
+        raise ConfigError(f'A price is a number of dollars per GB, but {path} has {prices[wrong[0]]!r} for {wrong[0]}.')
+    return {str(name): float(price) for name, price in prices.items()}
+
+
+def costs(size: int, prices: dict[str, float]) -> dict[str, float]:
+    """Dollars by provider for a number of bytes, to the cent."""
+    return {provider: round(price * size / 1e9, 2) for provider, price in prices.items()}
+
 
 _WIDTH, _HEIGHT, _POINTS = 720, 180, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 10, 12, 22
@@ -98,3 +158,224 @@ def _plot(
     )
     lines = ''.join(line(run, 'before' if number else 'now') for number, run in reversed([*enumerate(runs)]))
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{ticks}{times}{lines}</svg>'
+
+
+_LABELS: Final = {
+    'ranks': 'ranks, of all nodes',
+    'nodes': 'nodes',
+    'step_seconds': 'seconds of a step',
+    'bandwidth': 'bandwidth of a node, per second',
+    'latency': 'latency, in seconds',
+    'read_seconds': 'seconds to make a batch',
+    'receive_seconds': 'seconds to take a batch of a worker',
+    'batches': 'simulated steps of an epoch',
+    'epochs': 'simulated epochs',
+    'num_workers': 'workers of a rank',
+    'predownload': 'predownload, in samples',
+    'cache_limit': 'cache limit',
+    'shuffle_block_size': 'shuffle block size',
+    'num_canonical_nodes': 'canonical nodes',
+}
+_CONDITIONS: Final = tuple(name for name in _LABELS if name not in SETTINGS)
+_SIZES: Final = frozenset({'bandwidth', 'cache_limit'})
+MOST_SECONDS: Final = 60.0
+"""Real time of a run on the page, after which it is ended; others wait meanwhile."""
+MOST_MEMORY: Final = 4 << 30
+"""Bytes of a run on the page."""
+# Not a fork of the server, whose threads may hold locks. The process that forks loads this module once.
+_CONTEXT: Final = multiprocessing.get_context('forkserver')
+_UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))
+
+
+@dataclass(frozen=True)
+class _Simulations:
+    """A configuration, and the runs of it with other values."""
+
+    config: LoaderConfig
+    conditions: Conditions
+    prices: dict[str, float]
+    title: str
+    before: SimulatedRun
+    in_use: Mapping[str, int | None]
+
+    def form(self) -> str:
+        """The fields of all values; an empty one stands for the default that it shows."""
+        conditions = ''.join(_field(name, getattr(self.conditions, name), None) for name in _CONDITIONS)
+        settings = ''.join(
+            _field(name, self.config.loader.num_workers if name == 'num_workers' else getattr(self.config, name), used)
+            for name, used in self.in_use.items()
+        )
+        return (
+            f'<fieldset><legend>Machines, network, model</legend>{conditions}</fieldset>'
+            f'<fieldset><legend>Settings of the loader</legend>{settings}</fieldset>'
+        )
+
+    def answer(self, given: Mapping[str, str]) -> str:
+        """Figures and plots for the values of the form.
+
+        Raises:
+            HeadraceError: a value breaks a rule.
+        """
+        conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
+        settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
+        run = simulate(
+            replace_settings(self.config, cast('dict[str, int | None]', settings)),
+            dataclasses.replace(self.conditions, **conditions),  # pyright: ignore[reportArgumentType]
+        )
+        cost = costs(run.epoch_fetched_bytes * run.conditions.nodes, self.prices)
+        return content(run, cost, self.before)
+
+    def answer_in_time(self, given: Mapping[str, str]) -> str:
+        """As `answer`, in a process of its own: a number may be too large for the time and the memory.
+
+        Raises:
+            HeadraceError: a value breaks a rule, or the run takes a minute or too much memory.
+        """
+        received, sent = multiprocessing.Pipe(duplex=False)
+        _CONTEXT.set_forkserver_preload([__name__])
+        process = _CONTEXT.Process(target=self._send_answer, args=(given, sent, MOST_MEMORY), daemon=True)
+        process.start()
+        sent.close()
+        fix = f'Give fewer {_LABELS["batches"]}, ranks, workers or epochs.'
+        try:
+            if not received.poll(MOST_SECONDS):
+                raise ConfigError(f'the simulation was not done after {MOST_SECONDS:.0f} s. {fix}')
+            answer: str | Exception = received.recv()
+        except EOFError:
+            raise ConfigError(f'the simulation needs more than {MOST_MEMORY >> 30} GiB. {fix}') from None
+        finally:
+            process.kill()
+            process.join()
+            received.close()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _send_answer(self, given: Mapping[str, str], sent: Connection, memory: int) -> None:
+        with contextlib.suppress(OSError, ValueError):  # where the system has no such limit, or a lower one
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        try:
+            sent.send(self.answer(given))
+        except MemoryError:
+            return
+        except (HeadraceError, OSError, ArithmeticError, ValueError) as error:
+            sent.send(error)
+
+
+class SimulationServer(ThreadingHTTPServer):
+    """The server of the page. `url` is its address; `serve_forever` runs it.
+
+    Args:
+        config: the training loader.
+        conditions: where the form begins.
+        prices: dollars per GB by provider.
+        title: name of the configuration.
+        port: of 127.0.0.1; 0: any free one.
+
+    Raises:
+        HeadraceError, OSError: as of `simulate`.
+        ConfigError: the port is in use, or there is no such port.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0
+    ) -> None:
+        before = simulate(config, conditions)
+        topology = conditions.topology(config)
+        in_use = settings_in_use(config, build_dataset(config, topology=topology))
+        self.simulations = _Simulations(config, conditions, prices, title, before, in_use)
+        self.one_at_a_time = threading.Lock()
+        try:
+            super().__init__(('127.0.0.1', port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f'--port must be a free port of 127.0.0.1, or 0 for any, got {port}: {str(error).rstrip(".")}.'
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f'http://127.0.0.1:{self.server_port}/'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Answer with the page, or with a run."""
+        server = cast('SimulationServer', self.server)
+        names = {f'{host}:{server.server_port}' for host in ('127.0.0.1', 'localhost')}
+        if self.headers.get('Host') not in names or self.headers.get('Sec-Fetch-Site', 'none') == 'cross-site':
+            self._send(403, 'text/plain', 'This page is for this machine only.')
+            return
+        url = urlsplit(self.path)
+        if url.path == '/':
+            self._send(200, 'text/html', self._page(server.simulations), nonce=self._nonce)
+        elif url.path == '/run':
+            status, answer = self._run(server, dict(parse_qsl(url.query, keep_blank_values=True)))
+            self._send(status, 'application/json', json.dumps(answer))
+        else:
+            self._send(404, 'text/plain', 'There is no such page.')
+
+    def _page(self, simulations: _Simulations) -> str:
+        self._nonce = secrets.token_urlsafe()
+        template = Template(resources.files('headrace.simulate').joinpath('ui.html').read_text(encoding='utf-8'))
+        return template.substitute(
+            title=html.escape(simulations.title), style=STYLE, nonce=self._nonce, form=simulations.form()
+        )
+
+    def _run(self, server: SimulationServer, given: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+        try:
+            with server.one_at_a_time:
+                return 200, {'html': server.simulations.answer_in_time(given)}
+        except (HeadraceError, OSError) as error:
+            return 400, {'error': printable(redact(str(error)))}
+        except (ArithmeticError, ValueError) as error:
+            return 400, {'error': f'a value is too small or too large: {error}'}
+
+    def _send(self, status: int, kind: str, text: str, *, nonce: str = '') -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header('Content-Type', f'{kind}; charset=utf-8')
+        self.send_header('Content-Length', str(len(body)))
+        self.send_header('Cache-Control', 'no-store')
+        self.send_header('X-Content-Type-Options', 'nosniff')
+        self.send_header(
+            'Content-Security-Policy',
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
+            "frame-ancestors 'none'",
+        )
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:
+            self.close_connection = True  # the page was closed or loaded again meanwhile
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parameter's name
+        """Print no line for each request."""
+
+
+def _field(name: str, value: float | None, default: float | None) -> str:
+    shown = '' if value is None else _text(name, value)
+    hint = 'no limit' if name == 'cache_limit' else 'none' if default is None else _text(name, default)
+    note = '<small>another order</small>' if name in OF_THE_ORDER else ''
+    attributes = f'name="{name}" value="{html.escape(shown)}" placeholder="{html.escape(hint)}" autocomplete="off"'
+    return f'<label>{html.escape(_LABELS[name])} {note}<input {attributes}></label>'
+
+
+def _text(name: str, value: float) -> str:
+    if name in _SIZES:
+        for unit, factor in _UNITS:
+            if value >= factor and not value % factor:
+                return f'{value / factor:.0f}{unit}'
+    return f'{value:.12g}'
+
+
+def _number(name: str, text: str) -> float:
+    if name in _SIZES:
+        return bytes_to_int(text)
+    try:
+        return float(text) if name.endswith('seconds') or name == 'latency' else int(text.replace(',', ''))
+    except ValueError:
+        kind = 'a number' if name.endswith('seconds') or name == 'latency' else 'a whole number'
+        raise ConfigError(f'{_LABELS[name]}: must be {kind}, got {text[:60]!r}.') from None

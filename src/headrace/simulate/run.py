@@ -14,10 +14,8 @@ from headrace.dataset.prefetch.limits import downloads_of_nodes, fixed_bytes, ma
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
-from headrace.simulate.conditions import Conditions
-from headrace.simulate.node import Node
-from headrace.simulate.reader import Rank
-from headrace.simulate.result import SimulatedRun, SimulatedStep
+from headrace.simulate.node import Node, Rank
+from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
 from headrace.simulate.world import Event, Process, World
 
 __all__ = ['simulate']

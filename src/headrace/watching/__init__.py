@@ -1,12 +1,10 @@
 """The record of a run, and the page and the table that show the run while it lasts.
 
-1. `recorder.RunRecorder` writes the record of a run, lines in a file of its folder (`record_file`). `loader_config` and
-   `versions` give the content.
+1. `record.RunRecorder` writes the record of a run, lines in a file of its folder.
 2. `history.RunHistory` reads it: segments between kills and resumes, and the place of each step in the data.
-3. `explain.RecordedRun` gives the samples of a step, and the steps of a sample.
-4. `status.RankStatus` writes a small file of each rank's rates and waits, beside the record. `live` reads them, and
-   `server` and `table` show them.
-5. `run_files.RunFiles` calls `RunRecorder` and `RankStatus` together, for the callbacks `RunRecord` of both trainers.
+   `history.RecordedRun` gives the samples of a step, and the steps of a sample.
+3. `run_files.RankStatus` writes a small file of each rank's rates and waits, beside the record. `live` reads
+   these files, and shows them as a table and as a page. `run_files.RunFiles` writes both, for the trainers' callbacks.
 """
 
 from __future__ import annotations
@@ -14,12 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
-from headrace.watching.recorder import RunRecorder
-from headrace.watching.status import RankStatus
+from headrace.watching.record import RunRecorder
+from headrace.watching.run_files import RankStatus
 
 if TYPE_CHECKING:
-    from headrace.watching.explain import ExplainedStep, RecordedRun, SampleSeen
-    from headrace.watching.history import RecordedPass, RunHistory, Segment, TrainedStep
+    from headrace.watching.history import (
+        ExplainedStep,
+        RecordedPass,
+        RecordedRun,
+        RunHistory,
+        SampleSeen,
+        Segment,
+        TrainedStep,
+    )
 
 __all__ = [
     'ExplainedStep',
@@ -34,10 +39,5 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of this module
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            **dict.fromkeys(('ExplainedStep', 'RecordedRun', 'SampleSeen'), 'headrace.watching.explain'),
-            **dict.fromkeys(('RecordedPass', 'RunHistory', 'Segment', 'TrainedStep'), 'headrace.watching.history'),
-        },
-    )
+    _OF_HISTORY = set(__all__) - {'RankStatus', 'RunRecorder'}
+    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_OF_HISTORY, 'headrace.watching.history'))

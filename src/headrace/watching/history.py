@@ -1,17 +1,25 @@
-"""The history of a run by its record: segments between kills and resumes, and where each step was in the data."""
+"""The history of a run by its record: segments between kills and resumes, steps, and their samples by the plan."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError
-from headrace.watching.record_file import RECORD, read_record
+from headrace.metrics import StepReport, explain_step
+from headrace.mixing import LoaderConfig, build_loader, load_config
+from headrace.order import Topology, next_use
+from headrace.watching.record import RECORD, read_record
 
-__all__ = ['RecordedPass', 'RunHistory', 'Segment', 'TrainedStep']
+if TYPE_CHECKING:
+    from headrace.dataset import StreamingDataLoader
+    from headrace.order import BatchPlan
+
+__all__ = ['ExplainedStep', 'RecordedPass', 'RecordedRun', 'RunHistory', 'SampleSeen', 'Segment', 'TrainedStep']
 
 _FORMAT = 1
 
@@ -199,3 +207,252 @@ def _extend(segment: Segment, entry: Mapping[str, Any], shared: Mapping[str, Map
                 proportions=mixture['proportions'],
             )
         )
+
+
+_EPOCHS = 1000  # looked through for a sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedStep:
+    """A step of a run, and its samples."""
+
+    trained: TrainedStep
+    report: StepReport
+    loader: StreamingDataLoader
+    """A loader with the data and the topology of then, at the beginning of the step's pass."""
+    others: tuple[TrainedStep, ...]
+    """The other times that the step was trained, or may have been."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSeen:
+    """A use of a sample in a run."""
+
+    step: int
+    segment: int
+    """Number of the segment, counted from 1."""
+    epoch: int
+    position: int
+    """In the epoch's sequence."""
+    rank: int
+    """The rank that gets it; with replication, the first of those that do."""
+    row: int
+    """The row of that rank's batch."""
+    is_past: bool
+    """Whether the record says that the step was trained."""
+
+
+class RecordedRun:
+    """A run with a record: its steps and samples.
+
+    Args:
+        folder: the run's folder.
+        loader: name of the training loader; '' where there is one.
+        config: the loader's configuration, if the record holds none: with packing, or a `where` in Python.
+        overrides: changes to the configuration of the record, such as ``train.streams.code.local=/data``.
+
+    Raises:
+        ConfigError: there is no record; it holds no step; or there are other loaders.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        loader: str = '',
+        config: LoaderConfig | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
+        self.folder = Path(folder)
+        self.history = RunHistory.read(folder)
+        self._config, self._overrides = config, tuple(overrides)
+        names = self.history.loaders
+        if not names:
+            raise ConfigError(f'The record in {folder} holds no trained step yet.')
+        if loader not in names and not (not loader and len(names) == 1):
+            raise ConfigError(f'The run in {folder} has the training loaders {", ".join(names)}, got {loader!r}.')
+        self.loader_name = loader if loader in names else names[0]
+        self._open = functools.lru_cache(maxsize=4)(self._opened)
+        self._passes = {id(one): one for segment in self.history.segments for one in segment.passes}
+        self._segments = {segment.number: segment for segment in self.history.segments}
+
+    def loader(self, segment: Segment, place: RecordedPass) -> StreamingDataLoader:
+        """A loader with the data and the topology of a segment, at the beginning of a pass.
+
+        Raises:
+            ConfigError: the record holds no configuration.
+            ResumeError: the data or the configuration are not those of the run.
+        """
+        return self._open(segment.number, id(place))
+
+    def _opened(self, segment_number: int, place_id: int) -> StreamingDataLoader:
+        segment, place = self._segments[segment_number], self._passes[place_id]
+        config = self._config
+        if config is None and place.config is None:
+            raise ConfigError(
+                f'The record in {self.folder} cannot describe the data of this run: it packs documents, or selects '
+                f'samples by a function. Name its configuration: headrace explain CONFIG --run {self.folder}.'
+            )
+        if config is None:
+            assert place.config is not None
+            config = load_config({'train': dict(place.config)}, overrides=self._overrides).train
+            assert config is not None
+        loader = build_loader(config, topology=Topology(rank=0, **segment.topology))
+        loader.load_state_dict(dict(place.state))
+        return loader
+
+    def step(self, step: int) -> ExplainedStep:
+        """Explain a step: its latest use that the run's weights have, or will have.
+
+        Args:
+            step: counted from 0 through the run, as the trainer counts.
+
+        Raises:
+            ConfigError: the step is negative, or the record does not reach back to it.
+            ResumeError: the data or the configuration are not those of the run.
+        """
+        times = self.history.trained(step, self.loader_name) if step >= 0 else []
+        first = min(segment.first_step for segment in self.history.segments)
+        if not times and step >= first:
+            last = max(segment.reached for segment in self.history.segments)
+            raise ConfigError(
+                f'The record in {self.folder} knows the steps below {last}, got --step {step}. The last resume has '
+                f'trained no batch yet.'
+            )
+        if not times:
+            raise ConfigError(f'The record in {self.folder} begins with step {first}, got --step {step}.')
+        chosen = next((one for one in reversed(times) if one.is_kept), times[-1])
+        loader = self.loader(chosen.segment, chosen.place)
+        place = chosen.place
+        report = explain_step(loader, step, place=(place.epoch, place.sample), first_step=place.first_step)
+        return ExplainedStep(trained=chosen, report=report, loader=loader, others=_others(times, chosen))
+
+    @property
+    def last_loader(self) -> StreamingDataLoader:
+        """The loader of the last pass, whose sample ids `uses` takes."""
+        segment = next(s for s in reversed(self.history.segments) if s.pass_of(s.reached, self.loader_name))
+        place = segment.pass_of(segment.reached, self.loader_name)
+        assert place is not None
+        return self.loader(segment, place)
+
+    def uses(self, sample_id: int) -> Iterator[SampleSeen]:
+        """The uses of a sample in the steps that the run's weights have, then the first use afterwards.
+
+        Args:
+            sample_id: a global sample id of the run's last data.
+
+        Raises:
+            ConfigError: there is no such sample; or the run packs documents.
+        """
+        last = self.last_loader.dataset
+        if last.is_packed:
+            raise ConfigError(
+                f'--sample needs a run without `packing`, got {sample_id}: the sequence of a document is not known '
+                f'before it is tokenised. Use --step.'
+            )
+        if not 0 <= sample_id < last.num_samples:
+            raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
+        stream = int(last.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1
+        name = last.mixture.streams[stream].name
+        row = sample_id - int(last.mixture.sample_offsets[stream])
+        kept = self.history.kept()
+        for segment, end in kept:
+            passes = [one for one in segment.passes if one.loader == self.loader_name and one.first_step < end]
+            ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
+            for one, after in zip(passes, ends, strict=True):
+                loader = self.loader(segment, one)
+                found = _id_in(loader, name, row)
+                if found is not None:
+                    plan = loader.plan(one.epoch, one.sample)
+                    yield from _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number)
+        for segment, end in reversed(kept):
+            place = segment.pass_of(end, self.loader_name)
+            if place is not None:  # a resume may have no pass yet, and continues with that of the checkpoint
+                yield from self._next_use(segment, place, end, name, row)
+                return
+
+    def _next_use(
+        self, segment: Segment, place: RecordedPass, reached: int, stream: str, row: int
+    ) -> Iterator[SampleSeen]:
+        """The first use from a step on, if the segment's pass and later ones continue."""
+        loader = self.loader(segment, place)
+        sample_id = _id_in(loader, stream, row)
+        if sample_id is None:
+            return
+        plan = loader.plan(place.epoch, place.sample)
+        number = reached - place.first_step
+        use = next_use(
+            lambda epoch: plan if epoch == place.epoch else loader.plan(epoch),
+            sample_id,
+            epoch=place.epoch,
+            batch=min(number, plan.num_batches),
+            epochs=_EPOCHS,
+        )
+        if use is not None:
+            first = place.first_step
+            for epoch in range(place.epoch, use.epoch):
+                first += (plan if epoch == place.epoch else loader.plan(epoch)).num_batches
+            yield SampleSeen(
+                step=first + use.batch,
+                segment=segment.number,
+                epoch=use.epoch,
+                position=use.position,
+                rank=use.rank,
+                row=use.row,
+                is_past=False,
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The segments as plain values."""
+        kept = {segment.number: end for segment, end in self.history.kept()}
+        return {
+            'damaged_lines': self.history.damaged,
+            'segments': [
+                {
+                    'number': segment.number,
+                    'first_step': segment.first_step,
+                    'reached': segment.reached,
+                    'kept_to': kept.get(segment.number),
+                    'time': segment.time,
+                    'topology': dict(segment.topology),
+                    'versions': dict(segment.versions),
+                    'code': dict(segment.code),
+                    'checkpoints': segment.checkpoints,
+                    'mixtures': list(dict.fromkeys(one.mixture for one in segment.passes)),
+                    'proportions': dict(segment.passes[-1].proportions) if segment.passes else {},
+                }
+                for segment in self.history.segments
+            ],
+        }
+
+
+def _others(times: Sequence[TrainedStep], chosen: TrainedStep) -> tuple[TrainedStep, ...]:
+    """The other times of a step; a step that no segment is known to have reached has none."""
+    return tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
+
+
+def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
+    """The id of a stream's sample in a loader's data; None: it is not there."""
+    mixture = loader.dataset.mixture
+    for number, one in enumerate(mixture.streams):
+        if one.name == stream and row < one.size:
+            return int(mixture.sample_offsets[number]) + row
+    return None
+
+
+def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:
+    """The uses of a sample in batches below `end` of a plan."""
+    while batch < end:
+        use = next_use(lambda _: plan, sample_id, epoch=plan.order.epoch, batch=batch, epochs=1)
+        if use is None or use.batch >= end:
+            return
+        yield SampleSeen(
+            step=first_step + use.batch,
+            segment=segment,
+            epoch=use.epoch,
+            position=use.position,
+            rank=use.rank,
+            row=use.row,
+            is_past=True,
+        )
+        batch = use.batch + 1

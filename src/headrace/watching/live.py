@@ -1,18 +1,24 @@
-"""The state of a run, put together from the status files of its ranks."""
+"""The state of a run from the status files of its ranks: as values, as text, and as a page of this machine."""
 
 from __future__ import annotations
 
+import http.server
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.errors import ConfigError
-from headrace.watching.record_file import RECORD
-from headrace.watching.status import STATUS_FOLDER
+from typing_extensions import override
 
-__all__ = ['read_live']
+from headrace.display import human_size, printable, text_table
+from headrace.errors import ConfigError, HeadraceError
+from headrace.redaction import redact
+from headrace.watching.record import RECORD
+from headrace.watching.run_files import STATUS_FOLDER
+
+__all__ = ['WatchServer', 'live_text', 'read_live']
 
 _STALE = 60.0  # seconds
 _KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step', 'figures'}
@@ -118,3 +124,134 @@ def _total(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         'drift': max(of('mix/drift'), default=None),
         'cache_fill': min(fills, default=None),
     }
+
+
+_BAR = 20
+
+
+def live_text(live: dict[str, Any]) -> str:
+    """Lines with the totals, a table of the ranks and a table of the mix.
+
+    Args:
+        live: what `read_live` gives.
+    """
+    if not live['ranks']:
+        return f'{live["run"]}: no rank has written its status yet.'
+    total = live['total']
+    downloads = f'{human_size(total["bytes_per_second"])}/s, {human_size(total["bytes_downloaded"])} in all'
+    waits = f'{total["wait_share"]:.1%}, rank {total["slowest_rank"]} most with {total["slowest_wait_share"]:.1%}'
+    lines = [
+        printable(f'{live["run"]}: step {total["step"]:,}, {len(live["ranks"])} of {live["world_size"]} ranks'),
+        f'{total["samples_per_second"]:,.1f} samples/s; {downloads}; {total["retries"]:.0f} retries; waiting {waits}',
+        '',
+        *text_table([_HEAD, *(_row(status) for status in live['ranks'])]),
+    ]
+    if live['missing']:
+        lines.append(f'  without a status: ranks {", ".join(map(str, live["missing"]))}')
+    if live['mix']:
+        lines += ['', *text_table([('stream', 'count', 'share', 'promised', ''), *map(_stream, live['mix'])])]
+    return '\n'.join(lines)
+
+
+_HEAD = ('rank', 'host', 'state', 'step', 'waiting', 'batch p50', 'p99', 'download', 'cache')
+
+
+def _row(status: dict[str, Any]) -> tuple[str, ...]:
+    figures = status['figures']
+    state = f'silent for {status["age"]:.0f} s' if status['is_stale'] else status['state']
+    return (
+        str(status['rank']),
+        status['host'],
+        state,
+        f'{status["step"]:,}',
+        f'{figures["data/wait_share"]:.1%}',
+        _seconds(figures.get('data/batch_seconds_p50')),
+        _seconds(figures.get('data/batch_seconds_p99')),
+        f'{human_size(figures["data/bytes_per_second"])}/s',
+        '' if 'data/cache_fill' not in figures else f'{figures["data/cache_fill"]:.0%}',
+    )
+
+
+def _stream(stream: dict[str, Any]) -> tuple[str, ...]:
+    full = round(min(stream['share'], 1.0) * _BAR)
+    bar = '#' * full + '.' * (_BAR - full)
+    count = f'{stream["count"]:,.0f} {stream["unit"]}'
+    return stream['stream'], count, f'{stream["share"]:.2%}', f'{stream["promised"]:.2%}', bar
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ''
+    return f'{seconds:.2f} s' if seconds >= 1 else f'{seconds * 1000:.1f} ms'
+
+
+_PAGE = Path(__file__).with_name('page.html')
+_NAMES = ('127.0.0.1', 'localhost')  # with any port: ssh may forward another one
+
+
+class WatchServer(http.server.ThreadingHTTPServer):
+    """Serves the page of a run to this machine alone.
+
+    Args:
+        folder: the run's folder.
+        port: of 127.0.0.1; 0: any free one.
+
+    Raises:
+        ConfigError: the folder is not that of a run with a record, or the port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: str | Path, port: int = 0) -> None:
+        self.folder = Path(folder)
+        """The run's folder."""
+        read_live(folder)
+        try:
+            super().__init__(('127.0.0.1', port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f'`port` must be a free port of 127.0.0.1, or 0 for any, got {port}: {error}.') from error
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore disconnects of browsers: the terminal is the user's."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f'http://127.0.0.1:{self.server_address[1]}/'
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: WatchServer  # pyright: ignore[reportIncompatibleVariableOverride] - no other makes it
+
+    def do_GET(self) -> None:
+        # A page of another site that resolves its own name to this machine must not read the run.
+        if self.headers.get('Host', '').partition(':')[0] not in _NAMES:
+            self._answer(403, 'text/plain', b'This page is for this machine alone.')
+        elif self.path == '/':
+            self._answer(200, 'text/html', _PAGE.read_bytes())
+        elif self.path == '/status.json':
+            self._answer(200, 'application/json', json.dumps(self._live()).encode())
+        else:
+            self._answer(404, 'text/plain', b'There are / and /status.json.')
+
+    def _live(self) -> dict[str, Any]:
+        try:
+            return read_live(self.server.folder)
+        except HeadraceError as error:  # the folder was removed
+            return {'error': redact(str(error))}
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header('Content-Type', f'{kind}; charset=utf-8')
+        self.send_header('Content-Length', str(len(content)))
+        self.send_header('Cache-Control', 'no-store')
+        self.send_header('X-Content-Type-Options', 'nosniff')
+        self.end_headers()
+        self.wfile.write(content)
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print no line for each request: the terminal is the user's."""

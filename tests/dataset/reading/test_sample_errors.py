@@ -190,7 +190,7 @@ def test_of_tokenising(streams):
 @pytest.mark.parametrize('workers', [0, 1])
 def test_of_transforming(streams, workers):
     pytest.importorskip('lightning')
-    from headrace.lightning.hooks import HookedDataModule, SampleHooks
+    from headrace.lightning.datamodule import HookedDataModule, SampleHooks
 
     class Module(HookedDataModule):
         fails = 'transform'

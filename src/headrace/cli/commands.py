@@ -1,0 +1,61 @@
+"""The commands of ``headrace`` by name: their lines in ``--help``, and the functions that declare and run them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+__all__ = ['COMMANDS', 'Command', 'command']
+
+_HELP: Final = {
+    'bench': 'measure samples, bytes, waits and processor time of your data on this machine, and say what limits them',
+    'cache': 'show what a cache folder holds, or remove its shards: headrace cache clear DIR',
+    'completion': 'print a script with which bash, zsh or fish completes commands, options and files',
+    'config': 'check a configuration, show it as it is read, or print the JSON Schema for editors',
+    'convert': 'convert folders of images, Parquet, WebDataset, litdata, JSONL or CSV to a dataset of MDS shards',
+    'convert-config': "print the loaders of LLM Foundry's YAML as YAML of headrace, with the same batches",
+    'cp': 'copy a dataset to another folder or store, verified; again after a kill, it copies what is missing',
+    'demo': 'train, kill -9, resume on other ranks, and prove that no sample was lost or repeated',
+    'doctor': 'find what will go wrong in a run: versions, launcher, limits, stores, clocks, cache folders',
+    'explain': 'say which samples, or packed documents, make up a batch or a step of a run, or when a sample is seen',
+    'init': 'ask five questions, and write a first configuration and a training script that runs',
+    'inspect': 'show the columns, sizes and first samples of a dataset; reads its index, and little of one shard',
+    'merge': 'write one index for a dataset that was written in parts, each with an index of its own; moves no data',
+    'reshard': 'write a dataset again with other shard sizes, compression, columns or order; '
+    'images are not encoded again',
+    'rollback': 'list the indexes that a merge or an append replaced, or bring one back; moves no data',
+    'run': 'run a program for MosaicML Streaming unchanged: its `import streaming` gives headrace',
+    'simulate': 'foresee throughput, waits, cache and egress cost of a run, without data or GPUs',
+    'skip': "show the samples of a trainer's step, and print or write the configuration that skips it",
+    'tune': 'propose workers, prefetch, cache and blocks of the shuffle under which a run waits little for data',
+    'verify': 'check sizes, checksums, offsets and every sample of a dataset',
+    'warm': "fill this node's cache before a run: all that it reads in an epoch, or the shards of the first batches",
+    'watch': 'show the waits, the mix and the caches of a run while it trains, on a local page or in the terminal',
+}
+
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+class Command(NamedTuple):
+    """A command. Importing its module must be cheap; `run` imports what the work needs."""
+
+    help: str
+    """One line, for ``headrace --help``."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Run
+    """Returns the exit status."""
+
+
+COMMANDS: dict[str, Command] = {}
+"""Those of the modules that are imported."""
+
+
+def command(name: str, add_arguments: Callable[[argparse.ArgumentParser], None]) -> Callable[[Run], Run]:
+    """Declare the decorated function as the command of a name."""
+
+    def declare(run: Run) -> Run:
+        COMMANDS[name] = Command(_HELP[name], add_arguments, run)
+        return run
+
+    return declare

@@ -1,0 +1,314 @@
+"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback` and `convert`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+from headrace.cli.arguments import (
+    add_store_arguments,
+    add_two_stores,
+    count,
+    show_examples,
+    shown_progress,
+    store_options,
+)
+from headrace.cli.commands import Command, command
+from headrace.display import human_size, printable
+from headrace.errors import ConfigError
+from headrace.redaction import without_credentials
+
+if TYPE_CHECKING:
+    from headrace.originals import Original
+
+__all__ = ['ORIGINALS', 'original_command']
+
+
+ORIGINALS: Final = {
+    'ade20k': 'headrace.vision.convert:ADE20K',
+    'c4': 'headrace.text.convert:C4',
+    'cifar10': 'headrace.vision.convert:CIFAR10',
+    'coco': 'headrace.vision.convert:COCO',
+    'enwiki': 'headrace.text.convert:ENWIKI',
+    'imagenet': 'headrace.vision.convert:IMAGENET',
+    'laion400m': 'headrace.multimodal.convert:LAION400M',
+    'pile': 'headrace.text.convert:PILE',
+    'webvid': 'headrace.multimodal.convert:WEBVID',
+    'webvid-outside': 'headrace.multimodal.convert:WEBVID_OUTSIDE',
+}
+"""By name, the module of the description, and its name there."""
+
+
+def _add_cp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('source', help='folder or URL of the dataset')
+    parser.add_argument('destination', help='folder or URL of the copy')
+    parser.add_argument('--overwrite', action='store_true', help='replace another dataset at the destination')
+    parser.add_argument(
+        '-j', '--jobs', type=count, default=8, metavar='N', help='concurrent files (default: %(default)s)'
+    )
+    add_two_stores(parser, to='the destination')
+    show_examples(
+        parser,
+        'headrace cp ./data s3://bucket/data',
+        'headrace cp s3://bucket/data gs://other/data -j 32',
+        'headrace cp s3://old/data s3://new/data --to-endpoint-url http://minio:9000',
+    )
+
+
+@command('cp', _add_cp)
+def _run_cp(arguments: argparse.Namespace) -> int:
+    from headrace.convert import copy_dataset
+
+    with shown_progress('copy', unit='B', unit_scale=True, unit_divisor=1024) as show:
+        report = copy_dataset(
+            arguments.source,
+            arguments.destination,
+            overwrite=arguments.overwrite,
+            jobs=arguments.jobs,
+            source_options=store_options(arguments),
+            options=store_options(arguments, 'to-'),
+            progress=show,
+        )
+    if arguments.json:
+        print(json.dumps(report.to_json()))
+    else:
+        there = report.files - report.copied
+        print(
+            printable(
+                f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), '
+                f'{there:,} were there.'
+            )
+        )
+    return 0
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('out', help='folder or URL above the parts, which gets the merged index')
+    parser.add_argument(
+        'indexes',
+        nargs='*',
+        metavar='INDEX',
+        help='index.json of each part, in this order (default: all below OUT, in the order of their paths)',
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    add_store_arguments(parser)
+    show_examples(
+        parser,
+        'headrace merge s3://bucket/data',
+        'headrace merge ./data ./data/night/index.json ./data/day/index.json',
+    )
+
+
+@command('merge', _add_merge)
+def _run_merge(arguments: argparse.Namespace) -> int:
+    from headrace.convert import merge_index
+    from headrace.convert.stored_dataset import open_stored
+
+    options = store_options(arguments)
+    if arguments.indexes:
+        merge_index(arguments.indexes, arguments.out, store_options=options)
+    else:
+        merge_index(arguments.out, store_options=options)
+    shards = open_stored(arguments.out, options).shards
+    samples = int(shards.samples.sum())
+    out = without_credentials(arguments.out)
+    if arguments.json:
+        print(json.dumps({'out': out, 'shards': len(shards), 'samples': samples}))
+    else:
+        print(printable(f'{out}: {len(shards):,} shards with {samples:,} samples'))
+    return 0
+
+
+def _add_reshard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('source', help='folder or URL of the dataset')
+    parser.add_argument('out', help='folder or URL of the new dataset')
+    parser.add_argument(
+        '--size-limit', default='same', metavar='SIZE', help="bytes of a shard, such as 32mb (default: the source's)"
+    )
+    parser.add_argument(
+        '--compression', default='same', metavar='NAME', help="such as zstd:3, or none (default: the source's)"
+    )
+    parser.add_argument('--hashes', metavar='A,B', help="checksums, such as xxh64, or none (default: the source's)")
+    parser.add_argument('--columns', metavar='A,B', help='columns to keep (default: all)')
+    parser.add_argument(
+        '--order', choices=['stored', 'shuffled'], default='stored', help='order of the samples (default: %(default)s)'
+    )
+    parser.add_argument('--seed', type=int, default=0, help='of the shuffle (default: %(default)s)')
+    parser.add_argument('--overwrite', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--resume', action='store_true', help='continue a killed call with the same arguments')
+    add_two_stores(parser, to='the output')
+    show_examples(
+        parser,
+        'headrace reshard s3://bucket/data ./data --size-limit 32mb --compression zstd:3',
+        'headrace reshard ./data ./small --columns text,label --order shuffled --seed 1',
+    )
+
+
+@command('reshard', _add_reshard)
+def _run_reshard(arguments: argparse.Namespace) -> int:
+    from headrace.convert import reshard
+
+    with shown_progress('reshard', unit=' samples') as show:
+        report = reshard(
+            arguments.source,
+            arguments.out,
+            size_limit=arguments.size_limit,
+            compression=None if arguments.compression == 'none' else arguments.compression,
+            hashes=_names(arguments.hashes),
+            columns=_names(arguments.columns),
+            order=arguments.order,
+            seed=arguments.seed,
+            exist_ok=arguments.overwrite,
+            resume=arguments.resume,
+            source_options=store_options(arguments),
+            options=store_options(arguments, 'to-'),
+            progress=show,
+        )
+    if arguments.json:
+        print(json.dumps(report.to_json()))
+    else:
+        print(printable(f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}'))
+    return 0
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    return [] if text == 'none' else text.split(',')
+
+
+def _add_rollback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('out', help='folder or URL of the dataset')
+    parser.add_argument('--to', metavar='NAME', help='the index to bring back (default: list them)')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    add_store_arguments(parser)
+    show_examples(parser, 'headrace rollback ./data', 'headrace rollback ./data --to index.00001.json')
+
+
+@command('rollback', _add_rollback)
+def _run_rollback(arguments: argparse.Namespace) -> int:
+    from headrace.convert import kept_indexes, rollback
+
+    options, out = store_options(arguments), without_credentials(arguments.out)
+    if arguments.to is None:
+        found = kept_indexes(arguments.out, options=options)
+        lines = [f'{kept.name}: {kept.samples:,} samples in {kept.shards:,} shards' for kept in found]
+        lines = lines or [f'{out} has no index that was replaced.']
+    else:
+        found = [rollback(arguments.out, arguments.to, options=options)]
+        lines = [f'{out} has the index {arguments.to} again. The replaced one is {found[0].name}.']
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(kept) for kept in found]))
+    else:
+        print(printable('\n'.join(lines), keep='\n'))
+    return 0
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
+    parser.add_argument('out', help='folder or URL of the new dataset')
+    parser.add_argument(
+        '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
+    )
+    parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
+    parser.add_argument('--format', help='format of the data; by default found by the names of the files')
+    parser.add_argument('--split', help='sub-folder, or files with this name, such as train')
+    parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
+    parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
+    parser.add_argument('--size-limit', default='64mb', help='bytes of a shard before compression')
+    parser.add_argument(
+        '--on-error',
+        choices=['stop', 'skip', 'collect'],
+        default='stop',
+        help='for a bad input: stop, leave it out, or leave it out and list it in errors.jsonl',
+    )
+    parser.add_argument('--limit', type=int, help='number of rows to convert, from the first')
+    parser.add_argument('--exist-ok', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
+    parser.add_argument(
+        '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
+    )
+    parser.add_argument('--json', action='store_true', help='print the report as JSON')
+    show_examples(
+        parser,
+        'headrace convert pictures s3://bucket/shards -j 16',
+        'headrace convert data.parquet shards --compression zstd --columns text,label',
+        'headrace convert day2.jsonl shards --append',
+        'headrace convert imagenet --help      # the options of a known dataset',
+    )
+
+
+@command('convert', _add_convert)
+def _run_convert(arguments: argparse.Namespace) -> int:
+    """Convert; the bar goes to stderr, the report to stdout."""
+    from headrace.convert import convert
+    from headrace.convert.report import command_errors, report_lines
+
+    columns = None if arguments.columns is None else _columns(arguments.columns)
+    with command_errors():
+        report = convert(
+            arguments.source,
+            arguments.out,
+            columns=columns,
+            format=arguments.format,
+            split=arguments.split,
+            workers=arguments.workers,
+            on_error=arguments.on_error,
+            compression=arguments.compression,
+            hashes=None if arguments.hashes is None else sorted(arguments.hashes.split(',')),
+            size_limit=arguments.size_limit,
+            limit=arguments.limit,
+            exist_ok=arguments.exist_ok,
+            append=arguments.append,
+            allow_unsafe_types=arguments.allow_unsafe_types,
+            progress_bar=not arguments.json and sys.stderr.isatty(),
+        )
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        print('\n'.join(report_lines(report)))
+    return 0
+
+
+def _columns(text: str) -> dict[str, str] | list[str]:
+    """The columns of ``a,b`` or ``a=str,b=ndarray:float32:2,3``."""
+    # A comma inside of an encoding is followed by a digit.
+    parts: list[str] = []
+    for part in text.split(','):
+        if parts and '=' in parts[-1] and part.isdigit():
+            parts[-1] += f',{part}'
+        else:
+            parts.append(part)
+    with_encoding = [part for part in parts if '=' in part]
+    if not with_encoding:
+        return parts
+    if len(with_encoding) < len(parts):
+        plain = next(part for part in parts if '=' not in part)
+        raise ConfigError(f'--columns gives an encoding for all columns or for none, but got {plain!r} without one.')
+    return dict(part.split('=', 1) for part in parts)
+
+
+def original_command(name: str) -> Command:
+    """The command ``headrace convert NAME IN OUT`` of a known dataset, in the layout of its owners' distribution."""
+    from headrace.originals import add_arguments, run
+
+    module, _, described = ORIGINALS[name].partition(':')
+    original: Original = getattr(importlib.import_module(module), described)
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        add_arguments(parser, original)
+        splits = ','.join(original.splits)
+        command = f'headrace convert {original.name} IN'
+        needs = f' {original.example}' if original.example else ''
+        show_examples(
+            parser,
+            f'{command} {original.name}-mds -j 8{needs}' + (f' --splits {splits}' if splits else ''),
+            f'{command} s3://bucket/{original.name} --compression zstd --limit 1000{needs}',
+        )
+
+    title = f'{original.title}. For a folder of yours named {name}, write ./{name}.'
+    return Command(title, add, lambda arguments: run(original, arguments))
