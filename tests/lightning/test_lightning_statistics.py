@@ -151,7 +151,7 @@ def test_slow_data_shows_as_waits_and_stalls(make_dataset, tmp_path, monkeypatch
 
     data, statistics = SlowRead(local=str(make_dataset()), batch_size=4), DataStatistics(5)
     monkeypatch.setattr('headrace.dataset.statistics.time', SimpleNamespace(perf_counter=lambda: data.seconds))
-    monkeypatch.setattr(statistics, '_meter', DataMeter(clock=lambda: data.seconds))
+    monkeypatch.setattr(statistics._observer, 'meter', DataMeter(clock=lambda: data.seconds))
     trainer(tmp_path, statistics, max_steps=10).fit(OfTenth(), StreamingDataLoader(data))
     for row in rows(tmp_path):
         # Five batches take 600 ms, all of which is waited for, and their steps 500.
