@@ -482,7 +482,6 @@ def _summary(data: FirstData) -> str:
 
 
 def _configuration(data: FirstData, batch_size: int, cache: Path, out: Path) -> str:
-    """The YAML file."""
     from headrace.config.resolver import yaml_text
     from headrace.storage.resolve import local_path
 

@@ -69,10 +69,8 @@ class _OfStream(WrapperMetric):
         self.metric.update(*args, streams=torch.zeros_like(streams), is_padding=others, **kwargs)
 
     def compute(self) -> Any:
-        """The value of the stream, over all ranks."""
         return self.metric.compute()[self._name]
 
     def reset(self) -> None:
-        """Reset the metric."""
         super().reset()
         self.metric.reset()

@@ -52,20 +52,17 @@ def check_launcher(environ: Mapping[str, str] | None = None) -> Iterable[Finding
         yield Finding('problem', 'launcher', str(error))
         return
     text = f'rank {topology.rank} of {topology.world_size} on {topology.num_nodes} node(s)'
+    slurm_nodes = env.get('SLURM_JOB_NUM_NODES', '1')
     half = [name for name in ('RANK', 'WORLD_SIZE') if name in env]
     if len(half) == 1:
         (missing,) = {'RANK', 'WORLD_SIZE'} - set(half)
         fix = f'set {missing} as well, or unset {half[0]}; torchrun sets both'
         yield Finding('problem', 'launcher', f'{half[0]} is set and {missing} is not, so this is {text}', fix)
-    elif topology.world_size == 1 and int(_number(env.get('SLURM_JOB_NUM_NODES', '1'))) > 1:
+    elif topology.world_size == 1 and slurm_nodes.isdecimal() and int(slurm_nodes) > 1:
         fix = 'start it with srun or torchrun, or run `srun headrace doctor` for the view of a rank'
-        yield Finding('note', 'launcher', f'{text}, in a SLURM job of {env["SLURM_JOB_NUM_NODES"]} nodes', fix)
+        yield Finding('note', 'launcher', f'{text}, in a SLURM job of {slurm_nodes} nodes', fix)
     else:
         yield Finding('ok', 'launcher', text)
-
-
-def _number(text: str) -> str:
-    return text if text.isdecimal() else '1'
 
 
 def check_machine(*, workers: int = 0, ranks: int = 1) -> Iterable[Finding]:

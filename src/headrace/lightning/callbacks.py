@@ -44,13 +44,11 @@ class _TrainedBatches:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a training."""
         self._handed_out: dict[str, tuple[BatchPlan, int] | None] = {}
         self._fetched: dict[str, TrainedBatch] = {}  # of the next step
         self._is_ahead, self._is_pass_start = False, True
 
     def begin_pass(self) -> None:
-        """Begin an epoch."""
         self._is_pass_start = True
 
     def after_step(self, loaders: Mapping[str, StreamingDataLoader]) -> dict[str, TrainedBatch]:

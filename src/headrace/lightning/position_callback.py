@@ -193,11 +193,11 @@ class PositionCallback(Callback):
             epochs = state['trainer_epoch'] + position.rolled_over
         else:
             epochs = trained_epochs(fit_loop, is_epoch_start=position.is_epoch_start)
-        restart = position.restart(
-            epochs=epochs,
-            batches=batches,
-            steps=_optimizer_steps(fit_loop) if pl_module.automatic_optimization else batches,
-        )
+        steps = batches
+        if pl_module.automatic_optimization:
+            progress = fit_loop['epoch_loop.automatic_optimization.optim_progress']
+            steps = int(progress['optimizer']['step']['total']['completed'])
+        restart = position.restart(epochs=epochs, batches=batches, steps=steps)
         self._begin_epoch_loop = rewrite(fit_loop, restart)
         self._start = position.describe_start()
         self._random_state = checkpoint.get(_RNG_KEY) if self.saves_rng else None
@@ -312,11 +312,6 @@ def _replace_states(loaders: list[Any], state: dict[str, Any]) -> None:
     own = [number for number, loader in enumerate(loaders) if isinstance(loader, dict) and 'sample_in_epoch' in loader]
     for number, entry in zip(own, entries.values(), strict=False) if len(own) == len(entries) else ():
         loaders[number] = entry['position']
-
-
-def _optimizer_steps(fit_loop: dict[str, Any]) -> int:
-    progress = fit_loop['epoch_loop.automatic_optimization.optim_progress']
-    return int(progress['optimizer']['step']['total']['completed'])
 
 
 def random_state() -> dict[str, Any]:

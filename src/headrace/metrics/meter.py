@@ -212,7 +212,8 @@ class DataMeter:
             summed, passed = Read(*numbers[:size]), Read(*numbers[size : 2 * size])
             rest = iter(numbers[2 * size :])
             of_all = {name: round(next(rest) * replicas / ranks) for name in own}
-            token_counts = self._with_earlier_tokens(scaled_to(own, of_all))
+            token_counts = dict(self._earlier_tokens)
+            add_counts(token_counts, '', scaled_to(own, of_all))
             reads = {name: StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
@@ -312,11 +313,6 @@ class DataMeter:
         for label, followed in self._followed.items():
             add_counts(counts, label, followed.token_counts())
         return counts
-
-    def _with_earlier_tokens(self, counts: Mapping[str, StreamCount]) -> dict[str, StreamCount]:
-        together = dict(self._earlier_tokens)
-        add_counts(together, '', counts)
-        return together
 
     def texts(self) -> dict[str, str]:
         """The state of the data for a progress bar: ``data`` 3.2 GB, ``stall`` 0.1%, ``mix`` 0.40/0.60.

@@ -197,7 +197,7 @@ class SpikeReports:
         if optimizer_step is not None:
             document['optimizer_step'] = optimizer_step
         document |= {
-            'loss': _plain(spike.loss),
+            'loss': spike.loss if math.isfinite(spike.loss) else str(spike.loss),  # JSON has no other numbers
             'median': spike.median,
             'threshold': spike.threshold,
             'summary': [
@@ -224,10 +224,6 @@ class SpikeReports:
     def is_over(self) -> bool:
         """Whether there was more than one spike beyond `limit`: a loss that stays NaN is a spike in each step."""
         return self._found > self._limit + 1
-
-
-def _plain(loss: float) -> float | str:
-    return loss if math.isfinite(loss) else str(loss)  # JSON has no other numbers
 
 
 def skip_yaml(skip: list[list[int | str]], comments: list[str], defaults: list[str] | None = None) -> str:

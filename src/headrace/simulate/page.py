@@ -116,17 +116,16 @@ def content(run: SimulatedRun, cost: Mapping[str, float], before: SimulatedRun |
     runs = [run] if before is None else [run, before]  # the later ones are drawn beneath
     dollars = html_table([(provider, f'${price:,.2f}') for provider, price in cost.items()])
     plots = (
-        ('Seconds of each step, waiting included', _plot(runs, _step_seconds, lambda value: f'{value:.3g} s')),
+        (
+            'Seconds of each step, waiting included',
+            _plot(runs, lambda run, step: step.wait + run.conditions.step_seconds, lambda value: f'{value:.3g} s'),
+        ),
         ('Bytes that a node has fetched', _plot(runs, lambda _, step: step.fetched, human_size)),
         ('Bytes in the cache of a node', _plot(runs, lambda _, step: step.cached, human_size)),
     )
     drawn = ''.join(f'<h2>{html.escape(name)}</h2>{plot}' for name, plot in plots)
     notes = ''.join(f'<p>Note: {html.escape(note)}</p>' for note in run.notes())
     return f'{figures}{notes}{drawn}<h2>Egress of an epoch, all nodes</h2>{dollars}'
-
-
-def _step_seconds(run: SimulatedRun, step: SimulatedStep) -> float:
-    return step.wait + run.conditions.step_seconds
 
 
 def _plot(

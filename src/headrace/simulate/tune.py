@@ -370,7 +370,6 @@ class _Search:
             yield from (value // factor for factor in (2, 4, 8, 16) if value // factor >= _SMALLEST_BLOCK)
 
     def result(self, *, is_complete: bool = True) -> Tuning:
-        """The proposal."""
         changes = {name: self.chosen[name] for name in SETTINGS if name in self.chosen}
         changes = {name: value for name, value in changes.items() if value != self._before[name]}
         limit = '' if self.is_reached else self._limit()

@@ -325,7 +325,9 @@ class RecordedRun:
         loader = self.loader(chosen.segment, chosen.place)
         place = chosen.place
         report = explain_step(loader, step, place=(place.epoch, place.sample), first_step=place.first_step)
-        return ExplainedStep(trained=chosen, report=report, loader=loader, others=_others(times, chosen))
+        # A step that no segment is known to have reached has no other times.
+        others = tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
+        return ExplainedStep(trained=chosen, report=report, loader=loader, others=others)
 
     @property
     def last_loader(self) -> StreamingDataLoader:
@@ -424,11 +426,6 @@ class RecordedRun:
                 for segment in self.history.segments
             ],
         }
-
-
-def _others(times: Sequence[TrainedStep], chosen: TrainedStep) -> tuple[TrainedStep, ...]:
-    """The other times of a step; a step that no segment is known to have reached has none."""
-    return tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
 
 
 def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
