@@ -51,8 +51,11 @@ __all__ = [
 ]
 
 
+_OF_TORCHMETRICS = ('PerStream', 'PerStreamMean', 'WithoutPadding')
+
+
 def __getattr__(name: str) -> Any:
-    if name not in ('PerStream', 'PerStreamMean', 'WithoutPadding'):
+    if name not in _OF_TORCHMETRICS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     try:
         import torchmetrics  # noqa: F401 # pyright: ignore[reportUnusedImport] — the module imported below uses it
