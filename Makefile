@@ -117,8 +117,10 @@ transcripts: .venv/.ready ## What the commands of the docs print, into their pag
 fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: only our errors, bounded memory, no hang
 	.venv/bin/python -m tests.support.fuzz.fuzz --seconds $(or $(SECONDS),600)
 
-site: .venv/.ready ## The documentation as a site, in build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+# In .venv if that is there; else in an environment with the extra `site` only.
+SITE := $(if $(wildcard .venv/.ready),.venv,.venv-site)
+site: $(SITE)/.ready ## The documentation as a site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 
 clean: ## Remove all that is made here, environments and servers included
 	rm -rf .venv .venv-* .servers demo-output tutorial-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -128,6 +130,9 @@ clean: ## Remove all that is made here, environments and servers included
 
 .venv-next/.ready: pyproject.toml
 	@.ci/environment .venv-next '3.11 3.12 3.13 3.10' --pip '$(NEXT_TORCH)' -e '.[dev]'
+
+.venv-site/.ready: pyproject.toml
+	@.ci/environment .venv-site '3.11 3.12 3.13 3.10' -e '.[site]'
 
 # LLM Foundry fixes torch, Composer and transformers, and brings MosaicML Streaming 0.12.
 .venv-foundry/.ready: pyproject.toml

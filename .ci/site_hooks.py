@@ -11,7 +11,12 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
+from abc import ABCMeta
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jupytext
@@ -42,8 +47,55 @@ PACKAGES = (
     'headrace.storage',
     'headrace.errors',
 )
+ABSENT = ('accelerate', 'composer', 'lightning', 'pyarrow', 'ray', 'torchmetrics', 'transformers')
+"""Packages that the site does without: headrace's modules over them are imported for their names only."""
 _LISTS = ('fraction', 'subset', 'where')  # keys whose value is a list
 _LINK = re.compile(r'(\]\(|<img src=")(?!https?:|#|mailto:)([^)#" ]+)')
+
+
+class _Names(ABCMeta):
+    """Classes whose attributes are classes like them."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        return _Names(name, (_Name,), {})
+
+
+class _Name:
+    """What a name of a stand-in is: a class to inherit, index or call."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, _: Any) -> type:
+        return cls
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is a class."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        return _Names(name, (_Name,), {})
+
+
+class _StandIns(MetaPathFinder, Loader):
+    """Finds a stand-in for each module of a package that is not installed."""
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        is_absent = fullname.partition('.')[0] in ABSENT
+        return ModuleSpec(fullname, self, is_package=True) if is_absent else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+sys.meta_path.append(_StandIns())  # the last one: what is installed is found before
 
 
 def on_files(files: Files, config: Any) -> Files:
