@@ -62,7 +62,7 @@ from headrace.order.skip import refuse_documents
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.sources.formats import check_format
 
-__all__ = ['LocalDataset', 'StreamingDataset', 'refuse_dealing', 'samples_of_pass']
+__all__ = ['LocalDataset', 'StreamingDataset']
 
 
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
@@ -410,14 +410,14 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
-        refuse_dealing(self, self.topology.replicas)
+        _refuse_dealing(self, self.topology.replicas)
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:
-        return samples_of_pass(self.sample_source(), self.begin_pass)
+        return _samples_of_pass(self.sample_source(), self.begin_pass)
 
 
-def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) -> Iterator[Any]:
+def _samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) -> Iterator[Any]:
     """This worker's samples of a dataset's next epoch.
 
     A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
@@ -454,7 +454,7 @@ def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) 
             source.progress.end(epoch)
 
 
-def refuse_dealing(dataset: object, ranks: int) -> None:
+def _refuse_dealing(dataset: object, ranks: int) -> None:
     """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks.
 
     Raises:
