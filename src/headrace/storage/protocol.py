@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
 
 __all__ = [
-    'Names',
+    'BucketStore',
     'ObjectInfo',
     'Store',
     'StoreOptions',
@@ -29,6 +29,9 @@ __all__ = [
 is_blocking: Final = ContextVar('is_blocking', default=True)
 """Whether a reader waits for this thread's requests; False for a prefetch. A store with few connections keeps one for
 readers."""
+
+TIMES: Final = 'connect_timeout and request_timeout'
+"""The options in `store_options` that every store has, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,34 +146,6 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-class Names:
-    """The names that objects of a bucket have, whose keys are relative to a prefix."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix.strip('/')
-        self._root = f'{self.prefix}/' if self.prefix else ''
-
-    def of_key(self, key: str) -> str:
-        """The name of an object."""
-        return self._root + check_key(key)
-
-    def of_prefix(self, prefix: str) -> str:
-        """The common prefix of the names of all objects whose keys begin with ``prefix``."""
-        return self._root + check_prefix(prefix)
-
-    def shown(self, key: str) -> str:
-        """A result of `of_key` or `of_prefix`, for messages."""
-        return self._root + key
-
-    def key(self, name: str) -> str:
-        """The key of the object that has this name."""
-        return name[len(self._root) :]
-
-
-TIMES: Final = 'connect_timeout and request_timeout'
-"""The options in `store_options` that every store has, for messages."""
-
-
 def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None:
     """Refuse extra options that a backend does not have.
 
@@ -199,3 +174,47 @@ def count_option(options: StoreOptions, name: str, default: int) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise ConfigError(f'{name} of a store is a number from 1; got {found!r}. Correct it.')
     return found
+
+
+class BucketStore:
+    """A store whose objects have names below a prefix, as in a bucket."""
+
+    def __init__(
+        self, prefix: str, options: StoreOptions | None, *, extra: Iterable[str], title: str, connections: int = 32
+    ) -> None:
+        """Check the options.
+
+        Args:
+            prefix: Of all names.
+            options: Of the store.
+            extra: The names of its extra options; see `check_extra`.
+            title: The backend's name in messages.
+            connections: Of a process, unless `max_pool_connections` is set.
+        """
+        self.prefix = prefix.strip('/')
+        self._root = f'{self.prefix}/' if self.prefix else ''
+        self.options = options or StoreOptions()
+        check_extra(self.options, extra, title)
+        self._pool = count_option(self.options, 'max_pool_connections', connections)
+
+    @property
+    def url(self) -> str:
+        """See `Store.url`."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.url!r})'
+
+    def _name(self, key: str) -> str:
+        return self._root + check_key(key)
+
+    def _name_prefix(self, prefix: str) -> str:
+        """The common prefix of the names of all objects whose keys begin with ``prefix``."""
+        return self._root + check_prefix(prefix)
+
+    def _shown(self, key: str) -> str:
+        """A result of `_name` or `_name_prefix`, for messages."""
+        return self._root + key
+
+    def _key(self, name: str) -> str:
+        return name[len(self._root) :]

@@ -47,6 +47,12 @@ REMOTE_MARKER: Final = '.headrace-remote'
 _LONGEST: Final = 1 << 16
 """Bytes of it that are read."""
 
+_BLOCK: Final = 1 << 20  # Bytes of an index that a comparison reads at once.
+
+_LOOK_AGAIN: Final = 1.0  # Seconds between two looks at index.json for old shards.
+
+_CLOCK_STEP: Final = 1.0  # Seconds that the time of a file may be behind the clock.
+
 
 def marker_text(url: str) -> str:
     """The text of the file: a folder's real path, or a URL without credentials and last slashes."""
@@ -95,10 +101,6 @@ def _holds_files(folder: Path) -> bool:
     except OSError:
         return True
 
-
-_BLOCK: Final = 1 << 20  # Bytes of an index that a comparison reads at once.
-_LOOK_AGAIN: Final = 1.0  # Seconds between two looks at index.json for old shards.
-_CLOCK_STEP: Final = 1.0  # Seconds that the time of a file may be behind the clock.
 
 FileIdentity: TypeAlias = 'tuple[int, int]'
 """Differs between a file and its replacement. FUSE may give a file a new inode at each look."""

@@ -31,6 +31,8 @@ __all__ = [
 OWN_NAMES: Final = '.headrace'
 """Prefix of the names of the cache's own files in its folder."""
 
+_PAGE: Final = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
@@ -155,9 +157,6 @@ def _check_name(name: str) -> None:
             f"No part of a shard's name begins with `{OWN_NAMES}`, which is for the files of the cache itself; got "
             f'{name!r}. Write the shard under another name.'
         )
-
-
-_PAGE: Final = 1024
 
 
 class EntrySet:

@@ -53,6 +53,9 @@ _NAMES: Final = re.compile(rf'{LEDGER}|[0-9a-f]{{32}}\.(lock|\d+\.[0-9a-f]{{8}}\
 _LONGEST: Final = 1 << 17
 """Bytes of a note that are read."""
 
+TRIES: Final = 10
+"""How often a file is fetched for one call when something deletes it each time."""
+
 
 def fetch_folder(cache: Path) -> ControlFolder:
     """The folder in which a cache folder's fetches write."""
@@ -377,9 +380,6 @@ def reclaim_fetches(folder: Path) -> bool:
 
 
 T = TypeVar('T')
-
-TRIES: Final = 10
-"""How often a file is fetched for one call when something deletes it each time."""
 
 
 def deleted(folder: Path, name: str) -> CacheError:

@@ -57,6 +57,10 @@ ANSWER_TIMEOUT: Final = 3.0
 
 _log = logger_of(__name__)
 
+_IMPORTED: Final = time.time()
+
+_ATTRIBUTE: Final = 'user.headrace.version'
+
 
 class IndexCheck:
     """The requests of a dataset's streams to their remotes when it is opened. Thread-safe."""
@@ -133,12 +137,6 @@ def process_start() -> float:
         return now - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf('SC_CLK_TCK')
     except (AttributeError, OSError, ValueError, IndexError):  # no Linux
         return _IMPORTED
-
-
-_IMPORTED: Final = time.time()
-
-
-_ATTRIBUTE: Final = 'user.headrace.version'
 
 
 class IndexReader(Protocol):

@@ -73,6 +73,9 @@ SHARE: Final = 100
 SURE: Final = 25
 """The same factor, after a scan that found nothing evictable."""
 
+USE_COUNTS: Final = 1.5
+"""A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
+
 
 @dataclass(slots=True)
 class Present:
@@ -274,9 +277,6 @@ def drop_ledger(folder: Path) -> None:
     except OSError as error:
         raise cannot_write(folder, error) from error
 
-
-USE_COUNTS: Final = 1.5
-"""A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
 
 _Ranked: TypeAlias = 'tuple[float, float, int, Present]'
 """(-next use, last use, tie-breaker, entry)"""

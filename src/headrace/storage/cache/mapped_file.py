@@ -23,6 +23,11 @@ from headrace.storage.cache.locks import lock_file, unlock_file
 
 __all__ = ['Lease', 'check_inside', 'close_files', 'delete_file', 'map_files', 'open_file', 'suspend_leases']
 
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+USE_NOTED: Final = 1.0
+"""Seconds after which a file's time of last use is written again."""
+
 
 def open_file(folder: str, name: str) -> int | None:
     """Open a file of a cache folder for reading; None if it is absent.
@@ -93,7 +98,6 @@ _map.restype = ctypes.c_void_p
 _map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _unmap = _library.munmap
 _unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class _Pages:
@@ -220,10 +224,6 @@ def map_files(folder: str, entry: CacheEntry, *, locked: bool, first: int | None
 def close_files(files: Iterable[MappedFile]) -> None:
     for file in files:
         file.close()
-
-
-USE_NOTED: Final = 1.0
-"""Seconds after which a file's time of last use is written again."""
 
 
 class _OfThread(threading.local):

@@ -47,7 +47,7 @@ from headrace.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
@@ -77,6 +77,21 @@ ENDPOINT_VARIABLE: Final = 'AZURE_STORAGE_SERVICE_ENDPOINT'
 DEFAULT_CREDENTIAL: Final = 'DefaultAzureCredential'
 ONE_REQUEST: Final = 1 << 50
 """Bytes; more than any blob has. The SDK cuts a download into requests of this size."""
+
+EXTRA: Final = frozenset({'account_name', 'max_pool_connections'})
+
+CONTAINER: Final = re.compile(r'\$root|\$web|\$logs|(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*')
+
+FOLDER: Final = 'hdi_isfolder'
+"""Metadata of the blobs that stand for the folders of a hierarchical namespace."""
+
+MEANINGS: Final = {
+    'ConditionNotMet': 412,
+    # Told as a conflict, but waiting does not open an account to the public.
+    'PublicAccessNotPermitted': 403,
+    'ServerBusy': 503,
+}
+"""HTTP statuses for error codes whose answers have another status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,20 +239,6 @@ def _credential(url: str, account: str, source: str, secret: str) -> Any:
     return DefaultAzureCredential()
 
 
-EXTRA: Final = frozenset({'account_name', 'max_pool_connections'})
-CONTAINER: Final = re.compile(r'\$root|\$web|\$logs|(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*')
-FOLDER: Final = 'hdi_isfolder'
-"""Metadata of the blobs that stand for the folders of a hierarchical namespace."""
-
-MEANINGS: Final = {
-    'ConditionNotMet': 412,
-    # Told as a conflict, but waiting does not open an account to the public.
-    'PublicAccessNotPermitted': 403,
-    'ServerBusy': 503,
-}
-"""HTTP statuses for error codes whose answers have another status."""
-
-
 def open_azure_store(url: str, options: StoreOptions) -> AzureStore:
     """The store for ``azure://container/prefix`` or ``azure-dl://filesystem/prefix``, with or without a host before."""
     scheme, rest = split_url(url)
@@ -262,7 +263,7 @@ class _AnsweredError(Exception):
 
 
 @sealed
-class AzureStore:
+class AzureStore(BucketStore):
     """Blobs of one container, below a prefix. The client is made at the first request of each process."""
 
     def __init__(
@@ -275,21 +276,14 @@ class AzureStore:
         host: str = '',
     ) -> None:
         self.container = container
-        self._names = Names(prefix)
-        self.prefix = self._names.prefix
-        self.options = options or StoreOptions()
+        super().__init__(prefix, options, extra=EXTRA, title='an Azure store')
         self.scheme, self.host = scheme, host
-        check_extra(self.options, EXTRA, 'an Azure store')
-        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         host = f'{self.host}/' if self.host else ''
         return f'{self.scheme}://{host}{self.container}/{self.prefix}'.rstrip('/')
-
-    def __repr__(self) -> str:
-        return f'AzureStore({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         blob = self._blob(key)
@@ -361,11 +355,11 @@ class AzureStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
-        begin = self._names.of_prefix(prefix)
+        begin = self._name_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             pages = self._client.list_blobs(name_starts_with=begin or None, include=['metadata']).by_page()
             found = [
-                ObjectInfo(self._names.key(blob.name), int(blob.size), version(blob.etag))
+                ObjectInfo(self._key(blob.name), int(blob.size), version(blob.etag))
                 for blob in items_of(f'{self.url}/{prefix}', pages, lambda blob: blob.name)
                 if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
             ]
@@ -385,7 +379,7 @@ class AzureStore:
                     raise
 
     def _blob(self, key: str) -> Any:
-        name = self._names.of_key(key)
+        name = self._name(key)
         return self._client.get_blob_client(name)
 
     @property
@@ -471,7 +465,7 @@ class AzureStore:
     def _absent(self, key: str, code: str) -> str:
         known = {'BlobNotFound': True, 'ContainerNotFound': False}
         exists = known[code] if code in known else self._container_exists()
-        name = self._names.shown(key)
+        name = self._shown(key)
         reason = why_absent(
             exists, container=f'the container {self.container!r}', server=self._server(), name=f'the blob {name!r}'
         )

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, ObjectNotFoundError
-from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
+from headrace.storage.protocol import BucketStore, ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.s3 import S3Service, S3Store
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
@@ -52,6 +52,18 @@ from headrace.storage.transfer.sealed_errors import sealed
 __all__ = ['GCSStore', 'open_gcs_store']
 
 SCOPE: Final = 'https://www.googleapis.com/auth/devstorage.read_write'
+
+UPLOAD_PART: Final = 32 << 20
+
+EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
+
+HMAC: Final = S3Service(
+    scheme='gs',
+    endpoint_url='https://storage.googleapis.com',
+    region='auto',
+    access_key_variable='GCS_KEY',
+    secret_key_variable='GCS_SECRET',  # noqa: S106 - the name of a variable
+)
 
 
 class Connection(NamedTuple):
@@ -163,17 +175,6 @@ def describe(credentials: Any, options: StoreOptions) -> str:
     return f'credentials ({kind}' + (f', {who})' if who else ')') + origin
 
 
-UPLOAD_PART: Final = 32 << 20
-EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
-HMAC: Final = S3Service(
-    scheme='gs',
-    endpoint_url='https://storage.googleapis.com',
-    region='auto',
-    access_key_variable='GCS_KEY',
-    secret_key_variable='GCS_SECRET',  # noqa: S106 - the name of a variable
-)
-
-
 def open_gcs_store(url: str, options: StoreOptions) -> Store:
     """The store for ``gs://bucket/prefix``: an `S3Store` if there are HMAC keys and nothing speaks against them."""
     _, rest = split_url(url)
@@ -192,27 +193,20 @@ def open_gcs_store(url: str, options: StoreOptions) -> Store:
 
 
 @sealed
-class GCSStore:
+class GCSStore(BucketStore):
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 
     def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
         self.bucket = bucket
-        self._names = Names(prefix)
-        self.prefix = self._names.prefix
-        self.options = options or StoreOptions()
-        check_extra(self.options, EXTRA, 'a GCS store')
-        self._pool = count_option(self.options, 'max_pool_connections', 32)
+        super().__init__(prefix, options, extra=EXTRA, title='a GCS store')
         self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         return f'gs://{self.bucket}/{self.prefix}'.rstrip('/')
 
-    def __repr__(self) -> str:
-        return f'GCSStore({self.url!r})'
-
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        name, wanted = self._names.of_key(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        name, wanted = self._name(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
         # Encoded objects are read as they are stored.
@@ -254,7 +248,7 @@ class GCSStore:
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        name = self._names.of_key(key)
+        name = self._name(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             # Objects of more than 8 MiB go up in parts, each in memory; readers see the object after the last part.
@@ -262,14 +256,14 @@ class GCSStore:
             blob.upload_from_file(body, size=size, checksum='crc32c', retry=None, timeout=self._timeout)
 
     def head(self, key: str) -> ObjectInfo:
-        name = self._names.of_key(key)
+        name = self._name(key)
         with self._mapped_errors('Looking up', key):
             blob = self._bucket().blob(name)
             blob.reload(retry=None, timeout=self._timeout)
             return described(key, f'{self.url}/{key}', blob.size, blob.generation)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        where = self._names.of_prefix(prefix)
+        where = self._name_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             found = self._connection.get().client.list_blobs(
                 self._bucket(),
@@ -280,10 +274,10 @@ class GCSStore:
             )
             for blob in items_of(f'{self.url}/{prefix}', found.pages, lambda blob: blob.name):
                 if not blob.name.endswith('/'):  # the folders of consoles
-                    yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation or ''))
+                    yield ObjectInfo(self._key(blob.name), int(blob.size), str(blob.generation or ''))
 
     def delete(self, key: str) -> None:
-        name = self._names.of_key(key)
+        name = self._name(key)
         # A missing bucket holds no such object either.
         with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
             self._bucket().blob(name).delete(retry=None, timeout=self._timeout)
@@ -360,7 +354,7 @@ class GCSStore:
                 known,
                 container=f'the bucket {self.bucket!r}',
                 server=self._server(),
-                name=f'the object {self._names.shown(key)!r}',
+                name=f'the object {self._shown(key)!r}',
             )
             return f'{reason}. Check the URL and the endpoint (options, STORAGE_EMULATOR_HOST).'
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
-from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.transfer.answer_bounds import bound_botocore, exceeded, items_of
 from headrace.storage.transfer.http import (
@@ -52,6 +52,32 @@ METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service
 
 WRITTEN: Final = frozenset({'config-file', 'env', 'shared-credentials-file'})
 """Sources of credentials that somebody writes, by botocore's names: it does not know when they expire."""
+
+EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
+
+MEANINGS: Final = {
+    **dict.fromkeys(
+        (
+            'AccessDenied',
+            'AllAccessDisabled',
+            'ExpiredToken',
+            'Forbidden',
+            'InvalidAccessKeyId',
+            'InvalidSecurity',
+            'InvalidToken',
+            'MissingSecurityHeader',
+            'RequestTimeTooSkewed',
+            'SignatureDoesNotMatch',
+            'TokenRefreshRequired',
+            'UnauthorizedAccess',
+        ),
+        403,
+    ),
+    **dict.fromkeys(('BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'), 503),
+    **dict.fromkeys(('NoSuchKey', 'NotFound'), 404),
+    'PreconditionFailed': 412,
+}
+"""HTTP statuses for S3's error codes; the answer's own status may differ. Answers to HEAD have no codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,33 +266,6 @@ def _configured_endpoint(session: Any) -> str | None:
     return profile.get('endpoint_url') or ('services' if profile.get('services') else None)
 
 
-EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
-
-MEANINGS: Final = {
-    **dict.fromkeys(
-        (
-            'AccessDenied',
-            'AllAccessDisabled',
-            'ExpiredToken',
-            'Forbidden',
-            'InvalidAccessKeyId',
-            'InvalidSecurity',
-            'InvalidToken',
-            'MissingSecurityHeader',
-            'RequestTimeTooSkewed',
-            'SignatureDoesNotMatch',
-            'TokenRefreshRequired',
-            'UnauthorizedAccess',
-        ),
-        403,
-    ),
-    **dict.fromkeys(('BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'), 503),
-    **dict.fromkeys(('NoSuchKey', 'NotFound'), 404),
-    'PreconditionFailed': 412,
-}
-"""HTTP statuses for S3's error codes; the answer's own status may differ. Answers to HEAD have no codes."""
-
-
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
     """The store for ``s3://bucket/prefix``."""
     _, rest = split_url(url)
@@ -277,7 +276,7 @@ def open_s3_store(url: str, options: StoreOptions) -> S3Store:
 
 
 @sealed
-class S3Store:
+class S3Store(BucketStore):
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 
     def __init__(
@@ -290,21 +289,14 @@ class S3Store:
     ) -> None:
         """A service takes its endpoint and keys from nowhere else: S3's own variables and profiles do not count."""
         self.bucket = bucket
-        self._names = Names(prefix)
-        self.prefix = self._names.prefix
-        self.options = options or StoreOptions()
+        super().__init__(prefix, options, extra=EXTRA, title='an S3 store')
         self.service = service
-        check_extra(self.options, EXTRA, 'an S3 store')
-        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         scheme = self.service.scheme if self.service else 's3'
         return f'{scheme}://{self.bucket}/{self.prefix}'.rstrip('/')
-
-    def __repr__(self) -> str:
-        return f'S3Store({self.url!r})'
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         where = self._where(key)
@@ -345,14 +337,14 @@ class S3Store:
         return replace(info, version=f'{info.etag} {answer.get("LastModified", "")}')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
+        where = {'Bucket': self.bucket, 'Prefix': self._name_prefix(prefix), **self._payer()}
         connection = self._connection.get()
         with self._mapped_errors('Listing', prefix, connection):
             pages = connection.client.get_paginator('list_objects_v2').paginate(**where)
             contents: Iterator[Any] = (page.get('Contents', ()) for page in pages)
             for item in items_of(f'{self.url}/{prefix}', contents, lambda item: item['Key']):
                 if not item['Key'].endswith('/'):  # the folders of S3 consoles
-                    info = self._names.key(item['Key']), int(item['Size']), version(item.get('ETag'))
+                    info = self._key(item['Key']), int(item['Size']), version(item.get('ETag'))
                     yield ObjectInfo(*info)
 
     def delete(self, key: str) -> None:
@@ -360,7 +352,7 @@ class S3Store:
         self._ask('Deleting', key, lambda client: client.delete_object(**where))
 
     def _where(self, key: str) -> dict[str, Any]:
-        return {'Bucket': self.bucket, 'Key': self._names.of_key(key), **self._payer()}
+        return {'Bucket': self.bucket, 'Key': self._name(key), **self._payer()}
 
     def _payer(self) -> dict[str, str]:
         return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
@@ -491,7 +483,7 @@ class S3Store:
             bucket,
             container=f'the bucket {self.bucket!r}',
             server=self._connection.get().server,
-            name=f'the key {self._names.shown(key)!r}',
+            name=f'the key {self._shown(key)!r}',
         )
         places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
         return f'{reason}. Check the URL and the endpoint ({places}).'

@@ -22,6 +22,16 @@ from headrace.storage.transfer.retry import BrokenTransferError, Retry, server_o
 
 __all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'AlmostDone', 'Transfer', 'TransferPool', 'download']
 
+RANGE: Final = 8 << 20
+"""Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection
+is slower than the network. Smaller ranges cost servers more than they gain."""
+
+UNKNOWN: Final = 1 << 30
+"""The most bytes of an object of unknown size, such as an index."""
+
+REQUESTS: Final = 8
+"""The most concurrent requests of a process for prefetches, and again as many for waiting readers."""
+
 
 class AlmostDone:
     """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
@@ -58,15 +68,6 @@ class AlmostDone:
             is_now, self._called = is_now and not self._called, is_now or self._called
         if is_now:
             self._call()
-
-
-RANGE: Final = 8 << 20
-"""Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection
-is slower than the network. Smaller ranges cost servers more than they gain."""
-UNKNOWN: Final = 1 << 30
-"""The most bytes of an object of unknown size, such as an index."""
-REQUESTS: Final = 8
-"""The most concurrent requests of a process for prefetches, and again as many for waiting readers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,14 @@ ANONYMOUS = 'no credentials (anonymous)'
 BUSY = frozenset({408, 425, 429})
 """Statuses below 500 that waiting may cure."""
 
-
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of clients at malformed answers: a header is missing, or is no number."""
+
+CHUNK: Final = 1 << 17
+"""Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
+one begins too late."""
+
+_CONTENT_RANGE: Final = re.compile(r'bytes +([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)')
 
 
 def error_of_status(
@@ -123,14 +128,6 @@ def seconds_to_wait(header: str | None) -> float | None:
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     return None
-
-
-CHUNK: Final = 1 << 17
-"""Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
-one begins too late."""
-
-
-_CONTENT_RANGE: Final = re.compile(r'bytes +([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)')
 
 
 class SourcePart:

@@ -64,6 +64,15 @@ MEANINGS: Final = {
 }
 """The HTTP status that an error code of Databricks stands for; that of the answer may be another."""
 
+API: Final = '/api/2.0/dbfs'
+
+BLOCK: Final = 1 << 20
+"""Bytes that one request reads or writes at most, as the API has it."""
+
+FILES = '/api/2.0/fs/files'
+
+FOLDERS = '/api/2.0/fs/directories'
+
 
 class RefusedError(Exception):
     """An answer that is an error."""
@@ -287,11 +296,6 @@ def etag_of(modified: float, size: int) -> str:
     return f'{int(modified):x}-{size:x}'
 
 
-API: Final = '/api/2.0/dbfs'
-BLOCK: Final = 1 << 20
-"""Bytes that one request reads or writes at most, as the API has it."""
-
-
 @sealed
 class DbfsStore(WorkspaceFolder):
     """Files of DBFS, below a folder."""
@@ -424,10 +428,6 @@ class DbfsStore(WorkspaceFolder):
 def _info(key: str, told: dict[str, Any]) -> ObjectInfo:
     size = int(told.get('file_size', 0))
     return ObjectInfo(key, size, etag_of(int(told.get('modification_time', 0)) / 1000, size))
-
-
-FILES = '/api/2.0/fs/files'
-FOLDERS = '/api/2.0/fs/directories'
 
 
 def open_databricks_store(url: str, options: StoreOptions) -> VolumeStore | DbfsStore:

@@ -33,7 +33,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
-from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra
+from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.transfer.answer_bounds import Pace, bound_session, items_of
 from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, described, error_of_status
@@ -48,6 +48,21 @@ MAX_TEXT = 1 << 20
 REDIRECTS = 5
 LINKED_ETAG = 'x-linked-etag'
 """The header with which the Hub names the version of an object that lies elsewhere."""
+
+KINDS: Final = {'datasets': 'dataset', 'models': 'model', 'spaces': 'space'}
+
+LFS: Final = {'Accept': 'application/vnd.git-lfs+json', 'Content-Type': 'application/vnd.git-lfs+json'}
+
+CONFLICTS: Final = {409, 412}
+"""Statuses of a commit that another one came before."""
+
+URL: Final = re.compile(
+    r'(?P<kind>datasets|models|spaces)/(?P<repo>[\w.-]+/[\w.-]+)'
+    r'(?:@(?P<revision>refs/(?:convert/[^/]+|pr/\d+)|[^/]+))?(?:/(?P<prefix>.*))?'
+)
+
+SAMPLE: Final = 512
+"""Bytes of a file by which the Hub tells whether it is text."""
 
 
 class UploadBody(SourcePart):
@@ -194,12 +209,6 @@ def _send_once(
     return session.send(request, stream=True, follow_redirects=False)
 
 
-KINDS: Final = {'datasets': 'dataset', 'models': 'model', 'spaces': 'space'}
-LFS: Final = {'Accept': 'application/vnd.git-lfs+json', 'Content-Type': 'application/vnd.git-lfs+json'}
-CONFLICTS: Final = {409, 412}
-"""Statuses of a commit that another one came before."""
-
-
 class _Hub(NamedTuple):
     """The server, as a process reaches it."""
 
@@ -207,8 +216,22 @@ class _Hub(NamedTuple):
     network_errors: tuple[type[Exception], ...]
 
 
-class HubRepository:
-    """One revision of a repository, and a folder of it."""
+def open_hf_store(url: str, options: StoreOptions) -> HFStore:
+    """The store for ``hf://datasets/ORG/REPO@REVISION/prefix``."""
+    found = URL.fullmatch(split_url(url)[1])
+    if not found:
+        raise ConfigError(
+            f'A URL of the Hugging Face Hub names a kind, an owner and a repository, as in '
+            f'hf://datasets/ORG/REPO/path or hf://datasets/ORG/REPO@REVISION/path; kinds are {sorted(KINDS)}; '
+            f'got {url!r}. Correct it.'
+        )
+    revision = unquote(found['revision'] or 'main')
+    return HFStore(found['repo'], found['prefix'] or '', options, kind=found['kind'], revision=revision)
+
+
+@sealed
+class HFStore(BucketStore):
+    """Files of one revision of a repository, below a folder."""
 
     def __init__(
         self,
@@ -220,12 +243,9 @@ class HubRepository:
         revision: str = 'main',
     ) -> None:
         self.repo = repo
-        self._names = Names(prefix)
-        self.prefix = self._names.prefix
-        self.options = options or StoreOptions()
+        super().__init__(prefix, options, extra=(), title='a store of the Hugging Face Hub')
         self.kind = kind
         self.revision = revision
-        check_extra(self.options, (), 'a store of the Hugging Face Hub')
         self._connection = PerProcess(self._connect)
 
     @property
@@ -233,8 +253,90 @@ class HubRepository:
         revision = '' if self.revision == 'main' else f'@{self.revision}'
         return f'hf://{self.kind}/{self.repo}{revision}/{self.prefix}'.rstrip('/')
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.url!r})'
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if size == 0:
+            return ''
+        headers = {'Range': wanted.range} if wanted.range else {}
+        with self._ask('Reading', key, 'GET', where, headers=headers, accepted={200, 206, 416}) as answer:
+            if answer.status == 416:
+                return wanted.nothing_left(self.head(key))
+            chunks = answer.chunks()
+            return wanted.receive(
+                lambda: next(chunks, b''),
+                out,
+                # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
+                etag=answer.etag,
+                length=answer.headers.get('content-length'),
+                part=answer.headers.get('content-range', '') if answer.status == 206 else None,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
+            )
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`; it makes a commit. A file that the Hub does not keep in LFS is held in memory."""
+        path = self._name(key)
+        body = UploadBody(source, size)
+        sample = body.read(SAMPLE)
+        digest = hashlib.sha256(sample)
+        for chunk in body:
+            digest.update(chunk)
+        body.seek(0)
+        file = {'path': path, 'size': size, 'sample': base64.b64encode(sample).decode()}
+        plan = self._post('Writing', key, f'{self._api()}/preupload/{self._quoted_revision}', {'files': [file]})
+        if plan['files'][0].get('shouldIgnore'):
+            raise StorageError(f'{self.url}/{key} is a file that .gitignore of the repository excludes. Change that.')
+        # The Hub keeps no empty files in LFS.
+        if plan['files'][0]['uploadMode'] == 'lfs' and size:
+            self._upload(key, body, digest.hexdigest())
+            value = {'path': path, 'algo': 'sha256', 'oid': digest.hexdigest(), 'size': size}
+            self._commit('Writing', key, f'Upload {path}', 'lfsFile', value)
+        else:
+            content = base64.b64encode(body.read()).decode()
+            self._commit(
+                'Writing', key, f'Upload {path}', 'file', {'path': path, 'encoding': 'base64', 'content': content}
+            )
+
+    def head(self, key: str) -> ObjectInfo:
+        def describes(headers: Mapping[str, str]) -> bool:
+            return LINKED_ETAG in headers
+
+        accepted = {200, 301, 302, 303, 307, 308}
+        with self._ask('Looking up', key, 'HEAD', self._where(key), accepted=accepted, until=describes) as answer:
+            size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
+            return described(key, f'{self.url}/{key}', size, answer.etag)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        where = self._name_prefix(prefix)
+        folder = where.rpartition('/')[0]
+        tree = f'{self._api()}/tree/{self._quoted_revision}' + (f'/{quote(folder)}' if folder else '')
+
+        def pages() -> Iterator[list[dict[str, Any]]]:
+            query = 'recursive=true&expand=false'
+            while query:
+                with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
+                    if answer.lacks_entry:
+                        return
+                    page = self._read_json('Listing', prefix, answer)
+                    following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
+                yield page
+                # The pages of a mirror may name the Hub: what counts is where they continue.
+                query = urlsplit(following[1]).query if following else ''
+
+        found = [
+            ObjectInfo(self._key(item['path']), item['size'], (item.get('lfs') or item)['oid'])
+            for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item['path'])
+            if item['type'] == 'file' and item['path'].startswith(where)
+        ]
+        # The Hub's order is git's, in which the folder "a" comes after the file "a.b".
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`; it makes a commit."""
+        path = self._name(key)
+        self._commit('Deleting', key, f'Delete {path}', 'deletedFile', {'path': path})
+
+    def _where(self, key: str) -> str:
+        return f'{self._site()}/resolve/{self._quoted_revision}/{quote(self._name(key))}'
 
     def _site(self) -> str:
         """The repository's page, below which its files are."""
@@ -426,114 +528,3 @@ class HubRepository:
             remedy=remedy,
             retry_after=answer.retry_after,
         )
-
-
-URL: Final = re.compile(
-    r'(?P<kind>datasets|models|spaces)/(?P<repo>[\w.-]+/[\w.-]+)'
-    r'(?:@(?P<revision>refs/(?:convert/[^/]+|pr/\d+)|[^/]+))?(?:/(?P<prefix>.*))?'
-)
-SAMPLE: Final = 512
-"""Bytes of a file by which the Hub tells whether it is text."""
-
-
-def open_hf_store(url: str, options: StoreOptions) -> HFStore:
-    """The store for ``hf://datasets/ORG/REPO@REVISION/prefix``."""
-    found = URL.fullmatch(split_url(url)[1])
-    if not found:
-        raise ConfigError(
-            f'A URL of the Hugging Face Hub names a kind, an owner and a repository, as in '
-            f'hf://datasets/ORG/REPO/path or hf://datasets/ORG/REPO@REVISION/path; kinds are {sorted(KINDS)}; '
-            f'got {url!r}. Correct it.'
-        )
-    revision = unquote(found['revision'] or 'main')
-    return HFStore(found['repo'], found['prefix'] or '', options, kind=found['kind'], revision=revision)
-
-
-@sealed
-class HFStore(HubRepository):
-    """Files of one revision of a repository, below a folder."""
-
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        if size == 0:
-            return ''
-        headers = {'Range': wanted.range} if wanted.range else {}
-        with self._ask('Reading', key, 'GET', where, headers=headers, accepted={200, 206, 416}) as answer:
-            if answer.status == 416:
-                return wanted.nothing_left(self.head(key))
-            chunks = answer.chunks()
-            return wanted.receive(
-                lambda: next(chunks, b''),
-                out,
-                # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
-                etag=answer.etag,
-                length=answer.headers.get('content-length'),
-                part=answer.headers.get('content-range', '') if answer.status == 206 else None,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
-            )
-
-    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """See `Store.put`; it makes a commit. A file that the Hub does not keep in LFS is held in memory."""
-        path = self._names.of_key(key)
-        body = UploadBody(source, size)
-        sample = body.read(SAMPLE)
-        digest = hashlib.sha256(sample)
-        for chunk in body:
-            digest.update(chunk)
-        body.seek(0)
-        file = {'path': path, 'size': size, 'sample': base64.b64encode(sample).decode()}
-        plan = self._post('Writing', key, f'{self._api()}/preupload/{self._quoted_revision}', {'files': [file]})
-        if plan['files'][0].get('shouldIgnore'):
-            raise StorageError(f'{self.url}/{key} is a file that .gitignore of the repository excludes. Change that.')
-        # The Hub keeps no empty files in LFS.
-        if plan['files'][0]['uploadMode'] == 'lfs' and size:
-            self._upload(key, body, digest.hexdigest())
-            value = {'path': path, 'algo': 'sha256', 'oid': digest.hexdigest(), 'size': size}
-            self._commit('Writing', key, f'Upload {path}', 'lfsFile', value)
-        else:
-            content = base64.b64encode(body.read()).decode()
-            self._commit(
-                'Writing', key, f'Upload {path}', 'file', {'path': path, 'encoding': 'base64', 'content': content}
-            )
-
-    def head(self, key: str) -> ObjectInfo:
-        def describes(headers: Mapping[str, str]) -> bool:
-            return LINKED_ETAG in headers
-
-        accepted = {200, 301, 302, 303, 307, 308}
-        with self._ask('Looking up', key, 'HEAD', self._where(key), accepted=accepted, until=describes) as answer:
-            size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
-            return described(key, f'{self.url}/{key}', size, answer.etag)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        where = self._names.of_prefix(prefix)
-        folder = where.rpartition('/')[0]
-        tree = f'{self._api()}/tree/{self._quoted_revision}' + (f'/{quote(folder)}' if folder else '')
-
-        def pages() -> Iterator[list[dict[str, Any]]]:
-            query = 'recursive=true&expand=false'
-            while query:
-                with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
-                    if answer.lacks_entry:
-                        return
-                    page = self._read_json('Listing', prefix, answer)
-                    following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
-                yield page
-                # The pages of a mirror may name the Hub: what counts is where they continue.
-                query = urlsplit(following[1]).query if following else ''
-
-        found = [
-            ObjectInfo(self._names.key(item['path']), item['size'], (item.get('lfs') or item)['oid'])
-            for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item['path'])
-            if item['type'] == 'file' and item['path'].startswith(where)
-        ]
-        # The Hub's order is git's, in which the folder "a" comes after the file "a.b".
-        yield from sorted(found, key=lambda info: info.key)
-
-    def delete(self, key: str) -> None:
-        """See `Store.delete`; it makes a commit."""
-        path = self._names.of_key(key)
-        self._commit('Deleting', key, f'Delete {path}', 'deletedFile', {'path': path})
-
-    def _where(self, key: str) -> str:
-        return f'{self._site()}/resolve/{self._quoted_revision}/{quote(self._names.of_key(key))}'

@@ -43,7 +43,7 @@ from urllib.parse import urlsplit
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
-from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
@@ -81,6 +81,10 @@ OVERRIDES: Final = {
 """Entries of a profile, and the variables that replace them."""
 CHASSIS: Final = Path('/sys/class/dmi/id/chassis_asset_tag')
 """Says on the machines of the cloud that they are."""
+
+EXTRA: Final = frozenset({'auth', 'config_file', 'max_pool_connections', 'profile'})
+
+ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
 
 
 class OCICredentials(NamedTuple):
@@ -243,10 +247,6 @@ def _token_signer(config: dict[str, Any]) -> Any:
     return TokenFileSigner()
 
 
-EXTRA: Final = frozenset({'auth', 'config_file', 'max_pool_connections', 'profile'})
-ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
-
-
 def open_oci_store(url: str, options: StoreOptions) -> OCIStore:
     """The store for ``oci://bucket@namespace/prefix`` or ``oci://bucket/prefix``."""
     _, rest = split_url(url)
@@ -267,20 +267,16 @@ class _Connection(NamedTuple):
 
 
 @sealed
-class OCIStore:
+class OCIStore(BucketStore):
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 
     def __init__(
         self, bucket: str, prefix: str = '', options: StoreOptions | None = None, *, namespace: str = ''
     ) -> None:
         self.bucket = bucket
-        self._names = Names(prefix)
-        self.prefix = self._names.prefix
-        self.options = options or StoreOptions()
+        super().__init__(prefix, options, extra=EXTRA, title='an OCI store')
         self.namespace = namespace
         """Empty for that of the tenancy."""
-        check_extra(self.options, EXTRA, 'an OCI store')
-        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
         self._own_namespace = PerProcess(self._ask_for_namespace)
 
@@ -289,11 +285,8 @@ class OCIStore:
         place = f'{self.bucket}@{self.namespace}' if self.namespace else self.bucket
         return f'oci://{place}/{self.prefix}'.rstrip('/')
 
-    def __repr__(self) -> str:
-        return f'OCIStore({self.url!r})'
-
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        name = self._names.of_key(key)
+        name = self._name(key)
         if size == 0:
             return ''
         how: dict[str, str] = {}
@@ -325,19 +318,19 @@ class OCIStore:
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        name = self._names.of_key(key)
+        name = self._name(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             self._client.put_object(*self._place(), name, body, content_length=size)
 
     def head(self, key: str) -> ObjectInfo:
-        name = self._names.of_key(key)
+        name = self._name(key)
         with self._mapped_errors('Looking up', key):
             headers = self._client.head_object(*self._place(), name).headers
         return described(key, f'{self.url}/{key}', headers.get('Content-Length'), headers.get('ETag'))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        where: dict[str, Any] = {'prefix': self._names.of_prefix(prefix), 'fields': 'name,size,etag'}
+        where: dict[str, Any] = {'prefix': self._name_prefix(prefix), 'fields': 'name,size,etag'}
 
         def pages() -> Iterator[Any]:
             while True:
@@ -350,10 +343,10 @@ class OCIStore:
         with self._mapped_errors('Listing', prefix):
             for item in items_of(f'{self.url}/{prefix}', pages(), lambda item: item.name):
                 if not item.name.endswith('/'):  # the folders of the console
-                    yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
+                    yield ObjectInfo(self._key(item.name), int(item.size), item.etag)
 
     def delete(self, key: str) -> None:
-        name = self._names.of_key(key)
+        name = self._name(key)
         client = self._client
         from oci.exceptions import ServiceError
 
@@ -473,7 +466,7 @@ class OCIStore:
         known = {'ObjectNotFound': True, 'BucketNotFound': False, 'NamespaceNotFound': False}
         exists = known[code] if code in known else self._bucket_exists()
         place = f'the bucket {self.bucket!r} of the namespace {self._place()[0]!r}'
-        name = self._names.shown(key)
+        name = self._shown(key)
         reason = why_absent(exists, container=place, server=self._server(), name=f'the object {name!r}')
         if exists is False:
             # The service does not tell the two apart.

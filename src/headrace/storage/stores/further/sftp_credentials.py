@@ -31,6 +31,8 @@ KEEP_ALIVE: Final = 30
 """Seconds between signs of life on a connection that waits for its next use: firewalls forget silent ones."""
 LOG: Final = 'paramiko.headrace'
 
+_QUIET = logging.NullHandler()
+
 
 @dataclass(frozen=True, slots=True)
 class SftpCredentials:
@@ -271,6 +273,3 @@ def _config_of(host: str) -> dict[str, Any]:
         raise ConfigError(
             f'What {" and ".join(CONFIG_FILES)} say of {host!r} cannot be applied: {error}. Correct them.'
         ) from error
-
-
-_QUIET = logging.NullHandler()

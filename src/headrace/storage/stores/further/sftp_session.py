@@ -32,6 +32,26 @@ FOR_READING: Final = 0x01
 FOR_NEW_FILE: Final = 0x02 | 0x08 | 0x20
 """Write, create, and fail if it exists."""
 
+BLOCK: Final = 1 << 15
+"""Bytes of a request that every server accepts."""
+
+LARGEST_BLOCK: Final = 1 << 18
+"""Bytes of a request, at most, to a server that says that it accepts as many."""
+
+REQUESTS: Final = 64
+"""Reads or writes under way, at most, as in OpenSSH's own client: some servers lose more of them."""
+
+WINDOW: Final = 8 << 20
+"""Bytes that were asked for and not yet delivered, at most."""
+
+FOLDER_REQUESTS: Final = 8
+"""Requests for the names of one folder under way."""
+
+LARGEST_PACKET: Final = 1 << 20
+"""Bytes; a packet that claims more is none."""
+
+RECEIVE: Final = 1 << 20
+
 
 class Kind(IntEnum):
     """Of a packet."""
@@ -156,21 +176,6 @@ class Fields:
 def packed(value: str | bytes) -> bytes:
     data = value.encode('utf-8', 'surrogateescape') if isinstance(value, str) else value
     return struct.pack('>I', len(data)) + data
-
-
-BLOCK: Final = 1 << 15
-"""Bytes of a request that every server accepts."""
-LARGEST_BLOCK: Final = 1 << 18
-"""Bytes of a request, at most, to a server that says that it accepts as many."""
-REQUESTS: Final = 64
-"""Reads or writes under way, at most, as in OpenSSH's own client: some servers lose more of them."""
-WINDOW: Final = 8 << 20
-"""Bytes that were asked for and not yet delivered, at most."""
-FOLDER_REQUESTS: Final = 8
-"""Requests for the names of one folder under way."""
-LARGEST_PACKET: Final = 1 << 20
-"""Bytes; a packet that claims more is none."""
-RECEIVE: Final = 1 << 20
 
 
 class SftpSession:
