@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex
 from headrace.storage.cache.entry import CacheEntry, CachePart, FetchRequest, FetchResult, FetchStatus, NextUse
@@ -35,6 +35,8 @@ from headrace.storage.transfer.download import DEFAULT, Transfer
 from headrace.storage.transfer.retry import Retry
 
 __all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
+
+_HIT: Final = CacheCounts(cache_hits=1)
 
 
 class ShardCache:
@@ -177,7 +179,7 @@ class ShardCache:
                     self._index.require_same(max(file.written for file in files))
                     if self._files.verify(entry):
                         if not tries:
-                            self.stats.add(CacheCounts(cache_hits=1))
+                            self.stats.add(_HIT)
                         return Lease(entry, files, locked=is_limited)
             except BaseException:
                 close_files(files)
