@@ -25,7 +25,7 @@ def whole_file(
     Args:
         path: the final name.
         temporary: another name in the same folder. No other process writes to it at the same time.
-        sync: have the bytes and the name on disk before this returns, where the file system can.
+        sync: write bytes and name to the disk before this returns, where the file system can.
         buffering: as of `open`.
 
     Raises:
@@ -47,7 +47,7 @@ def whole_file(
 
 
 def _sync_folder(folder: str) -> None:
-    """Have the rename itself survive a power cut, where the file system can."""
+    """Make the rename itself survive a power cut, where the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder or '.', os.O_RDONLY)
         try:

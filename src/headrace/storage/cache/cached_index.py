@@ -150,7 +150,7 @@ class CachedIndex:
 
     @contextlib.contextmanager
     def unchanged(self) -> Generator[None]:
-        """Publish a shard inside the block: nobody replaces the index meanwhile.
+        """Publish a shard inside the block: the index is not replaced meanwhile.
 
         Raises:
             CacheError: it has been replaced.

@@ -1,7 +1,7 @@
 """Folders that headrace keeps for itself inside a cache folder, such as ``.headrace``.
 
-A cache folder may lie where others can write, too, and whoever shares it is not trusted with other folders. So such a
-folder is opened as a directory, without following a link, and only if it belongs to somebody who may change the cache.
+A cache folder may lie where others can write, too. Users who share it are not trusted with other folders. So such a
+folder is opened as a directory, without following a link, and only if its owner may change the cache.
 All files in it are reached through that descriptor, by names that headrace itself makes; no other name is touched.
 Each operation opens the folder anew: no descriptor stays open, and a folder that was deleted is simply absent.
 """
@@ -88,7 +88,7 @@ class OpenFolder:
                 raise
             raise self._foreign(name) from error
         info = os.fstat(handle)
-        # Without a name: whoever had it has just removed it.
+        # Without a name: its user has just removed it.
         if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
             os.close(handle)
             raise self._foreign(name)
@@ -153,12 +153,12 @@ class ControlFolder:
 
         Args:
             make: make it, and the cache folder, if it is absent.
-            only_read: nothing in it is changed, so that it may belong to anybody.
+            only_read: nothing in it is changed, so that its owner does not matter.
 
         Raises:
             FileNotFoundError: it is absent.
             PermissionError: another user has made it, and has not (yet) opened it to all who share the cache folder.
-            CacheError: it is a link or a file, or belongs to somebody with whom the cache folder is not shared.
+            CacheError: it is a link or a file, or its owner does not share the cache folder.
         """
         try:
             handle = open_folder(self.path)
@@ -219,7 +219,7 @@ def private_folder() -> Path:
 
 
 def claim_private_folder(folder: Path) -> None:
-    """Make the private folder, which lies where anybody may make folders.
+    """Make the private folder, which lies where all users may make folders.
 
     Raises:
         CacheError: it is a link, belongs to another user, or others may write to it.
@@ -245,7 +245,7 @@ def temporary_folder(remote: str) -> Path:
 
 
 def check_owner(folder: Path) -> None:
-    """Check that a temporary folder, whose name anybody can know and make, is not of another user.
+    """Check that a temporary folder, whose name others can know and make, is not of another user.
 
     Raises:
         CacheError: it was made by another user than this one and root.

@@ -214,7 +214,7 @@ class FetchStatus(enum.Enum):
     ELSEWHERE = 'elsewhere'
     """Another process is fetching the shard."""
     BLOCKED = 'blocked'
-    """Under the limit there is no room until somebody releases a file."""
+    """Under the limit there is no room until a file is released."""
     NO_ROOM = 'no room'
     """Under the limit there is no room: all other shards are needed sooner."""
 

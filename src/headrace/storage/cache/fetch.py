@@ -179,7 +179,7 @@ class Fetcher:
         """Give the verified files of a shard, (temporary, final), their final names.
 
         Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
-        nobody evicts it before it is mapped.
+        it is not evicted before it is mapped.
         """
         entry, room, handle = request.entry, self.room, None
         for temporary, _ in made:
@@ -208,7 +208,7 @@ class Fetcher:
 def _pinned(final: Path, made: list[tuple[Path, Path]]) -> int | None:
     """Open and lock a file under its temporary name, if it is among those made, (temporary, final).
 
-    So nobody evicts it between its final name and its mapping.
+    So it is not evicted between its final name and its mapping.
     """
     for temporary, target in made:
         if target == final:

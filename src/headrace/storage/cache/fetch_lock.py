@@ -98,7 +98,7 @@ _log = logger_of(__name__)
 
 
 class FetchLock:
-    """The right to fetch one entry: waits until nobody else has it.
+    """The right to fetch one entry: waits for its other holder.
 
     The lock file is the record of the fetch: its text gives the reserved bytes of the folder's limit and, after a
     failure, the error. It is removed before it is unlocked, so a waiter then holds a file without a name, and reads
@@ -115,7 +115,7 @@ class FetchLock:
         Args:
             folder: The cache folder.
             key: The entry.
-            ahead: Nobody waits for it yet.
+            ahead: It is not needed yet.
             patience: Seconds without a byte after which another process' fetch is taken over. One that is stopped is
                 taken over as soon as that has been said.
         """

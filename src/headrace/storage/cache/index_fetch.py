@@ -85,7 +85,7 @@ class IndexCheck:
             self._note(store, 'its server did not answer for another stream')
             return None
         answers: list[ObjectInfo | None] = []
-        # A daemon, so that a network that hangs keeps nobody.
+        # A daemon, so that a process ends while its network hangs.
         thread = threading.Thread(
             target=lambda: answers.append(self._attempt(store, name)), name='headrace-ask', daemon=True
         )
@@ -195,7 +195,7 @@ class IndexFetch:
     """Counts what is transferred."""
 
     def run(self) -> None:
-        """Have the folder hold the index that the store has now, and read it.
+        """Bring the index of the folder up to date with the store, and read it.
 
         Raises:
             StreamError: the folder is the cache of another remote, or may hold other data; or the index has changed,
@@ -219,7 +219,7 @@ class IndexFetch:
         while True:
             before = identity_of(path)
             is_valid = self._is_valid()
-            # After that: whoever publishes an index has published the marker of its remote.
+            # After that: the marker of a remote is published before its index.
             check_remote(self.index.folder, self.store.url)
             if not is_valid or before is None:
                 return False
@@ -240,10 +240,10 @@ class IndexFetch:
         return True
 
     def _look_for_changes(self) -> None:
-        """Have the folder hold the index that the remote has now, if it holds one.
+        """Bring an index that is there up to date with the remote.
 
-        It asks nobody if another process has just done so. A comparison that fails is a warning: the cached index is as
-        good as before.
+        No request is made if another process has just done so. A comparison that fails is a warning: the cached index
+        is as good as before.
         """
         path, check = self.index.path, self.check
         if identity_of(path) is None:
@@ -415,7 +415,7 @@ class IndexFetch:
 
 
 def index_change(index: CachedIndex, store: Store) -> str:
-    """Says that a store has another index now than the folder; empty if it has not, or nobody knows."""
+    """Says that a store has another index now than the folder; empty if it has the same, or none can be told."""
     note = _read_note(index.path)
     try:
         found = _version(store.head(index.path.name))

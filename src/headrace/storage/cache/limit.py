@@ -3,7 +3,7 @@
 A fetcher asks `CacheLimit.admit` first. Under the folders' locks it adds up the files and the reservations of fetches
 in progress, evicts unmapped shards, those needed latest first, and reserves.
 
-No process waits for ever: the folders' locks are held only to count, delete and rename, which wait for nothing. A
+Every wait ends. The folders' locks are held only to count, delete and rename, which wait for nothing. A
 fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. A process without room
 releases all leases and locks, then waits for one reader or one fetch; neither waits for room. Then it asks again. A
 limit that can never hold the shard is an error, not a wait.
@@ -268,7 +268,7 @@ def _replace(folder: Path, size: int, until: float) -> None:
 
 
 def drop_ledger(folder: Path) -> None:
-    """Have the folder counted anew. Needs its lock."""
+    """Forget a count, so that the folder is counted anew. Needs its lock."""
     try:
         with fetch_folder(folder).opened() as state:
             state.delete(LEDGER)
@@ -547,7 +547,7 @@ class FolderRoom:
 
 
 def evict(folder: Path, entry: CacheEntry) -> int | Path:
-    """Delete an entry, unless somebody has it in use; see `delete_entry`. The folder's count stays right."""
+    """Delete an entry, unless it is in use; see `delete_entry`. The folder's count stays right."""
     with locked_folders([folder]):
         outcome = delete_entry(folder, entry)
         if not isinstance(outcome, Path):

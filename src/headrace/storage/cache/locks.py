@@ -136,10 +136,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 def lock_file(handle: int, path: str | Path, *, shared: bool = False) -> None:
-    """Lock an open file, once nobody else has it locked.
+    """Lock an open file, after a wait for other holders.
 
     Raises:
-        CacheError: Somebody has it locked for `BOUND` seconds, or `BOUND_STOPPED`; or there are no locks.
+        CacheError: Another holder has it locked for `BOUND` seconds, or `BOUND_STOPPED`; or there are no locks.
     """
     if try_lock_file(handle, path, shared=shared):
         return
@@ -150,7 +150,7 @@ def lock_file(handle: int, path: str | Path, *, shared: bool = False) -> None:
 
 
 def try_lock_file(handle: int, path: str | Path, *, shared: bool = False) -> bool:
-    """Lock an open file, unless anybody else's lock prevents it."""
+    """Lock an open file; False if another lock prevents it."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

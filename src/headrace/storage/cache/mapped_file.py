@@ -242,7 +242,7 @@ def suspend_leases() -> None:
 
 
 class Lease:
-    """A present shard: its files are mapped, and under a limit nobody evicts them until `release`.
+    """A present shard: its files are mapped, and under a limit they are not evicted until `release`.
 
     Hold a lease during a read, never during a wait: under a limit, other processes may wait for the disk space. A
     thread that fetches suspends its leases, so that two processes never wait for each other. Their buffers stay valid.

@@ -62,7 +62,7 @@ class ShardCache:
             store: Where they come from; None if the folder is all there is. A store whose root is the folder counts
                 as None: nothing in it is ever deleted, and no limit applies to it.
             index: The folder's index, as `index_fetch` read it: with another one in its place no shard is read. None:
-                nobody looks at it.
+                it is not looked at.
             limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
             keep_packed: Keep compressed files beside the unpacked ones.
             retry: How often a transfer is tried.

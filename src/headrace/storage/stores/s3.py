@@ -1,4 +1,4 @@
-"""S3 and whatever speaks its protocol, through boto3.
+"""S3 and other services with its protocol, through boto3.
 
 Credentials come from boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
 roles, web identity.
@@ -51,7 +51,7 @@ METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service
 """Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
 
 WRITTEN: Final = frozenset({'config-file', 'env', 'shared-credentials-file'})
-"""Sources of credentials that somebody writes, by botocore's names: it does not know when they expire."""
+"""Sources of credentials that users write, by botocore's names: it does not know when they expire."""
 
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
 
@@ -235,7 +235,7 @@ class _Connections:
             return found
 
     def forget(self, connection: S3Connection) -> None:
-        """Have the next store that needs such a connection make one."""
+        """Let the next store that needs such a connection make one."""
         with self._lock:
             for key, found in list(self._shared.items()):
                 if found is connection:

@@ -1,4 +1,4 @@
-"""Bounds of an answer in bytes and seconds, and of a listing in pages, whatever a server sends.
+"""Bounds of an answer in bytes and seconds, and of a listing in pages, against any server.
 
 The clients of the clouds read an error whole, and read interim answers (``100 Continue``) for as long as they come. A
 time-out of a socket counts silence only. All clients use urllib3 over http.client, some of them a copy of their own. So

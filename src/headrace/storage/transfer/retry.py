@@ -40,7 +40,7 @@ class Server:
         self._is_told = False
 
     def failed(self, what: str, error: BaseException, *, since: float, delay: float) -> None:
-        """Note a failure; warn if nothing comes for `SILENCE`, and nobody has said so.
+        """Note a failure; warn once if nothing comes for `SILENCE`.
 
         Args:
             what: What failed: "Downloading s3://b/k".
@@ -63,7 +63,7 @@ class Server:
             )
 
     def waiting(self, what: str, *, since: float) -> float:
-        """Warn if a request has waited for `SILENCE`, no other one was answered, and nobody has said so.
+        """Warn once if a request has waited for `SILENCE`, and no other one was answered.
 
         Args:
             what: What waits: "Downloading s3://b/k".

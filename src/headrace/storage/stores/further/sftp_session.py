@@ -245,11 +245,11 @@ class SftpSession:
         return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_NEW_FILE, 0))[1].string()
 
     def close_file(self, handle: bytes) -> None:
-        """Have it closed; a file that was written is complete then."""
+        """Close a file; one that was written is complete then."""
         self._call(Kind.CLOSE, packed(handle))
 
     def forget_file(self, handle: bytes) -> None:
-        """Have a file that was only read closed, without waiting for the answer."""
+        """Close a file that was only read, without waiting for the answer."""
         number = self._ask(Kind.CLOSE, packed(handle))
         self._waiting.remove(number)
         self._ignored.add(number)
@@ -301,7 +301,7 @@ class SftpSession:
                 _raise_unless(self._expect(Kind.STATUS, kind, fields), Status.OK)
 
     def finish(self) -> None:
-        """Take the answers that are still missing, whatever they say."""
+        """Take the answers that are still missing, errors included."""
         while self._waiting:
             self._answer()
 
@@ -374,7 +374,7 @@ class SftpSession:
         return self._number
 
     def _answer(self) -> tuple[int, int, Fields]:
-        """Number, kind and fields of the next answer that somebody waits for."""
+        """Number, kind and fields of the next answer to a request that is not ignored."""
         while True:
             kind, fields = self._packet()
             number = fields.uint32()
