@@ -395,13 +395,16 @@ class CacheLimit:
             looked: This process has just looked at every file.
             exactly: Count all files under the lock.
         """
-        with self._locked():
+        with locked_folders(list(self._folders)):
             totals = self._add_up(exactly=exactly)
             needed = request.needed()
             if totals.fixed + needed > self.size:
                 raise self._too_low(request.fetch.entry, totals.fixed + needed)
-            if totals.size + needed > self.size and self._reclaim():
-                totals = self._add_up(exactly=exactly)
+            if totals.size + needed > self.size:
+                # Files of killed fetches are harmless before room is short.
+                found = [reclaim_fetches(folder) for folder in self._folders]
+                if any(found):
+                    totals = self._add_up(exactly=exactly)
             over = totals.size + needed - self.size
             if over > 0:
                 if not looked and (stale := self._stale(totals, surely=False)):
@@ -415,18 +418,11 @@ class CacheLimit:
             request.lock.reserve(needed)
             return None
 
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return locked_folders(list(self._folders))
-
     def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
         return ConfigError(
             f'Cache limit of {self.size} bytes is too low. Increase the `cache_limit` to at least {needed} bytes: '
             f'fetching {entry.key} takes that much, with its compressed file and what must stay.'
         )
-
-    def _reclaim(self) -> bool:
-        """Remove files of killed fetches. Only when room is short: before, they are harmless."""
-        return any([reclaim_fetches(folder) for folder in self._folders])  # noqa: C419 - in all of them
 
     def _add_up(self, *, exactly: bool) -> _Totals:
         """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""
