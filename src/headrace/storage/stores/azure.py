@@ -119,17 +119,10 @@ class Account:
 
 
 def connect(url: str, host: str, options: StoreOptions, connections: int) -> Account:
-    """Make the client for a store.
-
-    Args:
-        url: The store's, for messages.
-        host: The host in the URL, before the container, or ''.
-        options: Of the store.
-        connections: Kept open at most.
+    """Make the client for a store; ``host`` is that in its URL, or ''.
 
     Raises:
         ConfigError: No account is named, or the SDK refuses what was found.
-        MissingDependencyError: A package of the extra ``azure`` is not installed.
     """
     try:
         from azure.core.pipeline.transport import RequestsTransport

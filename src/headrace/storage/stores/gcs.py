@@ -78,18 +78,7 @@ class Connection(NamedTuple):
 
 
 def connect(url: str, options: StoreOptions, connections: int) -> Connection:
-    """Make the client for a store.
-
-    Args:
-        url: The store's, for messages.
-        options: Of the store.
-        connections: Kept open at most.
-
-    Raises:
-        AccessDeniedError: There are no credentials.
-        ConfigError: A setting breaks a rule.
-        MissingDependencyError: The extra ``gcs`` is not installed.
-    """
+    """Make the client for a store, which keeps so many connections open at most."""
     try:
         from google.auth.exceptions import GoogleAuthError
         from google.auth.transport.requests import AuthorizedSession

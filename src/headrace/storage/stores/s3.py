@@ -97,11 +97,7 @@ class S3Service:
 class S3Connection:
     """A client of one process, and the session that it has its credentials from.
 
-    Args:
-        url: The store's, for messages.
-        options: See `headrace.storage.stores.s3`.
-        service: Gives the endpoint and the keys; None: boto3 finds them.
-        pool: Connections that are kept open.
+    The service gives the endpoint and the keys; without one boto3 finds them. The pool is of connections.
     """
 
     def __init__(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> None:

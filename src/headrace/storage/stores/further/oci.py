@@ -100,10 +100,6 @@ class OCICredentials(NamedTuple):
 def find_credentials(url: str, options: StoreOptions) -> OCICredentials:
     """Find the first credentials that are configured.
 
-    Args:
-        url: The store's, for messages.
-        options: Of the store.
-
     Raises:
         ConfigError: The configuration breaks a rule.
         AccessDeniedError: Nothing is configured, or a principal has no credentials here.
