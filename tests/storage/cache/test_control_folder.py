@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import CacheError, HeadraceError
-from headrace.storage.cache.control_folder import ControlFolder
+from headrace.storage.cache.control_folder import ControlFolder, claim_private_folder
 from tests.support.programs.processes import end_well
 from tests.support.programs.together import FORK
 from tests.support.stores.control_files import LOCK, PART
@@ -242,3 +242,16 @@ def test_a_folder_that_is_shared_knowingly_is_used_and_cleared_up_by_all(shared,
     as_user(owner, leave)
     as_user(user, lambda: cache_of(remote, cache, limit=2 * SIZE).fetch(remote.entries[0]))
     assert names(cache) == ['shard.00000.mds']
+
+
+def test_the_private_folder_is_no_link_and_open_to_nobody_else(tmp_path, elsewhere):
+    private = tmp_path / 'headrace-0'
+    claim_private_folder(private)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    private.chmod(0o777)
+    with pytest.raises(CacheError, match='others may write to it'):
+        claim_private_folder(private)
+    private.rmdir()
+    private.symlink_to(elsewhere)
+    with pytest.raises(CacheError, match='a symbolic link'):
+        claim_private_folder(private)

@@ -1,7 +1,10 @@
+"""Volumes of a Databricks workspace, and DBFS, its file system before them."""
+
 from __future__ import annotations
 
 import os
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -271,3 +274,31 @@ class TestUrls:
     def test_one_slash_makes_a_url(self):
         assert split_url('dbfs:/Volumes/c') == split_url('dbfs:///Volumes/c') == ('dbfs', '/Volumes/c')
         assert split_url('dbfs:x') == ('', 'dbfs:x')
+
+
+class TestDbfsStore(StoreContract):
+    ROW = '`dbfs:/`: our own server'
+
+    @pytest.fixture
+    def store(self, workspace):
+        return open_store(f'dbfs:{workspace.new_folder()}')
+
+
+def in_block(kind, after):
+    """A fault of the request that fetches the block of that byte; its body is larger than the block."""
+    return Fault(match='GET /api/2.0/dbfs/read', skip=after >> 20, times=1, **{kind: after & 0xFFFFF})
+
+
+class TestDbfsFaults(DatabricksFaults):
+    ROW = '`dbfs:/`: our own server'
+
+    # One object takes several requests.
+    BROKEN_BODIES: ClassVar = {
+        'reset': lambda after: in_block('reset_after', after),
+        'truncated': lambda after: in_block('close_after', after),
+        'stalled': lambda after: in_block('stall_after', after),
+    }
+
+    @pytest.fixture
+    def direct(self, workspace):
+        return open_store(f'dbfs:{workspace.new_folder()}')
