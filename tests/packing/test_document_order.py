@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace import StreamingDataLoader
 from headrace.errors import ResumeError
+from headrace.order.topology import World
 from tests.support.packings.changed_mixtures import (
     LANES,
     MIXTURES,
@@ -84,10 +85,10 @@ def documents_of(
 ) -> Iterator[tuple[tuple[int, int], Document]]:
     """Places and names of the documents of a mixture, from where it took over."""
     run = loader.dataset.run.documents
-    run.freeze_defaults(1, LANES)
+    run.freeze_defaults(World(1, LANES))
     first = run.mixture.takeover.epoch
     for epoch in range(first, first + 12):
-        order = run.order(epoch, 1, LANES)
+        order = run.order(epoch, World(1, LANES))
         for position, sample_id in zip(
             range(order.first, len(order)), order.at(np.arange(order.first, len(order))).tolist(), strict=True
         ):

@@ -286,7 +286,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
                 stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
             if topology is not None or not self.run.needs_batch_size:
                 self.order(0)  # refuses an unknown order now, before the first batch
-            self.run.config(1, None).warn_of_small_blocks(self.mixture)
+            self.run.config().warn_of_small_blocks(self.mixture)
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
 
@@ -313,7 +313,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             StreamError: columns are missing in a stream, or are of different types; names streams and columns.
         """
         if self.is_columnar:
-            batching = 'random' if joined else self.run.config(1, None).batching
+            batching = 'random' if joined else self.run.config().batching
             refuse_different_columns(self.streams, self.mixture, batching)
 
     def begin_pass(
@@ -328,7 +328,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         """
         batches = batches or self.batch_spec()
         topology, progress = batches.topology, self.progress
-        self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
+        self.run.freeze_defaults(batches.world)
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.

@@ -11,7 +11,7 @@ from headrace.display import count_text
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import BatchPlan, BatchSpec, Mixture, Order, OrderConfig, Remainder, ResumeState, Run, Topology
 from headrace.order.skip import Ranges, Skip
-from headrace.order.topology import with_replication
+from headrace.order.topology import World, with_replication
 from headrace.redaction import logger_of
 
 __all__ = ['SampleSequence']
@@ -114,12 +114,12 @@ class SampleSequence:
     def _replicated(self, topology: Topology) -> Topology:
         return with_replication(topology, self.replication, type(self).__name__)
 
-    def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None, int | None]:
-        """Nodes, samples of a global batch if known, and ranks that share it, as far as the order depends on them."""
+    def _world(self, global_batch_size: int | None = None) -> World:
+        """The ranks and batches, as far as the order depends on them."""
         if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
             global_batch_size = self.batch_spec().global_batch_size
         nodes = self.topology.nodes if self.run.needs_nodes else 1
-        return nodes, global_batch_size, self.topology.replicas if self.run.needs_replicas else None
+        return World(nodes, global_batch_size, self.topology.replicas if self.run.needs_replicas else None)
 
     @property
     def order_config(self) -> OrderConfig:
@@ -127,7 +127,7 @@ class SampleSequence:
 
         Defaults that depend on the topology or the batch size are final with the first pass.
         """
-        return self.run.config(*self._devices())
+        return self.run.config(self._world())
 
     @property
     def order_key(self) -> object:
@@ -156,7 +156,7 @@ class SampleSequence:
 
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
         """The global sequence of an epoch."""
-        return self.run.order(epoch, *self._devices(global_batch_size))
+        return self.run.order(epoch, self._world(global_batch_size))
 
     def batch_spec(
         self,
@@ -263,11 +263,11 @@ class SampleSequence:
             global_batch_size: samples of a batch over all ranks; by default as in the last plan.
             remainder: see the class; by default the dataset's.
         """
-        (_, size, replicas), batches = self._devices(global_batch_size), None
+        world, batches = self._world(global_batch_size)._replace(nodes=self.topology.nodes), None
         is_unknown = (self.skip or self.run.is_dealt) and self.run.last_batches is None and self.batch_size is not None
         if global_batch_size is not None or is_unknown:
             batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
-        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, replicas, batches)
+        return self.run.state(epoch, sample_in_epoch, world, batches)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
@@ -327,8 +327,8 @@ class SampleSequence:
     def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
         """As `load_state_dict`, from the value itself."""
         if not state.is_stale:
-            size = self._devices(global_batch_size)[1]
-            epoch, start = self.run.resume(state, self.topology.nodes, size, self.topology.replicas)
+            size = self._world(global_batch_size).global_batch_size
+            epoch, start = self.run.resume(state, World(self.topology.nodes, size, self.topology.replicas))
             self._progress.load(epoch, start)
             self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start
 

@@ -91,6 +91,9 @@ class Plan:
         """Batches of a whole epoch, skipped ones included."""
         return self._batches_in(len(self.order))
 
+    epoch_rows = epoch_batches
+    """The same: all ranks have equally many."""
+
     def of_rank(self, rank: int) -> Plan:
         """The same batches, as another rank sees them."""
         return replace(self, topology=replace(self.topology, rank=rank))

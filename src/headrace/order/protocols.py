@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
     from headrace.order.explanation import BatchExplanation
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.sample_map import SampleMap
-    from headrace.order.topology import Remainder, Topology
+    from headrace.order.skip import Skip
+    from headrace.order.topology import BatchSpec, Remainder, Topology
 
 __all__ = ['BatchPlan', 'LoadPermutation', 'Order']
 
@@ -81,6 +82,33 @@ class Order(Protocol):
         """
         ...
 
+    def plan(
+        self,
+        topology: Topology,
+        *,
+        global_batch_size: int,
+        start: int = 0,
+        remainder: Remainder = 'repeat',
+        initial_nodes: int | None = None,
+        skip: Skip = (),
+        epoch: int = 0,
+    ) -> BatchPlan:
+        """Return its global batches, as this family cuts them; see `headrace.order.make_plan`."""
+        ...
+
+    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
+        """Check that batches of this epoch continue in its middle as a state's run had them.
+
+        Args:
+            then: `ResumeState.dealt`.
+            batches: those of now.
+            initial_nodes: nodes of the parallel world that the run began on.
+
+        Raises:
+            ResumeError: they do not.
+        """
+        ...
+
 
 class BatchPlan(Protocol):
     """One pass over an epoch: its global batches from a position on, numbered from 0, and which rows are a rank's.
@@ -131,6 +159,11 @@ class BatchPlan(Protocol):
     @property
     def epoch_batches(self) -> int:
         """Batches of a whole epoch, skipped ones included."""
+        ...
+
+    @property
+    def epoch_rows(self) -> int:
+        """Batches of a whole epoch, skipped ones included, the same on all ranks."""
         ...
 
     @property

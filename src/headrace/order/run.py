@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from headrace.display import count_text
-from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
+from headrace.errors import ConfigError, ResumeError, UnknownNameError
+from headrace.order.families import FAMILIES
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
-from headrace.order.mosaicml.batching import Devices, continues
-from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
-from headrace.order.native.order import NativeOrder
-from headrace.order.plan import Plan
 from headrace.order.resume import check_skipped, resolved_from_state, resume, warn_of_overruled
-from headrace.order.shuffle import ALGORITHMS
-from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
+from headrace.order.skip import skipped_ranges
 from headrace.order.state import ResumeState
-from headrace.order.topology import check_batch_size
+from headrace.order.topology import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +26,9 @@ __all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order', 'make_plan']
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
+
+
+_UNKNOWN = World()
 
 
 class RunArguments(NamedTuple):
@@ -126,46 +124,41 @@ class Run:
         config = self._frozen or self._asked
         return config.is_mosaicml and config.batching != 'random'
 
-    def config(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> OrderConfig:
+    def config(self, world: World = _UNKNOWN) -> OrderConfig:
         """How samples are ordered, with every default filled in.
-
-        Args:
-            nodes: of the parallel world; any number where `needs_nodes` says no.
-            global_batch_size: where `needs_batch_size` says yes, samples of a global batch, if it is known.
-            replicas: where `needs_replicas` says yes, ranks that share it, if they are known.
 
         Raises:
             ConfigError: the global batch does not suit the canonical nodes.
         """
         config = self._asked if self._frozen is None else self._frozen
-        if global_batch_size is not None:
-            config = config.for_batches(global_batch_size, replicas)
-        return config.resolve_defaults(self.mixture, nodes)
+        if world.global_batch_size is not None:
+            config = config.for_batches(world.global_batch_size, world.replicas)
+        return config.resolve_defaults(self.mixture, world.nodes)
 
     def initial_nodes(self, nodes: int) -> int:
         """Nodes that the run began on, or begins on."""
         return nodes if self._initial_nodes is None else self._initial_nodes
 
-    def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
-        """Let defaults be what they are now, for the rest of the run; arguments as `config`'s."""
+    def freeze_defaults(self, world: World) -> None:
+        """Freeze the defaults for this run."""
         if self._frozen is None:
-            self._frozen, self._initial_nodes = self.config(nodes, global_batch_size, replicas), nodes
+            self._frozen, self._initial_nodes = self.config(world), world.nodes
 
-    def order(self, epoch: int, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> Order:
-        """The global sequence of an epoch; arguments as `config`'s.
+    def order(self, epoch: int, world: World = _UNKNOWN) -> Order:
+        """The global sequence of an epoch.
 
         It is one object for all who ask for the same, so that they share what it keeps.
 
         Raises:
             ConfigError: the order depends on the batch size, which is not known.
         """
-        config = self.config(nodes, global_batch_size, replicas)
+        config = self.config(world)
         if self.needs_batch_size and config.global_batch_size is None:
             raise ConfigError(
                 f'Please pass `batch_size` to StreamingDataset: {config.batching} batching depends on it, and it is '
                 f'None.'
             )
-        if config.is_mosaicml:  # its permutation is mapped by whoever uses it, and no longer
+        if config.is_mosaicml:  # each user maps its permutation, and no longer than needed
             return make_order(self.mixture, config, epoch, self._load)
         if self._order is None or self._order[0] != (config, epoch):
             self._order = (config, epoch), make_order(self.mixture, config, epoch)
@@ -186,10 +179,10 @@ class Run:
                 f'with {self._asked.batching} batching the global batch keeps its size during a run, which began with '
                 f"{frozen}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
+        order = self.order(epoch, batches.world)
         if start and self._dealt is not None and self._dealt[0] == epoch:
-            self._check_dealt(self._dealt[1], batches)
-        plan = make_plan(
-            self.order(epoch, batches.topology.nodes, size, batches.topology.replicas),
+            order.check_dealt(self._dealt[1], batches, self._initial_nodes)
+        plan = order.plan(
             batches.topology,
             global_batch_size=size,
             start=start,
@@ -207,28 +200,18 @@ class Run:
         self._unchecked, self.last_batches = (), batches
         return plan
 
-    def state(
-        self,
-        epoch: int,
-        sample: int,
-        nodes: int,
-        global_batch_size: int | None,
-        replicas: int | None = None,
-        batches: BatchSpec | None = None,
-    ) -> ResumeState:
+    def state(self, epoch: int, sample: int, world: World, batches: BatchSpec | None = None) -> ResumeState:
         """The state that continues at a position of an epoch.
 
         Args:
             epoch: which epoch.
             sample: the position in it.
-            nodes: as `config`'s.
-            global_batch_size: as `config`'s.
-            replicas: as `config`'s.
+            world: the ranks of now.
             batches: how the sequence is cut into batches; None: as in the last plan.
         """
         batches = batches or self.last_batches
         ranges = self._skipped_ranges(self.mixture, batches) or ()
-        config, dealt = self.config(nodes, global_batch_size, replicas), ()
+        config, dealt = self.config(world), ()
         if batches is not None and self.is_dealt:
             dealt = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
         if self._start is not None and self._start[0] == (ranges, dealt):
@@ -238,31 +221,13 @@ class Run:
             self.mixture,
             epoch=epoch,
             sample_in_epoch=sample,
-            initial_physical_nodes=self.initial_nodes(nodes),
+            initial_physical_nodes=self.initial_nodes(world.nodes),
             skip=ranges,
             dealt=dealt,
         )
         if self._frozen is not None:
             self._start = (ranges, dealt), state
         return state
-
-    def _check_dealt(self, then: tuple[int, ...], batches: BatchSpec) -> None:
-        """Check that batches of MosaicML's orders continue as a state's run had them."""
-        now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
-        config = self.config(batches.topology.nodes, None)
-        devices = [
-            Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=self._initial_nodes)
-            for n, r, size in (then, now)
-        ]
-        if continues(self.mixture, config, *devices):
-            return
-        ranks = [f'{count_text(r, "rank")} on {count_text(n, "node")}' for n, r, _ in (then, now)]
-        raise ResumeError(
-            f"{config.batching} batches of MosaicML Streaming's orders depend on ranks and batch size, so that others "
-            f'would lose and repeat samples in the middle of an epoch: {ranks[0]} in the checkpoint, {ranks[1]} now; '
-            f'global batches of {then[2]} in the checkpoint, of {now[2]} now. Resume with those of the checkpoint, or '
-            f'from a checkpoint at the begin of an epoch. The native order continues on any ranks.'
-        )
 
     def _skipped_ranges(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
         """The skipped positions of the run; None: that depends on batches, which are not known."""
@@ -276,14 +241,13 @@ class Run:
     def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
         """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
         topology = batches.topology
-        config = self.config(topology.nodes, None)
+        config = self.config(World(topology.nodes))
         if not self._skip or not config.is_mosaicml:
             return None
         if self._counted is None or self._counted[0] != batches:
-            plan = MosaicMLPlan(
-                MosaicMLOrder(mixture, config, 0),
+            plan = make_order(mixture, config, 0).plan(
                 topology,
-                batches.global_batch_size,
+                global_batch_size=batches.global_batch_size,
                 remainder=batches.remainder,
                 initial_nodes=self._initial_nodes,
             )
@@ -294,23 +258,15 @@ class Run:
         """Have the next state ask the topology again."""
         self._start = None
 
-    def resume(
-        self, state: ResumeState, nodes: int, global_batch_size: int | None, replicas: int | None = None
-    ) -> tuple[int, int]:
-        """Go on where a state was taken; returns the epoch and the position in it.
-
-        Args:
-            state: not a stale one.
-            nodes: of the parallel world that continues the run.
-            global_batch_size: the one that it goes on with, if it is known.
-            replicas: ranks that share it then, if they are known.
+    def resume(self, state: ResumeState, world: World) -> tuple[int, int]:
+        """Go on where a state was taken, which is no stale one; returns the epoch and the position in it.
 
         Raises:
             ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
                 samples that this one does not.
         """
         unchecked = () if self._may_change_mixture else state.skipped_ranges
-        config = self._config_from(state, global_batch_size, replicas)
+        config = self._config_from(state, world)
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)
@@ -318,27 +274,28 @@ class Run:
         if ranges is not None:
             check_skipped(unchecked, ranges)
         self._unchecked = unchecked if ranges is None else ()
-        self.mixture, self._frozen = mixture, config.resolve_defaults(mixture, nodes)
-        self._initial_nodes = state.initial_physical_nodes or nodes
+        self.mixture, self._frozen = mixture, config.resolve_defaults(mixture, world.nodes)
+        self._initial_nodes = state.initial_physical_nodes or world.nodes
         self._start = self._order = None
         self._dealt = (state.epoch, state.dealt) if state.dealt else None
         self._foreign = (state.epoch, state.sample_in_epoch) if state.version is None else None
         return state.epoch, state.sample_in_epoch
 
-    def _config_from(self, state: ResumeState, global_batch_size: int | None, replicas: int | None) -> OrderConfig:
+    def _config_from(self, state: ResumeState, world: World) -> OrderConfig:
         config = resolved_from_state(self._asked, state)
-        size = global_batch_size or state.pinned.get('global_batch_size')
+        size = world.global_batch_size or state.pinned.get('global_batch_size')
         if config.has_batches and size is not None:
-            config = replace(config, device_batches=state.pinned.get('device_batches')).for_batches(size, replicas)
+            devices = state.pinned.get('device_batches')
+            config = replace(config, device_batches=devices).for_batches(size, world.replicas)
         return config
 
-    def changed_mixture(self, state: ResumeState, global_batch_size: int | None) -> tuple[Mixture, OrderConfig] | None:
+    def changed_mixture(self, state: ResumeState, world: World) -> tuple[Mixture, OrderConfig] | None:
         """The mixture and order in which the run continues from a state; None: those of the state.
 
         Raises:
             ResumeError: as `resume`.
         """
-        config = self._config_from(state, global_batch_size, None)
+        config = self._config_from(state, world)
         mixture = self._mix(config)
         config = config.resolve_defaults(mixture)
         return (mixture, config) if state.check(config, mixture, may_change_mixture=self._may_change_mixture) else None
@@ -360,15 +317,10 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     config = config.resolve_defaults(mixture)
     if epoch < 0:
         raise ConfigError(f'epoch must be at least 0, got {epoch}.')
-    if config.is_mosaicml:
-        if mixture.schedule is not None or len(mixture.stages) > 1:
-            raise ConfigError(
-                f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
-            )
-        return MosaicMLOrder(mixture, config, epoch, load)
-    if config.algorithm != 'native':
-        raise UnknownNameError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
-    return NativeOrder(mixture, config, epoch)
+    family = FAMILIES.get(str(config.algorithm))
+    if family is None:
+        raise UnknownNameError(f'shuffle_algo must be one of {sorted(FAMILIES)}, got {config.algorithm!r}.')
+    return family(mixture, config, epoch, load)
 
 
 def make_plan(
@@ -398,34 +350,12 @@ def make_plan(
         TopologyError: the replicas cannot share the global batch equally, or its device batches.
         ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
     """
-    if isinstance(order, MosaicMLOrder):
-        plan = MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
-        if not skip:
-            return plan
-        ranges = skipped_ranges(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
-        ranges = skipped_in_epoch(ranges, epoch * len(order), len(order))
-        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes, ranges)
-    check_batch_size(global_batch_size, topology)
-    ranges = skipped_ranges(skip, order.mixture, global_batch_size, remainder)
-    ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
-    if order.units:
-        if remainder == 'exact' and sum(order.mixture.is_drawn) > 1:
-            raise ConfigError(
-                "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an epoch "
-                'draws whole batches, so a few samples more or less than a stream has. Choose one of these methods for '
-                "evaluation, or remainder 'repeat' or 'drop'."
-            )
-        _check_units(order.units, global_batch_size, topology.replicas)
-        ranges = in_whole_batches(ranges, order.first, global_batch_size, len(order))
-    return Plan(order, topology, global_batch_size, start, remainder, ranges)
-
-
-def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
-    """Check that a replica's batch is of whole units, or within one."""
-    if units % replicas and replicas % units:
-        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        allowed = [n for n in known if units % n == 0 or n % units == 0]
-        raise TopologyError(
-            f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
-            f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'
-        )
+    return order.plan(
+        topology,
+        global_batch_size=global_batch_size,
+        start=start,
+        remainder=remainder,
+        initial_nodes=initial_nodes,
+        skip=skip,
+        epoch=epoch,
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from headrace.errors import TopologyError
 
-__all__ = ['BatchSpec', 'Remainder', 'Topology', 'check_batch_size', 'with_replication']
+__all__ = ['BatchSpec', 'Remainder', 'Topology', 'World', 'check_batch_size', 'with_replication']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,17 @@ def with_replication(topology: Topology, replication: int | None, label: str) ->
 Remainder: TypeAlias = Literal['repeat', 'exact', 'drop']
 
 
+class World(NamedTuple):
+    """The ranks and the global batches, as far as an order depends on them."""
+
+    nodes: int = 1
+    """Nodes of the parallel world; any number where `Run.needs_nodes` says no."""
+    global_batch_size: int | None = None
+    """Samples of a global batch, if it is known; no matter where `Run.needs_batch_size` says no."""
+    replicas: int | None = None
+    """Ranks that share a global batch, if they are known; no matter where `Run.needs_replicas` says no."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
     """Everything that a pass needs to know beside its epoch and its start, with every default filled in."""
@@ -144,6 +155,11 @@ class BatchSpec:
     def batch_size(self) -> int:
         """Samples in a full batch of one replica."""
         return self.global_batch_size // self.topology.replicas
+
+    @property
+    def world(self) -> World:
+        """Its ranks and batches, for the order."""
+        return World(self.topology.nodes, self.global_batch_size, self.topology.replicas)
 
 
 def check_batch_size(size: int, topology: Topology) -> None:

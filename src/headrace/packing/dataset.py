@@ -25,6 +25,7 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.order.skip import split_documents
+from headrace.order.topology import World
 from headrace.packing.explanation import PackedExplanation, joined
 from headrace.packing.packer import DocumentCount, documents_placed, first_sequence, pieces_of
 from headrace.packing.reader import PackedReader
@@ -80,7 +81,7 @@ class PackedDataset(StreamingDataset):
                 f'the sequences of a pass that is packed whole depend on all of its documents. Leave it out.'
             )
         super().__init__(**options)
-        if self.run.config(1, None).is_mosaicml:
+        if self.run.config().is_mosaicml:
             raise ConfigError(
                 f"`shuffle_algo` must be 'native' with packing, but is {options.get('shuffle_algo')!r}: a position of "
                 f"MosaicML Streaming's orders depends on the ranks."
@@ -209,18 +210,18 @@ class PackedDataset(StreamingDataset):
     @property
     def shuffle_seed(self) -> int:
         """Key of the documents' order."""
-        return self.run.documents.config(1, None).seed
+        return self.run.documents.config().seed
 
     @property
     def order_key(self) -> object:
         """Values that batch contents depend on, beside batch numbers."""
         documents = self.run.documents
-        return super().order_key, documents.config(1, None), documents.mixture.takeover, self.run.lane_count
+        return super().order_key, documents.config(), documents.mixture.takeover, self.run.lane_count
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The documents, and their order."""
         documents = self.run.documents
-        return documents.mixture, documents.config(self.topology.nodes, self.run.lane_count)
+        return documents.mixture, documents.config(World(self.topology.nodes, self.run.lane_count))
 
     @property
     def _has_node_parts(self) -> bool:

@@ -13,6 +13,7 @@ from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.order import OrderConfig, ResumeState, Run, StreamSize, Topology, documents_skip, make_plan
 from headrace.order.pinned import are_ranges, is_count, short
 from headrace.order.skip import merged, without
+from headrace.order.topology import World
 from headrace.packing.document_order import (
     DocumentOrder,
     EarlierMixture,
@@ -123,7 +124,7 @@ class PackedRun(Run):
         size = self.packing.sequence_count
         if size is not None and size % count:
             raise ConfigError(lanes_error(size, count).message(size))
-        mixture, config = self.documents.mixture, self.documents.config(1, count)
+        mixture, config = self.documents.mixture, self.documents.config(World(1, count))
         if self.packing.weights_count == 'tokens':
             return Lanes(self.packing, StreamLanes(count, mixture, config), self.skipped_documents)
         order = DocumentOrder(
@@ -131,7 +132,7 @@ class PackedRun(Run):
             self._earlier,
             begin=(mixture.takeover.epoch, mixture.takeover.sample),
             size=documents,
-            order=partial(self.documents.order, nodes=1, global_batch_size=count),
+            order=partial(self.documents.order, world=World(1, count)),
             mixture=mixture,
             config=config,
         )
@@ -139,14 +140,14 @@ class PackedRun(Run):
 
     def plan_of_all(self, batch_size: int) -> BatchPlan:
         """The first epoch of all ranks together, in batches of so many sequences."""
-        return make_plan(self.order(0, 1, None), Topology(), global_batch_size=batch_size)
+        return make_plan(self.order(0), Topology(), global_batch_size=batch_size)
 
-    def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
+    def freeze_defaults(self, world: World) -> None:
         """As `Run.freeze_defaults`; also fixes the number of lanes."""
-        if self._lanes is None and global_batch_size is not None:
-            self._lanes = self._make_lanes(global_batch_size)
-        self.documents.freeze_defaults(nodes, self.lane_count)
-        super().freeze_defaults(nodes, global_batch_size, replicas)
+        if self._lanes is None and world.global_batch_size is not None:
+            self._lanes = self._make_lanes(world.global_batch_size)
+        self.documents.freeze_defaults(World(world.nodes, self.lane_count))
+        super().freeze_defaults(world)
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """As `Run.plan`, in sequences.
@@ -177,19 +178,11 @@ class PackedRun(Run):
             )
         return plan
 
-    def state(
-        self,
-        epoch: int,
-        sample: int,
-        nodes: int,
-        global_batch_size: int | None,
-        replicas: int | None = None,
-        batches: BatchSpec | None = None,
-    ) -> ResumeState:
+    def state(self, epoch: int, sample: int, world: World, batches: BatchSpec | None = None) -> ResumeState:
         """As `Run.state`, with the order of the documents, the packing and the lane states."""
-        rows = super().state(epoch, sample, 1, global_batch_size, replicas, batches)
+        rows = super().state(epoch, sample, world._replace(nodes=1), batches)
         count = self.lane_count
-        documents = self.documents.state(0, 0, nodes, count or global_batch_size)
+        documents = self.documents.state(0, 0, World(world.nodes, count or world.global_batch_size))
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
         if 'skip' in rows.pinned:
             pinned['skip'] = rows.pinned['skip']
@@ -229,9 +222,7 @@ class PackedRun(Run):
             **({'streams': self._of_streams} if self._of_streams else {}),
         }
 
-    def resume(
-        self, state: ResumeState, nodes: int, global_batch_size: int | None, replicas: int | None = None
-    ) -> tuple[int, int]:
+    def resume(self, state: ResumeState, world: World) -> tuple[int, int]:
         """As `Run.resume`.
 
         Raises:
@@ -278,15 +269,15 @@ class PackedRun(Run):
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
         documents = replace(state, epoch=begin.epoch, sample_in_epoch=begin.sample, epoch_size=size, config=text)
         lane_states = lane_states if isinstance(lane_states, dict) else {'': lane_states}
-        changed = self.documents.changed_mixture(documents, count)
+        changed = self.documents.changed_mixture(documents, World(world.nodes, count))
         if changed is not None and count is not None:
             row = self._row(state.epoch, state.sample_in_epoch)
             documents, lane_states, earlier = self._take_over(documents, *changed, earlier, count, lane_states, row)
-        self.documents.resume(documents, nodes, count)
+        self.documents.resume(documents, World(world.nodes, count))
         rows = ResumeState.of(
-            self.config(1, None), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
+            self.config(), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
         )
-        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size, replicas)
+        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), world._replace(nodes=1))
         self._earlier = tuple(earlier)
         self._lanes = None if count is None else self._make_lanes(count)
         if self._lanes is not None and self.whole is None:
@@ -351,7 +342,7 @@ class PackedRun(Run):
                 mixtures,
                 begin=end,
                 size=now.epoch_size,
-                order=partial(self.documents.order, nodes=1, global_batch_size=count),
+                order=partial(self.documents.order, world=World(1, count)),
             )
             return order.without_unneeded(lanes.needed_documents(row).items())
 

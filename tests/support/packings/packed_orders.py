@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace import MDSWriter, StreamingDataLoader, Topology
+from headrace.order.topology import World
 from headrace.packing import PackedDataset, Packing
 from tests.support.packings.packed_model import documents_of_lane, pieces_of_rows
 
@@ -56,7 +57,7 @@ def sequences(loader: StreamingDataLoader, count: int | None = None) -> list[lis
 def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, method: str = 'best_fit'):
     """The first sequences of a run."""
     dataset = make(folder, lanes=lanes).dataset
-    dataset.run.freeze_defaults(1, lanes)
+    dataset.run.freeze_defaults(World(1, lanes))
 
     def passes() -> Iterator[list[int]]:
         for epoch in itertools.count():

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from headrace.errors import ConfigError
-from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
+from headrace.display import count_text
+from headrace.errors import ConfigError, ResumeError
+from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, continues
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
-from headrace.order.skip import UnskippedPositions, merged
+from headrace.order.skip import UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
 from headrace.order.topology import Remainder, check_batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.protocols import LoadPermutation
     from headrace.order.sample_map import SampleMap
-    from headrace.order.skip import Ranges
-    from headrace.order.topology import Topology
+    from headrace.order.skip import Ranges, Skip
+    from headrace.order.topology import BatchSpec, Topology
 
 __all__ = ['MosaicMLOrder', 'MosaicMLPlan']
 
@@ -40,7 +41,15 @@ class MosaicMLOrder:
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
-        """Take a config with its defaults filled in. Nothing is computed before `at`."""
+        """Take a config with its defaults filled in. Nothing is computed before `at`.
+
+        Raises:
+            ConfigError: the mixture changes in the course of an epoch or of the run.
+        """
+        if mixture.schedule is not None or len(mixture.stages) > 1:
+            raise ConfigError(
+                f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
+            )
         self.mixture, self.config, self.epoch = mixture, config, epoch
         self._load = load
 
@@ -102,6 +111,46 @@ class MosaicMLOrder:
             return iter(())  # without the permutation, which takes its time
         return iter((start + (self.ids[start:] == sample_id).nonzero()[0]).tolist())
 
+    def plan(
+        self,
+        topology: Topology,
+        *,
+        global_batch_size: int,
+        start: int = 0,
+        remainder: Remainder = 'repeat',
+        initial_nodes: int | None = None,
+        skip: Skip = (),
+        epoch: int = 0,
+    ) -> MosaicMLPlan:
+        """Return its global batches; see `headrace.order.make_plan`."""
+        plan = MosaicMLPlan(self, topology, global_batch_size, start, remainder, initial_nodes)
+        if not skip:
+            return plan
+        ranges = skipped_ranges(skip, self.mixture, global_batch_size, remainder, plan.epoch_rows)
+        ranges = skipped_in_epoch(ranges, epoch * len(self), len(self))
+        return MosaicMLPlan(self, topology, global_batch_size, start, remainder, initial_nodes, ranges)
+
+    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
+        """Check that batches continue in the middle of the epoch; see `headrace.order.Order`.
+
+        Raises:
+            ResumeError: they do not.
+        """
+        now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
+        devices = [
+            Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=initial_nodes)
+            for n, r, size in (then, now)
+        ]
+        if continues(self.mixture, self.config, *devices):
+            return
+        ranks = [f'{count_text(r, "rank")} on {count_text(n, "node")}' for n, r, _ in (then, now)]
+        raise ResumeError(
+            f"{self.config.batching} batches of MosaicML Streaming's orders depend on ranks and batch size, so that "
+            f'others would lose and repeat samples in the middle of an epoch: {ranks[0]} in the checkpoint, {ranks[1]} '
+            f'now; global batches of {then[2]} in the checkpoint, of {now[2]} now. Resume with those of the '
+            f'checkpoint, or from a checkpoint at the begin of an epoch. The native order continues on any ranks.'
+        )
+
     def batches(self, devices: Devices, start: int) -> Batching:
         """The global batches that are left from a position on.
 
@@ -135,7 +184,7 @@ class MosaicMLPlan:
         initial_nodes: int | None = None,
         skip: Ranges = (),
     ) -> None:
-        """Take what `Plan` takes, and the number of nodes that the run began on.
+        """As `Plan`, plus ``initial_nodes``, the number of nodes that the run began on.
 
         Raises:
             TopologyError: the replicas cannot share the global batch equally, or the order does not exist for them.

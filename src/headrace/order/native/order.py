@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TopologyError
 from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
@@ -33,14 +33,20 @@ from headrace.order.native.node_quotas import NodeQuotas
 from headrace.order.native.segment import Segment
 from headrace.order.native.special.fixed_subset import FixedSubset
 from headrace.order.native.stream_passes import StreamLine, StreamPasses
+from headrace.order.plan import Plan
 from headrace.order.random.hashing import derive, hash_text
+from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
+from headrace.order.topology import check_batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
+    from headrace.order.protocols import LoadPermutation
+    from headrace.order.skip import Skip
+    from headrace.order.topology import BatchSpec, Remainder, Topology
 
 __all__ = ['NativeOrder']
 
@@ -56,13 +62,14 @@ class NativeOrder:
     arithmetic.
     """
 
-    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
-        """Take a config with its defaults filled in.
+    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
+        """Take a config with its defaults filled in; nothing is loaded.
 
         Raises:
             ConfigError: arguments do not go together, the batches leave nothing of a stream, or the epoch is from
                 before the mixture took over.
         """
+        del load
         if config.batching in ('per_stream', 'device_per_stream') and not (config.units and config.global_batch_size):
             raise ConfigError(f'{config.batching} batching depends on the batch size, which is not known.')
         takeover = mixture.takeover
@@ -277,6 +284,36 @@ class NativeOrder:
         )
         return inverse.find(s, sample_id - int(self._offsets[s]), start)
 
+    def plan(
+        self,
+        topology: Topology,
+        *,
+        global_batch_size: int,
+        start: int = 0,
+        remainder: Remainder = 'repeat',
+        initial_nodes: int | None = None,
+        skip: Skip = (),
+        epoch: int = 0,
+    ) -> Plan:
+        """Return its global batches; see `headrace.order.make_plan`."""
+        del initial_nodes
+        check_batch_size(global_batch_size, topology)
+        ranges = skipped_ranges(skip, self.mixture, global_batch_size, remainder)
+        ranges = skipped_in_epoch(ranges, self.mixture.takeover.begin_of(epoch, self._size), self._size)
+        if self.units:
+            if remainder == 'exact' and sum(self.mixture.is_drawn) > 1:
+                raise ConfigError(
+                    "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an "
+                    'epoch draws whole batches, so a few samples more or less than a stream has. Choose one of these '
+                    "methods for evaluation, or remainder 'repeat' or 'drop'."
+                )
+            _check_units(self.units, global_batch_size, topology.replicas)
+            ranges = in_whole_batches(ranges, self.first, global_batch_size, self._size)
+        return Plan(self, topology, global_batch_size, start, remainder, ranges)
+
+    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
+        """Nothing: batches continue on any ranks."""
+
     def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
         node_draws = self.node_draws_before(position)
@@ -361,3 +398,14 @@ def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
         total = sum(mix)
         blocks = [max(block, block_size * share // total) for block, share in zip(blocks, mix, strict=True)]
     return blocks
+
+
+def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
+    """Check that a replica's batch is of whole units, or within one."""
+    if units % replicas and replicas % units:
+        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        allowed = [n for n in known if units % n == 0 or n % units == 0]
+        raise TopologyError(
+            f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
+            f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'
+        )
