@@ -9,8 +9,8 @@ from PIL import Image
 from headrace import ImageTensor
 from headrace.errors import FormatError
 from headrace.images import NUM_DRAWS, open_picture
-from headrace.images.crop import choose_box, is_flipped
 from headrace.images.decode import decode_into
+from headrace.images.image_tensor import choose_box, is_flipped
 from tests.support.formats.pictures import by_pillow, jpeg_that_says, picture, stored
 
 

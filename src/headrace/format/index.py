@@ -8,6 +8,8 @@ The text of one parsed and checked entry becomes a regular expression, with a gr
 group matches only one JSON number, or one JSON text without escapes. Matching is several times faster than parsing. It
 refuses nothing, and checks neither file names nor sizes, as `is_surely_valid` does. An index that breaks a rule is
 parsed entry by entry.
+
+The JSON objects of an index need several times the memory of its table. So its list of shards is never held as a whole.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import interpolate
 
-from headrace.images.crop import Box, choose_box, is_flipped
-from headrace.images.image_tensor import ImageTensor
+from headrace.images.image_tensor import Box, ImageTensor, choose_box, is_flipped
 from headrace.images.picture import Picture, Pixels
 
 __all__ = ['decode_into']

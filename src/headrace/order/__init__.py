@@ -6,7 +6,7 @@
    MosaicML Streaming's. `protocols` says what others need of any order and plan.
 3. `plan`: a `BatchPlan` cuts the sequence into global batches and selects the rows of this rank (`topology`). `skip`
    leaves positions out.
-4. `sample_map`: a `SampleMap` finds shard and row of sample ids. `row_selection` holds the rows that a stream offers.
+4. `sample_map`: a `SampleMap` finds shard and row of sample ids. A `RowSelection` has the rows that a stream offers.
 5. `state`: a `ResumeState` is a position in a sequence, and describes the sequence. `resume` continues from it.
 6. `explain` lists the samples of a batch and finds the next use of a sample. `steps` finds the batch of a
    trainer's step.
@@ -25,17 +25,18 @@ from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutat
 from headrace.order.plan import Plan
 from headrace.order.protocols import BatchPlan, Order
 from headrace.order.resume import resolved_from_state
-from headrace.order.row_selection import (
+from headrace.order.run import MixtureChange, Run, make_order, make_plan
+from headrace.order.sample_map import (
     SPLIT_UNIT,
+    Places,
     RowSelection,
+    SampleMap,
     SelectedBits,
     SelectedRanges,
     SelectedSplit,
     count_bits,
     each_selected_row,
 )
-from headrace.order.run import MixtureChange, Run, make_order, make_plan
-from headrace.order.sample_map import Places, SampleMap
 from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range

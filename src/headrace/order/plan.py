@@ -15,15 +15,45 @@ from headrace.order.topology import Remainder, check_batch_size
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.explanation import BatchExplanation
-    from headrace.order.protocols import Order
+    from headrace.order.protocols import BatchPlan, Order
     from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
-__all__ = ['Plan']
+__all__ = ['Plan', 'PlanQueries']
+
+
+class PlanQueries:
+    """What follows from the other members of a `BatchPlan`, for any kind."""
+
+    __slots__ = ()
+
+    @property
+    def batch_size(self: BatchPlan) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
+
+    def explain(self: BatchPlan, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
+        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        from headrace.order.explain import explain_batch  # a training run explains nothing
+
+        return explain_batch(self, k, sample_map)
+
+    @property
+    def is_skipped(self: BatchPlan) -> bool:
+        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
+        return bool(self.skip) and not self.total_batches
+
+    def ids(self: BatchPlan, k: int) -> IntArray:
+        """This replica's global sample ids of batch k, int64[rows]."""
+        return self.order.at(self.positions(k))
+
+    def ids_of(self: BatchPlan, batches: range) -> IntArray:
+        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
+        return self.order.at(self.positions_of(batches))
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(PlanQueries):
     """Cuts a global sequence into batches and deals their rows to the replicas.
 
     Batch k is the run of positions [start + k·G, start + (k+1)·G), cut off at the end of the sequence, on every
@@ -72,11 +102,6 @@ class Plan:
         object.__setattr__(self, '_first', self._unskipped.before(self.start))
 
     @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of one replica."""
-        return self.global_batch_size // self.topology.replicas
-
-    @property
     def num_batches(self) -> int:
         """Batches from ``start`` to the end of the epoch."""
         return self._batches_in(self._unskipped.size - self._first)
@@ -97,12 +122,6 @@ class Plan:
     def of_rank(self, rank: int) -> Plan:
         """The same batches, as another rank sees them."""
         return replace(self, topology=replace(self.topology, rank=rank))
-
-    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
-        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        from headrace.order.explain import explain_batch  # a training run explains nothing
-
-        return explain_batch(self, k, sample_map)
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
         """The first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
@@ -128,11 +147,6 @@ class Plan:
     def batches_before(self) -> int:
         """Whole batches that positions from 0 to ``start`` make."""
         return self._first // self.global_batch_size
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
-        return bool(self.skip) and not self.total_batches
 
     @property
     def stop(self) -> int:
@@ -206,14 +220,6 @@ class Plan:
         """Number of this replica's rows of batch k that are no padding."""
         begin, rows = self._numbers(k)
         return len(self._rows_of(begin, rows, self._residue, self.topology.replicas))
-
-    def ids(self, k: int) -> IntArray:
-        """This replica's global sample ids of batch k, int64[rows]."""
-        return self.order.at(self.positions(k))
-
-    def ids_of(self, batches: range) -> IntArray:
-        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
-        return self.order.at(self.positions_of(batches))
 
     @property
     def _residue(self) -> int:

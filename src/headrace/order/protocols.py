@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.order.explanation import BatchExplanation
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.sample_map import SampleMap
-    from headrace.order.skip import Skip
+    from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Remainder, Topology
 
 __all__ = ['BatchPlan', 'LoadPermutation', 'Order']
@@ -139,6 +139,11 @@ class BatchPlan(Protocol):
     @property
     def remainder(self) -> Remainder:
         """The fate of the samples after the last full batch."""
+        ...
+
+    @property
+    def skip(self) -> Ranges:
+        """The positions of the epoch that no batch holds."""
         ...
 
     @property

@@ -1,19 +1,41 @@
-"""Which shard holds a sample."""
+"""Where a sample is stored: its shard, and its row among those that a stream offers.
+
+A stream may offer some rows of each shard: rows in ranges, rows of a split, or rows with a bit set. The order numbers
+these rows only, and a `RowSelection` finds their stored rows. Only `SelectedBits` has memory per sample, in a mapped
+file.
+
+A split permutes the rows of a shard, keyed by seed and shard number: row ``feistel_permute(p)`` is at place p. Of n
+places it selects ``floor(low·n + u)`` to ``floor(high·n + u)``, exclusive; u in [0, 1) is keyed likewise. So adjacent
+splits share no row and skip none. A row's place depends only on seed, shard number and shard size. The expected number
+of selected rows is exactly ``(high - low)·n``, however small a shard is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from headrace.order.random.feistel import column_bits, feistel_permute
+from headrace.order.random.hashing import KeyArray, derive, hash_text, hashes
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.mixture import Mixture
-    from headrace.order.row_selection import RowSelection
 
-__all__ = ['Places', 'SampleMap']
+__all__ = [
+    'SPLIT_UNIT',
+    'Places',
+    'RowSelection',
+    'SampleMap',
+    'SelectedBits',
+    'SelectedRanges',
+    'SelectedSplit',
+    'count_bits',
+    'each_selected_row',
+]
 
 
 class Places(NamedTuple):
@@ -121,3 +143,205 @@ class SampleMap:
             return divmod(sample_id, self._equal)
         shard = int(self._bounds.searchsorted(sample_id, 'right')) - 1
         return shard, sample_id - int(self._bounds[shard])
+
+
+SPLIT_UNIT: Final = 1 << 32
+"""The whole of a shard, where a split's low and high are given as integers. Shards hold below 2^30 rows."""
+
+_CHUNK: Final = 1 << 14  # rows that are worked on at once: what stays in a core's cache is twice as fast
+
+
+class RowSelection(Protocol):
+    """The rows of a stream's shards that it offers."""
+
+    counts: IntArray
+    """int64[shards]: rows selected of each shard; may be 0."""
+
+    def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
+        """Return the stored rows int64[n] of selected ones.
+
+        Args:
+            shards: int64[n], numbers of shards of the stream.
+            ranks: int64[n], which of the shard's selected rows, below its count.
+        """
+        ...
+
+
+def each_selected_row(selection: RowSelection, shards: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield selected rows of shards int64[m], in their order: shard numbers and rows, int64[n] each, some at a time."""
+    ends = selection.counts[shards].cumsum()
+    total = int(ends[-1]) if len(ends) else 0
+    for begin in range(0, total, _CHUNK):
+        at = np.arange(begin, min(begin + _CHUNK, total))
+        which = ends.searchsorted(at, 'right')
+        ranks = at - (ends[which] - selection.counts[shards[which]])
+        yield shards[which], selection.rows(shards[which], ranks)
+
+
+def _starts(sizes: IntArray) -> IntArray:
+    """Stored number of each shard's first row, int64[shards + 1]; the last entry is the number of rows."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+class SelectedRanges:
+    """The rows in ranges of the stream's stored samples, in stored order."""
+
+    def __init__(self, sizes: IntArray, ranges: IntArray) -> None:
+        """Take the rows of each shard, int64[shards], and half-open ranges int64[m, 2], ascending and disjoint."""
+        self._starts = _starts(sizes)
+        self._begins = np.ascontiguousarray(ranges[:, 0])
+        self._before = _starts(ranges[:, 1] - ranges[:, 0])
+        below = self.below(self._starts)
+        self._first = below[:-1]
+        self.counts = below[1:] - below[:-1]
+
+    def below(self, stored: IntArray) -> IntArray:
+        """How many samples are selected below stored numbers, int64[n] both."""
+        at = self._begins.searchsorted(stored, 'right') - 1
+        inside = np.minimum(stored - self._begins[at], self._before[at + 1] - self._before[at])
+        return np.where(at < 0, 0, self._before[at] + inside)
+
+    def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
+        """See `RowSelection`."""
+        numbers = self._first[shards] + ranks
+        at = self._before.searchsorted(numbers, 'right') - 1
+        return self._begins[at] + (numbers - self._before[at]) - self._starts[shards]
+
+
+class SelectedSplit:
+    """A random part of each shard, in the order of the shard's permutation; computed where it is asked for."""
+
+    def __init__(
+        self, sizes: IntArray, low: int, high: int, *, seed: int, within: SelectedRanges | None = None
+    ) -> None:
+        """Take the rows of each shard, and which part of them is selected.
+
+        Args:
+            sizes: int64[shards], each below 2^30.
+            low: where the part begins, ``0 <= low < SPLIT_UNIT``.
+            high: where it ends, exclusive, ``low < high <= SPLIT_UNIT``.
+            seed: of the split; an int of any size, at least 0.
+            within: ranges; no row outside of them is selected. They do not change which part of a shard a row is in.
+                The rows of shards that they cut are listed in memory.
+        """
+        key = derive(hash_text('split'), seed)
+        numbers = np.arange(len(sizes))
+        self._sizes = sizes.astype(np.uint64)
+        self._bits = column_bits(np.maximum(sizes, 1)).astype(np.uint64)
+        self._keys = hashes(key, numbers)
+        u = hashes(derive(key, 1), numbers) >> np.uint64(32)
+        self._first, end = (
+            ((self._sizes * np.uint64(part) + u) >> np.uint64(32)).astype(np.int64) for part in (low, high)
+        )
+        self.counts = end - self._first
+        self._listed: IntArray | None = None
+        if within is not None:
+            self._cut(sizes, within)
+
+    def _cut(self, sizes: IntArray, within: SelectedRanges) -> None:
+        cut = ((within.counts > 0) & (within.counts < sizes)).nonzero()[0]
+        starts = _starts(sizes)
+        found: list[tuple[IntArray, IntArray]] = []
+        for shards, rows in each_selected_row(self, cut):
+            stored = starts[shards] + rows
+            inside = (within.below(stored + 1) > within.below(stored)).nonzero()[0]
+            found.append((shards[inside], rows[inside]))
+        self.counts[within.counts == 0] = 0
+        if len(cut):
+            empty = np.zeros(0, np.int64)
+            shards = np.concatenate([shards for shards, _ in found] or [empty])
+            self._listed = np.concatenate([rows for _, rows in found] or [empty])
+            self.counts[cut] = np.bincount(shards, minlength=len(sizes))[cut]
+            self._list_at = np.full(len(sizes), -1)
+            self._list_at[cut] = _starts(self.counts[cut])[:-1]
+
+    def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
+        """See `RowSelection`."""
+        places = (self._first[shards] + ranks).astype(np.uint64)
+        if self._listed is None:
+            return feistel_permute(places, self._sizes[shards], self._bits[shards], self._keys[shards]).astype(np.int64)
+        rows = np.empty_like(ranks)
+        at = self._list_at[shards]
+        listed, free = (at >= 0).nonzero()[0], (at < 0).nonzero()[0]
+        rows[listed] = self._listed[at[listed] + ranks[listed]]
+        shards = shards[free]
+        rows[free] = feistel_permute(places[free], self._sizes[shards], self._bits[shards], self._keys[shards])
+        return rows
+
+
+class SelectedBits:
+    """The rows whose bit is set, in stored order: bit ``i % 64`` of word ``i // 64`` is the stream's sample i."""
+
+    def __init__(self, sizes: IntArray, words: KeyArray, below: IntArray | np.ndarray[tuple[int], np.dtype[np.uint32]]):
+        """Take the rows of each shard, and the bits, which may be mapped: they are not copied.
+
+        Args:
+            sizes: int64[shards].
+            words: uint64[samples // 64 + 1]; the bits from the number of samples on are 0.
+            below: int64 or uint32[len(words) + 1]: how many bits are set before each word.
+        """
+        self._starts = _starts(sizes)
+        self._words, self._below = words, below
+        ranks = self._rank(self._starts)
+        self._first = ranks[:-1]
+        self.counts = ranks[1:] - ranks[:-1]
+
+    def _rank(self, stored: IntArray) -> IntArray:
+        """How many bits are set below stored numbers, int64[n] both."""
+        at, bit = stored >> 6, (stored & 63).astype(np.uint64)
+        rest = self._words[at] & ((np.uint64(1) << bit) - np.uint64(1))
+        return self._below[at].astype(np.int64) + count_bits(rest)
+
+    def holds(self, stored: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of the stream's stored samples int64[n] are selected, bool[n]."""
+        return (self._words[stored >> 6] >> (stored & 63).astype(np.uint64) & np.uint64(1)).astype(np.bool_)
+
+    def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
+        """See `RowSelection`."""
+        numbers = self._first[shards] + ranks
+        # Keys of another type would have the whole array converted.
+        at = self._below.searchsorted(numbers.astype(self._below.dtype), 'right') - 1
+        left = (numbers - self._below[at]).astype(np.uint64)
+        return (at << 6) + _select(self._words[at], left) - self._starts[shards]
+
+
+# Broadword arithmetic on the 8 bytes of a word (Vigna: Broadword implementation of rank/select queries, 2008).
+_EVEN, _PAIRS, _NIBBLES, _ONES, _TOPS = (
+    np.array(int(digits * (16 // len(digits)), 16), np.uint64) for digits in ('5', '3', '0f', '01', '80')
+)
+_1, _2, _4, _7, _8, _56, _255 = (np.array(c, np.uint64) for c in (1, 2, 4, 7, 8, 56, 255))
+
+
+def _bits_up_to_byte(words: KeyArray) -> KeyArray:
+    """In byte b of each result, the number of bits set in bytes 0 … b."""
+    x = words - ((words >> _1) & _EVEN)
+    x = (x & _PAIRS) + ((x >> _2) & _PAIRS)
+    return ((x + (x >> _4)) & _NIBBLES) * _ONES
+
+
+def count_bits(words: KeyArray) -> IntArray:
+    """How many bits are set in each word, int64[n]."""
+    return (_bits_up_to_byte(words) >> _56).astype(np.int64)
+
+
+def _set_bits_of_bytes() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Where the k-th set bit of a byte is, at ``byte * 8 + k``, uint8[2048]; 0 where it has fewer."""
+    table = np.zeros((256, 8), np.uint8)
+    for byte in range(256):
+        bits = [bit for bit in range(8) if byte >> bit & 1]
+        table[byte, : len(bits)] = bits
+    return table.reshape(-1)
+
+
+_SET_BITS = _set_bits_of_bytes()
+
+
+def _select(words: KeyArray, k: KeyArray) -> IntArray:
+    """Where the k-th set bit of each word is, int64[n]; k counts from 0 and is below the number of set bits."""
+    up_to = _bits_up_to_byte(words)
+    # The bytes that end at or before the k-th bit: the top bit of 128 + k - up_to stays set, and nothing is borrowed.
+    ended = (((k * _ONES) | _TOPS) - up_to) & _TOPS
+    shift = (((ended >> _7) * _ONES) >> _56) * _8
+    left = k - (((up_to << _8) >> shift) & _255)
+    byte = (words >> shift) & _255
+    return (shift + _SET_BITS[(byte * _8 + left).astype(np.int64)]).astype(np.int64)

@@ -3,7 +3,7 @@
 1. `selection` reads `subset`, `fraction` and `where`, in Python or from a file, into values that say what they select.
 2. `predicate` evaluates a `where` on the columns of a shard.
 3. `bitmap_file` keeps the result, once per machine.
-4. `order.row_selection`, one layer below, finds the stored rows of the selected samples.
+4. `order.sample_map`, one layer below, finds the stored rows of the selected samples.
 """
 
 from __future__ import annotations

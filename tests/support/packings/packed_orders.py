@@ -61,7 +61,7 @@ def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, meth
 
     def passes() -> Iterator[list[int]]:
         for epoch in itertools.count():
-            order = dataset.run.documents.order(epoch, 1, lanes)
+            order = dataset.run.documents.order(epoch, World(1, lanes))
             yield order.at(np.arange(len(order))).tolist()
 
     def of_lane(lane: int) -> Iterator[list[int]]:

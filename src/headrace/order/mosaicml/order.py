@@ -13,6 +13,7 @@ from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, continues
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
+from headrace.order.plan import PlanQueries
 from headrace.order.skip import UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
 from headrace.order.topology import Remainder, check_batch_size
 
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.explanation import BatchExplanation
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.protocols import LoadPermutation
-    from headrace.order.sample_map import SampleMap
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Topology
 
@@ -160,7 +159,7 @@ class MosaicMLOrder:
         return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
 
 
-class MosaicMLPlan:
+class MosaicMLPlan(PlanQueries):
     """Global batches of a MosaicML order, and which rows of them are this replica's.
 
     A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
@@ -235,12 +234,6 @@ class MosaicMLPlan:
         place = self.topology.node * self.topology.replicas_per_node + self.topology.local_replica
         return slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
 
-    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
-        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        from headrace.order.explain import explain_batch  # a training run explains nothing
-
-        return explain_batch(self, k, sample_map)
-
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
         """The first batch from ``first`` on that holds a sample on any rank, and its position there; see `Plan.find`.
 
@@ -299,11 +292,6 @@ class MosaicMLPlan:
         return self._batching.rows(np.array([row]), columns)[0]
 
     @property
-    def batch_size(self) -> int:
-        """Samples in a full batch of one replica."""
-        return self.global_batch_size // self.topology.replicas
-
-    @property
     def num_batches(self) -> int:
         """This rank's batches from ``start`` to the end of the epoch."""
         return self._unskipped.before(self._own_rows)
@@ -335,11 +323,6 @@ class MosaicMLPlan:
         """Whole batches before ``start``."""
         rows = self.start // self.global_batch_size
         return self._from(0)._unskipped.before(rows) if self.skip else rows
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
-        return bool(self.skip) and not self.total_batches
 
     @property
     def stop(self) -> int:
@@ -408,11 +391,3 @@ class MosaicMLPlan:
         self._check(k)
         row = self._row(self._unskipped.position(k), columns)
         return row[row >= 0]
-
-    def ids(self, k: int) -> IntArray:
-        """This replica's global sample ids of batch k, int64[rows]."""
-        return self.order.at(self.positions(k))
-
-    def ids_of(self, batches: range) -> IntArray:
-        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
-        return self.order.at(self.positions_of(batches))
