@@ -311,7 +311,7 @@ def register_compression(name: str, algorithm: type[Compression]) -> None:
     """Register an algorithm that compresses and decompresses shards.
 
     Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
-    the script, so they know the algorithm too, whatever their start method. An index holds the name: keep it.
+    the script, so they know the algorithm too, with any start method. An index holds the name: keep it.
 
     Args:
         name: lower-case letters and digits; it also ends the names of the files.

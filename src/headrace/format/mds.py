@@ -62,7 +62,7 @@ _Place: TypeAlias = 'tuple[int, int, np.dtype[Any], tuple[int, ...]]'
 
 
 class FixedLayout(NamedTuple):
-    """Places of values in samples of one size; shards of equal columns share the object, whatever their datasets."""
+    """Places of values in samples of one size; shards of equal columns share the object, across datasets."""
 
     size: int
     """Bytes of a sample."""

@@ -24,7 +24,7 @@ BLOCK: Final = 2 << 20
 class BlockPool:
     """Blocks of `BLOCK` bytes. It holds as many as were lent at one time. Threads may share it.
 
-    A block returns when the last view of it goes, in whichever thread. So none is used again while anybody reads it.
+    A block returns when the last view of it goes, in any thread. So none is used again while it is read.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ _shared: Final[weakref.WeakValueDictionary[str, BlockPool]] = weakref.WeakValueD
 
 
 def shared_pool() -> BlockPool:
-    """The pool of this process, which lives as long as somebody uses it."""
+    """The pool of this process, which lives as long as it is used."""
     return _shared.setdefault('', BlockPool())
 
 

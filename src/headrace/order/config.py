@@ -35,7 +35,7 @@ _SAMPLINGS = ('balanced', 'fixed')
 
 
 class DefaultSeed(int):
-    """A seed that nobody gave: the seed of a checkpoint takes its place. A given seed is a plain int."""
+    """The seed where none is given: that of a checkpoint takes its place. A given seed is a plain int."""
 
 
 DEFAULT_SEED = DefaultSeed(9176)

@@ -84,7 +84,7 @@ class Plan(PlanQueries):
 
     skip: Ranges = ()
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
-    same, so that ``start``, `end` and `stop` mean the same whatever is skipped."""
+    same, so that ``start``, `end` and `stop` mean the same with any ranges."""
     _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
     _first: int = field(init=False, repr=False, compare=False)
 

@@ -27,7 +27,7 @@ __all__ = ['check_skipped', 'recorded_mixture', 'resolved_from_state', 'resume',
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
-    """Let a state decide what was not given: seed, canonical nodes, algorithm and block size.
+    """Fill in seed, canonical nodes, algorithm and block size from a state, where they were not given.
 
     `ResumeState.check` refuses those that were given and differ. In MosaicML's orders a state decides seed and
     canonical nodes in any case: so do MosaicML's states, and a run that began with one restarts with its own. Their

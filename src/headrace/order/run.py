@@ -59,7 +59,7 @@ class Run:
         skip: Skip = (),
         load: LoadPermutation | None = None,
     ) -> None:
-        """Take what `Mixture.resolve`, `make_order` and `make_plan` take.
+        """Arguments as those of `Mixture.resolve`, `make_order` and `make_plan`.
 
         Raises:
             StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.

@@ -139,7 +139,7 @@ class ResumeState:
 
     @property
     def has_mosaicmls_order(self) -> bool:
-        """Whether this is a position of one of MosaicML Streaming's orders, whoever wrote it."""
+        """Whether this is a position of one of MosaicML Streaming's orders, in a state of either format."""
         return self.version is None or self.pinned.get('algorithm') in PERMUTATIONS
 
     @property

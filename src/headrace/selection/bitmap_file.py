@@ -10,7 +10,7 @@ A file of ``.headrace-selections`` is, all little-endian::
 
 `order.row_selection.SelectedBits` explains words and counts. A file is valid if both digests are right. One process
 makes it under the subfolder's lock, and the others wait in the kernel. A process that is killed leaves a temporary
-file, which the next maker removes. Finished files stay until somebody deletes the subfolder. They cost an evaluation of
+file, which the next maker removes. Finished files stay until the subfolder is deleted. They cost an evaluation of
 all samples, and less than 2 bits for each.
 """
 

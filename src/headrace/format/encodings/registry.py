@@ -65,7 +65,7 @@ def register_encoding(
     """Register an encoding of MDS columns: an `Encoding`, or two functions.
 
     Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
-    the script, so they know the encoding too, whatever their start method. Shards hold the name: keep it.
+    the script, so they know the encoding too, with any start method. Shards hold the name: keep it.
 
     Args:
         name: as columns give it, without parameters, such as 'point'.

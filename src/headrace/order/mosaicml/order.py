@@ -162,7 +162,7 @@ class MosaicMLOrder:
 class MosaicMLPlan(PlanQueries):
     """Global batches of a MosaicML order, and which rows of them are this replica's.
 
-    A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
+    A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, with any number of
     dataloader workers: those change only where padding without samples stands. ``start`` and positions after a batch
     count rows that were handed out, repeats that fill up the last batch included, as MosaicML Streaming counts them.
 

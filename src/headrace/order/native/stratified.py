@@ -132,7 +132,7 @@ class StratifiedInterleave:
     __slots__ = ('_a', '_batches', '_ends', '_key', '_nodes', '_per_window', '_rows', '_table')
 
     def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, key: int) -> None:
-        """Take what `grid_quotas` takes, and a key of the segment."""
+        """Arguments as `grid_quotas`'s, and a key of the segment."""
         self._ends = np.cumsum(counts)
         self._key = key
         self._nodes = num_nodes

@@ -56,7 +56,7 @@ class UnitInterleave:
     def __init__(
         self, counts: IntArray, batch_size: int, num_units: int, num_nodes: int, *, begin: int, key: int
     ) -> None:
-        """Take what `unit_quotas` takes, the segment's first position, and a key of the segment."""
+        """Arguments as `unit_quotas`'s, the segment's first position, and a key of the segment."""
         self._groups = math.gcd(num_nodes, num_units)
         size = batch_size // num_units
         self._grid = StratifiedInterleave(counts // size, num_units, self._groups, key)

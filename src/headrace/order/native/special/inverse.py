@@ -93,7 +93,7 @@ class CellInverse:
     __slots__ = ('_firsts', '_ranks', '_starts', '_table', '_units')
 
     def __init__(self, parts: Parts, block_size: int, key: int) -> None:
-        """Take what `CellTable.add` takes."""
+        """Arguments as `CellTable.add`'s."""
         self._table = table = CellTable()
         table.add(parts, block_size, key)
         draws = (table.units.keys & ((1 << ROW_BITS) - 1)) - table.units.rows[:, 0]

@@ -116,7 +116,7 @@ class FreeStratifiedInterleave:
     __slots__ = ('_grid', '_key', '_per_window', '_table')
 
     def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, *, begin: int, key: int) -> None:
-        """Take what `free_grid_quotas` takes, and a key of the segment."""
+        """Arguments as `free_grid_quotas`'s, and a key of the segment."""
         self._grid = grid = _Grid(counts, batch_size, num_nodes, begin)
         self._key = key
         slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
