@@ -15,11 +15,11 @@ PAGE = Path(__file__).parents[2] / 'docs' / 'mosaicml.md'
 
 @pytest.mark.usefixtures('alias')
 def test_the_tables_are_up_to_date() -> None:
-    from headrace.compat.reference import updated
+    from tests.support.pages.mosaicml_names import updated
 
     text = PAGE.read_text()
 
-    assert updated(text) == text, 'run python -m headrace.compat.reference'
+    assert updated(text) == text, 'run python -m tests.support.pages.mosaicml_names'
     with pytest.raises(ValueError, match='no table'):
         updated(text.replace('<!-- table: members -->', ''))
 

@@ -1,9 +1,10 @@
-"""The tables of ``docs/mosaicml.md``, from those of this package: ``python -m headrace.compat.reference``."""
+"""The tables of docs/mosaicml.md, from those of headrace.compat: ``python -m tests.support.pages.mosaicml_names``."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.compat.tables import ABSENT_MODULES, MEMBERS, TABLES, Alias, Entry
@@ -28,21 +29,29 @@ def updated(page: str) -> str:
 
 
 def _names() -> str:
-    """A row for each name, with all modules that have it."""
+    """A row for all names with the same modules, status and remark."""
     modules: dict[tuple[str, Entry], list[str]] = {}
     for module, entries in TABLES.items():
         for name, entry in entries.items():
-            modules.setdefault((name, entry), []).append(module)
-    lines = ['| name | in `streaming` | status | difference, reason, or replacement |', '|---|---|---|---|']
-    lines += [_row(name, ' '.join(map(_short, found)), entry) for (name, entry), found in modules.items()]
-    lines += [_row('all', _short(module), entry) for module, entry in ABSENT_MODULES.items()]
-    return '\n'.join(lines) + '\n'
+            modules.setdefault((name, entry), []).append(_short(module))
+    rows = [(f'`{name}`', ' '.join(found), entry) for (name, entry), found in modules.items()]
+    rows += [('all', _short(module), entry) for module, entry in ABSENT_MODULES.items()]
+    return _table('in `streaming`', rows)
 
 
 def _members() -> str:
-    lines = ['| name | class | status | difference, reason, or replacement |', '|---|---|---|---|']
-    for cls, entries in MEMBERS.items():
-        lines += [_row(name, f'`{cls}`', entry) for name, entry in entries.items()]
+    return _table(
+        'class', [(f'`{name}`', f'`{cls}`', entry) for cls, found in MEMBERS.items() for name, entry in found.items()]
+    )
+
+
+def _table(second: str, rows: Iterable[tuple[str, str, Entry]]) -> str:
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for name, place, entry in rows:
+        said = entry.difference if isinstance(entry, Alias) else entry.reason
+        names.setdefault((place, entry.status, said), []).append(name)
+    lines = [f'| name | {second} | status | difference, reason, or replacement |', '|---|---|---|---|']
+    lines += [f'| {", ".join(found)} | {" | ".join(row)} |' for row, found in names.items()]
     return '\n'.join(lines) + '\n'
 
 
@@ -56,12 +65,6 @@ def _counts() -> str:
 
 def _short(module: str) -> str:
     return f'`{module.removeprefix("streaming") or "streaming"}`'
-
-
-def _row(name: str, place: str, entry: Entry) -> str:
-    said = entry.difference if isinstance(entry, Alias) else entry.reason
-    shown = name if name == 'all' else f'`{name}`'
-    return f'| {shown} | {place} | {entry.status} | {said} |'
 
 
 if __name__ == '__main__':
