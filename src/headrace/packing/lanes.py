@@ -93,8 +93,8 @@ class Lanes:
     def copy_at(self, row: int) -> Lanes:
         """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
         copied = Lanes(self._packing, self.documents, self._skipped)
-        for number in self._numbers():
-            copied._remember(number, self._latest_state(number, self.documents.sequences_before(number, row)))
+        for number, state in self._states(self._numbers(), row).items():
+            copied._remember(number, state)
         return copied
 
     def resume_at(self, lanes: Iterable[int], row: int) -> dict[int, Lane]:
@@ -160,22 +160,19 @@ class Lanes:
 
     def states_at(self, row: int) -> dict[str, Any]:
         """JSON values by lane for a checkpoint at sequence `row` of the run; none for a lane at its beginning."""
-        states = {
-            number: self._latest_state(number, self.documents.sequences_before(number, row))
-            for number in self._numbers()
-        }
+        states = self._states(self._numbers(), row)
         return {str(number): _to_json(state) for number, state in states.items() if state.row}
 
     def needed_documents(self, row: int) -> dict[int, int]:
         """By lane, the first document that a restart for sequences from `row` of the run on needs."""
-        states = {
-            number: self._latest_state(number, self.documents.sequences_before(number, row))
-            for number in range(self.documents.lane_count)
-        }
         return {
             number: min([state.next_document, *(document for document, _ in state.leftover)])
-            for number, state in states.items()
+            for number, state in self._states(range(self.documents.lane_count), row).items()
         }
+
+    def _states(self, numbers: Iterable[int], row: int) -> dict[int, LaneState]:
+        """The latest states of lanes before sequence `row` of the run."""
+        return {number: self._latest_state(number, self.documents.sequences_before(number, row)) for number in numbers}
 
     def _numbers(self) -> list[int]:
         return sorted({*self._known, *self._live})

@@ -148,7 +148,7 @@ class WholePacker:
         return rows
 
     def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
-        """Nothing: a batch has its documents."""
+        """No-op: a batch has its documents."""
 
     def take_unreadable(self) -> int:
         """The number of unreadable documents since the last call."""

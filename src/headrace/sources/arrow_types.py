@@ -49,23 +49,10 @@ __all__ = [
     'ArrowColumn',
     'NullValueError',
     'arrow_columns',
-    'bools',
     'class_names',
     'common_columns',
-    'decimals',
-    'decode_dictionary',
-    'decode_runs',
-    'files',
     'import_pyarrow',
-    'json_values',
-    'lists_of_files',
-    'lists_of_numbers',
     'meanings_of',
-    'numbers',
-    'shaped',
-    'storage',
-    'texts_or_bytes',
-    'times',
     'to_columns',
 ]
 
@@ -277,36 +264,38 @@ def _column(kind: pa.DataType, feature: Any, *, has_nulls: bool, depth: int = 0)
     if isinstance(kind, pa.BaseExtensionType):
         shape = tuple(getattr(kind, 'shape', None) or ())
         if isinstance(kind, pa.FixedShapeTensorType) and shape and not has_nulls and _is_in_order(kind.permutation):
-            return _after(storage, *_fixed_arrays(kind.storage_type.value_type, (math.prod(shape),), shape))
-        return _after(storage, *inner(kind.storage_type, feature))
+            return _after(
+                lambda array: array.storage, *_fixed_arrays(kind.storage_type.value_type, (math.prod(shape),), shape)
+            )
+        return _after(lambda array: array.storage, *inner(kind.storage_type, feature))
     if types.is_dictionary(kind):
-        return _after(decode_dictionary, *inner(kind.value_type, feature))
+        return _after(lambda array: array.dictionary_decode(), *inner(kind.value_type, feature))
     if types.is_run_end_encoded(kind):
-        return _after(decode_runs, *inner(kind.value_type, feature))
+        return _after(_decode_runs, *inner(kind.value_type, feature))
     if _is_file(kind):
         if has_nulls:
             raise _NoEncodingError('it holds nulls, and files of bytes have no place for them')
-        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), files
+        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), _files
     if _is_list(kind) and _is_file(kind.value_type) and _feature_type(_inner_feature(feature)) == 'Image':
         if has_nulls:
             raise _NoEncodingError('it holds nulls or empty lists, and lists of images have no place for them')
-        return 'jpeg_array', lists_of_files
+        return 'jpeg_array', _lists_of_files
     if not has_nulls and (array := _array(kind, feature)) is not None:
         return array
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or _is_view(kind, 'b'):
         if has_nulls:
             raise _NoEncodingError('it holds nulls, and a column of bytes has no place for them')
-        return 'bytes', texts_or_bytes
+        return 'bytes', _texts_or_bytes
     if has_nulls:
         return _json(kind)
     if (dtype := _number(kind)) is not None:
-        return dtype.name, bools if types.is_boolean(kind) else numbers
+        return dtype.name, _bools if types.is_boolean(kind) else _numbers
     if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, 's'):
-        return 'str', texts_or_bytes
+        return 'str', _texts_or_bytes
     if types.is_decimal(kind):
-        return 'str_decimal', decimals
+        return 'str_decimal', _decimals
     if types.is_temporal(kind) and not types.is_interval(kind):
-        return 'int64', times
+        return 'int64', _times
     return _json(kind)
 
 
@@ -391,7 +380,7 @@ def _array(kind: pa.DataType, feature: Any) -> tuple[str, _Convert] | None:
             return _fixed_arrays(inner, tuple(shape))
         return None
     if _is_list(kind) and (dtype := _number(kind.value_type)) is not None:
-        return f'ndarray:{dtype.name}', lists_of_numbers
+        return f'ndarray:{dtype.name}', _lists_of_numbers
     return None
 
 
@@ -417,12 +406,12 @@ def _fixed_arrays(kind: pa.DataType, lists: _Shape, shape: _Shape | None = None)
         raise _NoEncodingError('only arrays of numbers can be stored')
     if math.prod(axes) * dtype.itemsize >= 1 << 32:
         raise _NoEncodingError('a value takes 4 GiB or more')
-    return f'ndarray:{dtype.name}:{",".join(map(str, axes))}', lambda array: shaped(array, lists, axes)
+    return f'ndarray:{dtype.name}:{",".join(map(str, axes))}', lambda array: _shaped(array, lists, axes)
 
 
 def _json(kind: pa.DataType) -> tuple[str, _Convert]:
     plain = _plain(kind, 0)
-    return 'json', lambda array: json_values(array, plain)
+    return 'json', lambda array: _json_values(array, plain)
 
 
 def _plain(kind: pa.DataType, depth: int) -> pa.DataType:
@@ -479,17 +468,7 @@ class NullValueError(Exception):
         self.row, self.what = row, what
 
 
-def storage(array: Any) -> Any:
-    """The values of an array of an extension type."""
-    return array.storage
-
-
-def decode_dictionary(array: Any) -> Any:
-    """The values of an array of a dictionary type."""
-    return array.dictionary_decode()
-
-
-def decode_runs(array: Any) -> Any:
+def _decode_runs(array: Any) -> Any:
     """The values of a run-end encoded array."""
     import pyarrow.compute as pc
 
@@ -503,19 +482,19 @@ def _require_values(array: Any, rows_of: Callable[[int], int] = lambda row: row)
         raise NullValueError(rows_of(int(np.flatnonzero(nulls)[0])))
 
 
-def numbers(array: Any) -> np.ndarray[Any, Any]:
+def _numbers(array: Any) -> np.ndarray[Any, Any]:
     """Numbers: a view of the array's memory."""
     _require_values(array)
     return array.to_numpy(zero_copy_only=False)
 
 
-def bools(array: Any) -> np.ndarray[Any, Any]:
+def _bools(array: Any) -> np.ndarray[Any, Any]:
     """Bools as uint8, 0 or 1."""
     _require_values(array)
     return array.to_numpy(zero_copy_only=False).view(np.uint8)
 
 
-def times(array: Any) -> np.ndarray[Any, Any]:
+def _times(array: Any) -> np.ndarray[Any, Any]:
     """Timestamps, dates, times of day and durations as int64, in their unit."""
     _require_values(array)
     return _as_integers(array).to_numpy(zero_copy_only=False)
@@ -528,7 +507,7 @@ def _as_integers(array: Any) -> Any:
     return array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).cast(pa.int64())
 
 
-def texts_or_bytes(array: Any) -> list[Any]:
+def _texts_or_bytes(array: Any) -> list[Any]:
     """Text as str, binary values as bytes."""
     import pyarrow as pa
     from pyarrow import types
@@ -543,7 +522,7 @@ def texts_or_bytes(array: Any) -> list[Any]:
     return array.to_numpy(zero_copy_only=False).tolist()
 
 
-def decimals(array: Any) -> list[Any]:
+def _decimals(array: Any) -> list[Any]:
     """`decimal.Decimal` objects."""
     _require_values(array)
     return array.to_pylist()
@@ -562,7 +541,7 @@ def _flat(array: Any) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Any]:
     return offsets, values
 
 
-def lists_of_numbers(array: Any) -> list[np.ndarray[Any, Any]]:
+def _lists_of_numbers(array: Any) -> list[np.ndarray[Any, Any]]:
     """Arrays of one axis: views of the array's memory."""
     offsets, values = _flat(array)
     empty = np.flatnonzero(offsets[1:] == offsets[:-1])
@@ -570,12 +549,12 @@ def lists_of_numbers(array: Any) -> list[np.ndarray[Any, Any]]:
         raise NullValueError(int(empty[0]), 'an empty list')
     from pyarrow import types
 
-    flat = bools(values) if types.is_boolean(values.type) else numbers(values)
+    flat = _bools(values) if types.is_boolean(values.type) else _numbers(values)
     ends = offsets.tolist()
     return [flat[begin:end] for begin, end in pairwise(ends)]
 
 
-def shaped(array: Any, lists: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _shaped(array: Any, lists: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Nested lists of fixed lengths as one array ``[n, *shape]``."""
     from pyarrow import types
 
@@ -590,7 +569,7 @@ def shaped(array: Any, lists: tuple[int, ...], shape: tuple[int, ...]) -> np.nda
             raise ValueError(f'its values have the shape {shape}, but some lists do not have {size} items')
         values = inner
     _require_values(values, _row_of(rows, len(values)))
-    flat = bools(values) if types.is_boolean(values.type) else numbers(values)
+    flat = _bools(values) if types.is_boolean(values.type) else _numbers(values)
     return flat.reshape(rows, *shape)
 
 
@@ -599,27 +578,27 @@ def _row_of(rows: int, values: int) -> Callable[[int], int]:
     return lambda value: value * rows // max(1, values)
 
 
-def files(array: Any) -> list[bytes]:
+def _files(array: Any) -> list[bytes]:
     """The content of files, of structs with their paths."""
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
     content = array.flatten()[names.index('bytes')]
     if content.null_count:
         row = int(np.flatnonzero(np.asarray(content.is_null().to_numpy(zero_copy_only=False)))[0])
         raise NullValueError(row, 'null, or names a file elsewhere')
-    return texts_or_bytes(content)
+    return _texts_or_bytes(content)
 
 
-def lists_of_files(array: Any) -> list[list[bytes]]:
+def _lists_of_files(array: Any) -> list[list[bytes]]:
     """The contents of files, of lists of structs with their paths."""
     _require_values(array)
     offsets = np.asarray(array.offsets.to_numpy()).astype(np.int64)
     first = int(offsets[0]) if len(offsets) else 0
-    contents = files(array.values.slice(first, int(offsets[-1]) - first if len(offsets) else 0))
+    contents = _files(array.values.slice(first, int(offsets[-1]) - first if len(offsets) else 0))
     ends = (offsets - first).tolist()
     return [contents[begin:end] for begin, end in pairwise(ends)]
 
 
-def json_values(array: Any, plain: pa.DataType) -> list[Any]:
+def _json_values(array: Any, plain: pa.DataType) -> list[Any]:
     """Objects that JSON can express."""
     import pyarrow as pa
     from pyarrow import types

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['NAME', 'arrow_rows', 'find', 'index', 'load', 'read_items', 'unpack_chunk']
+__all__ = ['NAME', 'find', 'index', 'load']
 
 NAME: Final = 'litdata'
 _INDEX: Final = 'index.json'
@@ -169,9 +169,9 @@ def _part(chunk: Any, sizes: Mapping[str, ObjectInfo], settings: Mapping[str, An
 def _peek(store: Store, info: ObjectInfo, part: Part, settings: Mapping[str, Any]) -> dict[str, str]:
     """The encodings of arrays without axes in the first item."""
     data = memoryview(read_range(store, ByteRange(info.key, 0, info.size, info.etag)))
-    chunk = unpack_chunk(data, part.size, part.key)
+    chunk = _unpack_chunk(data, part.size, part.key)
     packed = settings['compression_level'] == 'sample'
-    first = next(read_items(chunk, part.rows, each_packed=packed, where=part.key))[:1]
+    first = next(_read_items(chunk, part.rows, each_packed=packed, where=part.key))[:1]
     leaves = split_leaves(first, len(settings['data_format']), part.key)
     return scalar_encodings(settings, [values[0] for values in leaves])
 
@@ -227,9 +227,9 @@ class LitdataSource:
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         """See `Source.batches`."""
         found = self.parts[part]
-        chunk = unpack_chunk(data, found.size, found.key)
+        chunk = _unpack_chunk(data, found.size, found.key)
         rows = 0
-        arrow = arrow_rows(chunk, found.key) if isinstance(self.settings['types'], dict) else None
+        arrow = _arrow_rows(chunk, found.key) if isinstance(self.settings['types'], dict) else None
         if arrow is not None:
             for batch in arrow:
                 values = self._arrow_columns(batch, found.key)
@@ -246,7 +246,7 @@ class LitdataSource:
         formats = self.settings['data_format']
         packed = self.settings['compression_level'] == 'sample'
         tokens = self.settings['item_loader'] == 'TokensLoader'
-        for items in read_items(chunk, found.rows, each_packed=packed, where=found.key):
+        for items in _read_items(chunk, found.rows, each_packed=packed, where=found.key):
             for start in range(0, len(items), _BATCH):
                 run = items[start : start + _BATCH]
                 leaves = [run] if tokens else split_leaves(run, len(formats), found.key)
@@ -274,23 +274,18 @@ _FRAME: Final = np.dtype([('first', '<u4'), ('items', '<u4'), ('at', '<u8'), ('p
 _ARROW: Final = b'LDARW01\0'
 
 
-def unpack_chunk(data: memoryview, limit: int, where: str) -> memoryview:
+def _unpack_chunk(data: memoryview, limit: int, where: str) -> memoryview:
     """The chunk, decompressed if it is compressed as a whole.
 
-    Args:
-        data: the object.
-        limit: bytes of a decompressed chunk, as the index gives them.
-        where: the chunk, for messages.
-
     Raises:
-        ShardError: the object is damaged, or larger than that.
+        ShardError: the object is damaged, or larger than `limit`, which the index gives.
     """
     if bytes(data[:4]) != _ZSTD:
         return data
     return memoryview(b''.join(unpack('zstd', iter([bytes(data)]), where, limit)))
 
 
-def arrow_rows(data: memoryview, where: str) -> Iterator[pa.RecordBatch] | None:
+def _arrow_rows(data: memoryview, where: str) -> Iterator[pa.RecordBatch] | None:
     """The rows of a chunk that ends with an Arrow file; None: it has none.
 
     Raises:
@@ -321,17 +316,11 @@ def _record_batches(data: memoryview, where: str) -> Iterator[pa.RecordBatch]:
         raise _damaged(where, f'its Arrow file cannot be read: {error}') from error
 
 
-def read_items(data: memoryview, count: int, *, each_packed: bool, where: str) -> Iterator[list[memoryview]]:
+def _read_items(data: memoryview, count: int, *, each_packed: bool, where: str) -> Iterator[list[memoryview]]:
     """The items of a chunk, in runs.
 
-    Args:
-        data: the chunk, from `unpack_chunk`.
-        count: number of items in the index.
-        each_packed: whether zstd compressed each item.
-        where: the chunk, for messages.
-
     Raises:
-        ShardError: the chunk is damaged, or has another number of items.
+        ShardError: the chunk is damaged, or has another number of items than the index says, `count`.
     """
     if bytes(data[:8]) == _FRAMED:
         yield from _framed_items(data, count, where)

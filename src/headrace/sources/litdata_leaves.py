@@ -42,9 +42,7 @@ __all__ = [
     'data_formats',
     'item_columns',
     'leaf_values',
-    'leaves_of',
     'parse_nested',
-    'parse_tree',
     'scalar_encodings',
     'split_leaves',
 ]
@@ -90,7 +88,7 @@ class LitdataColumn:
 
     def leaves(self) -> list[int]:
         """The numbers of the leaves that it needs."""
-        return leaves_of(self.node)
+        return _leaves_of(self.node)
 
 
 def item_columns(
@@ -107,7 +105,7 @@ def item_columns(
         FormatError: the config is damaged, or of a form that is not read.
     """
     formats = data_formats(config)
-    root = parse_tree(config.get('data_spec'), len(formats))
+    root = _parse_tree(config.get('data_spec'), len(formats))
     encode = _Encode(formats, scalars, allow_unsafe_types)
     if config.get('item_loader') == 'TokensLoader':
         if root != 0 or not formats[0].startswith('no_header_'):
@@ -138,7 +136,7 @@ class _Encode:
 
     def columns(self, path: tuple[str, ...], node: Node) -> list[LitdataColumn]:
         """The columns of a node: one, or one for each leaf."""
-        if isinstance(node, int) or all(self._formats[leaf] in _PLAIN for leaf in leaves_of(node)):
+        if isinstance(node, int) or all(self._formats[leaf] in _PLAIN for leaf in _leaves_of(node)):
             return [self.column(path, node, '.'.join(path))]
         return [column for key, child in children(node) for column in self.columns((*path, key), child)]
 
@@ -390,12 +388,8 @@ Node: TypeAlias = 'int | dict[str, Node] | list[Node] | None'
 _MAX_TREE_DEPTH: Final = 64
 
 
-def parse_tree(spec: Any, leaves: int) -> Node:
-    """The tree of items.
-
-    Args:
-        spec: ``data_spec`` of the index: JSON text.
-        leaves: number of leaves.
+def _parse_tree(spec: Any, leaves: int) -> Node:
+    """The tree of items, of ``data_spec`` of the index: JSON text.
 
     Raises:
         FormatError: the text is damaged, or has another number of leaves.
@@ -440,9 +434,9 @@ def children(node: dict[str, Node] | list[Node] | None) -> list[tuple[str, Node]
     return list(node.items()) if isinstance(node, dict) else [(str(n), child) for n, child in enumerate(node)]
 
 
-def leaves_of(node: Node) -> list[int]:
+def _leaves_of(node: Node) -> list[int]:
     """The numbers of the leaves below a node."""
-    return [node] if isinstance(node, int) else [leaf for _, child in children(node) for leaf in leaves_of(child)]
+    return [node] if isinstance(node, int) else [leaf for _, child in children(node) for leaf in _leaves_of(child)]
 
 
 _MAX_VALUE_DEPTH: Final = 200
