@@ -151,7 +151,7 @@ class Job:
 
 
 _Counts: TypeAlias = MutableSequence[int]
-"""The number of the input that a worker reads, or -1; and how many inputs and rows it has done."""
+"""The number of the input that a worker reads, or -1; of a process also how many inputs and rows it has done."""
 
 
 class _Shards:
@@ -210,8 +210,8 @@ class _Shards:
 class _Worker:
     """Runs tasks of a job, one after another; a context manager that ends its threads."""
 
-    def __init__(self, job: Job, counts: _Counts, changed: Callable[[], None]) -> None:
-        self._job, self._counts, self._changed = job, counts, changed
+    def __init__(self, job: Job, counts: _Counts, news: News) -> None:
+        self._job, self._counts, self._news = job, counts, news
         self._out = StorePlace(open_store(job.out, job.options), job.retry)
         self._blocks = shared_pool()
         """Memory for the encoders of all tasks: kept from one to the next."""
@@ -245,9 +245,7 @@ class _Worker:
                     name = (task.inputs or self._job.inputs).name(number)
                     self._bad(f'{name}, {place}' if place else name, error, errors)
             finally:
-                self._counts[1] += 1
-                self._counts[2] += shards.rows - before
-                self._changed()
+                self._news(1, shards.rows - before)
         shards.finish()
         record = TaskRecord(
             task=task.number,
@@ -360,24 +358,9 @@ def run_tasks(
     if workers > 1:
         yield from _Pool(job, news, workers, start_method).run(tasks)
         return
-    counts = [-1, 0, 0]
-    with _Worker(job, counts, _Tally(news, [counts])) as worker:
+    with _Worker(job, [-1], news) as worker:
         for task in tasks:
             yield worker.run(task)
-
-
-class _Tally:
-    """Tells what is new in the counts of workers."""
-
-    def __init__(self, news: News, counts: list[_Counts]) -> None:
-        self._news, self._counts = news, counts
-        self._inputs = self._rows = 0
-
-    def __call__(self) -> None:
-        inputs, rows = sum(one[1] for one in self._counts), sum(one[2] for one in self._counts)
-        if inputs != self._inputs:
-            self._news(inputs - self._inputs, rows - self._rows)
-        self._inputs, self._rows = inputs, rows
 
 
 @dataclass(slots=True)
@@ -398,11 +381,11 @@ class _Pool:
     """
 
     def __init__(self, job: Job, news: News, workers: int, start_method: str | None) -> None:
-        self._job, self._workers = job, workers
+        self._job, self._news, self._workers = job, news, workers
         self._context = multiprocessing.get_context(start_method)
         self._processes: list[_Process] = []
-        self._counts: list[_Counts] = []
-        self._tell = _Tally(news, self._counts)
+        self._inputs = self._rows = 0
+        """Those that the news told of."""
         if self._context.get_start_method() != 'fork':
             _check_pickles(job, self._context.get_start_method())
 
@@ -427,6 +410,12 @@ class _Pool:
         finally:
             self._end()
 
+    def _tell(self) -> None:
+        inputs, rows = (sum(one.counts[place] for one in self._processes) for place in (1, 2))
+        if inputs != self._inputs:
+            self._news(inputs - self._inputs, rows - self._rows)
+            self._inputs, self._rows = inputs, rows
+
     def _start(self) -> _Process:
         ours, theirs = self._context.Pipe()
         counts = cast('_Counts', self._context.RawArray(ctypes.c_int64, 3))
@@ -436,7 +425,6 @@ class _Pool:
         process.start()
         theirs.close()
         self._processes.append(_Process(process, ours, counts))
-        self._counts.append(counts)
         return self._processes[-1]
 
     def _give(self, one: _Process, task: Task) -> None:
@@ -521,8 +509,13 @@ def _work(connection: Connection, job: Job, counts: _Counts) -> None:
     if not parent.is_alive():  # the next conversion may have begun before the claim
         return
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+
+    def count(inputs: int, rows: int) -> None:
+        counts[1] += inputs
+        counts[2] += rows
+
     try:
-        with _Worker(job, counts, lambda: None) as worker:
+        with _Worker(job, counts, count) as worker:
             while (task := connection.recv()) is not None:
                 connection.send(worker.run(task))
     except (EOFError, BrokenPipeError):  # the parent is gone
