@@ -31,7 +31,7 @@ def dataset_facts(dataset: StreamingDataset) -> Facts:
     rows.append(('columns', columns_text(streams)))
     rows.append(('epoch', count_text(dataset.epoch_size, 'sample') if dataset.has_length else 'does not end'))
     run: Run = getattr(dataset.run, 'documents', dataset.run)  # with packing, the order is that of the documents
-    order = run.config(1, None)
+    order = run.config()
     shuffled = f'shuffled with seed {order.seed}' if order.shuffle else 'not shuffled'
     rows.append(('order', f'{order.algorithm or "native"}, {shuffled}'))
     if dataset.batch_size is not None:
