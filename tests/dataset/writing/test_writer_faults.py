@@ -101,13 +101,13 @@ def fail_at(moments, make, place, error, tmp_path, *, for_good=False, append=Fal
 ERRORS = [pytest.param(DISK, id='disk'), pytest.param(FULL, id='full'), pytest.param(STOP, id='ctrl-c')]
 
 
-@pytest.mark.parametrize('append', [False, True])
+@pytest.mark.parametrize(('place', 'append'), [('a folder', False), ('a folder', True), ('both', True)])
 @pytest.mark.parametrize('error', ERRORS)
-def test_any_call_fails_once(make, tmp_path, error, append):
+def test_any_call_fails_once(make, tmp_path, error, place, append):
     fail_at(
         lambda calls: [*range(1, calls - 9, 9), *range(calls - 9, calls + 1)],
         make,
-        'a folder',
+        place,
         error,
         tmp_path,
         append=append,

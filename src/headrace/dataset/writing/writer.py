@@ -265,9 +265,10 @@ class Writer:
                 self._shards = (*self._start.shards, *self._pipeline.finish())
                 self._store_index(dump_index(self._shards))
             self._journal.remove([*self._start.journal, *(self._start.obsolete if self._start.is_finished else ())])
+            self._close(is_done=True)
+            # Last: the mark at the URL tells the next writer that this one has finished.
             if self._remote_claim is not None:
                 self._remote_claim.release()
-            self._close(is_done=True)
         except BaseException as error:
             if self._may_be_stored():
                 add_note(
