@@ -12,6 +12,7 @@ from headrace import (
     StreamingDataset,
     Topology,
 )
+from headrace.storage import Retry
 from tests.support.datasets.bad_data import (
     damage,
     write_texts,
@@ -20,6 +21,12 @@ from tests.support.formats.image_folders import write_images
 from tests.support.formats.pictures import picture, stored
 from tests.support.orders.counted_streams import FIRST, SIZES
 from tests.support.orders.mixtures import GLOBAL_BATCH
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    """An object that is absent, or of another size, is asked for again at once."""
+    monkeypatch.setattr(Retry, 'pauses', ())
 
 
 @pytest.fixture(scope='module')

@@ -51,6 +51,8 @@ from tests.support.datasets.bad_data import (
 from tests.support.orders.counted_streams import counted_dataset, stream_of
 from tests.support.suite.example_counts import scaled
 
+pytestmark = pytest.mark.usefixtures('no_pauses')
+
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:

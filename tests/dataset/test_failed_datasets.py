@@ -20,6 +20,8 @@ from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import HeadraceError
 from tests.support.programs.waiting import until
 
+pytestmark = pytest.mark.usefixtures('no_pauses')
+
 ONE_SHARD = 4  # samples, and a batch
 
 

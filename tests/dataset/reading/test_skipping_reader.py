@@ -36,6 +36,8 @@ from tests.support.datasets.bad_data import (
     write_texts,
 )
 
+pytestmark = pytest.mark.usefixtures('no_pauses')
+
 
 class Refusing(StreamingDataset):
     """Finds fault with some samples of good data."""
