@@ -41,8 +41,6 @@ from tests.support.programs.leases import release_without_a_pause
 from tests.support.programs.waiting import until
 from tests.support.sources.tars import pack
 
-pytestmark = pytest.mark.usefixtures('no_pauses')
-
 SAMPLES, IN_SHARD = 400, 20
 
 
