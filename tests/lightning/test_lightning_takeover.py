@@ -33,7 +33,12 @@ class Model(L.LightningModule):
 
 def fit(data: Any, *callbacks: ModelCheckpoint, checkpoint: Path | None = None) -> list[list[int]]:
     trainer = L.Trainer(
-        accelerator='cpu', max_epochs=2, logger=False, enable_progress_bar=False, callbacks=list(callbacks)
+        accelerator='cpu',
+        max_epochs=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=bool(callbacks),
+        callbacks=list(callbacks),
     )
     model = Model()
     loaders = {'datamodule': data} if isinstance(data, L.LightningDataModule) else {'train_dataloaders': data}
