@@ -12,18 +12,6 @@ from typing import NamedTuple
 
 from headrace.redaction import redact
 
-__all__ = [
-    'Facts',
-    'FactsRepr',
-    'count_text',
-    'html_table',
-    'human_decimal_size',
-    'human_size',
-    'printable',
-    'shorten',
-    'text_table',
-]
-
 _UNITS = ('KiB', 'MiB', 'GiB', 'TiB', 'PiB')
 _DECIMAL_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 

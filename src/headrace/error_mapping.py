@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import ParamSpec
 
-__all__ = ['mapping_errors']
-
 Arguments = ParamSpec('Arguments')
 
 

@@ -6,8 +6,6 @@ import sys
 
 from headrace.redaction import redact
 
-__all__ = ['add_note']
-
 
 def add_note(error: BaseException, text: str) -> None:
     """Have tracebacks of an error end with a note without secrets, in whichever process they are printed.

@@ -20,20 +20,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, unquote
 
-__all__ = [
-    'HIDDEN',
-    'SHORTEST',
-    'is_secret_name',
-    'keep_secret',
-    'keep_secrets_of_url',
-    'logger_of',
-    'redact',
-    'redact_value',
-    'redacted_repr',
-    'warn',
-    'without_credentials',
-]
-
 T = TypeVar('T')
 
 HIDDEN: Final = '***'

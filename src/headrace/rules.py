@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ['BrokenRule', 'path_errors']
-
 
 class BrokenRule(NamedTuple):
     """A rule that does not hold between the arguments of one object, or the keys of one section of a YAML."""

@@ -21,28 +21,6 @@ if TYPE_CHECKING:
     from headrace.simulate import Conditions
     from headrace.storage import StoreOptions
 
-__all__ = [
-    'STATUS',
-    'CommandParser',
-    'add_condition_arguments',
-    'add_config_arguments',
-    'add_data_arguments',
-    'add_store_arguments',
-    'add_topology_arguments',
-    'add_two_stores',
-    'choose_loader',
-    'count',
-    'open_loader',
-    'printing_to_stderr',
-    'read_conditions',
-    'show_examples',
-    'shown_progress',
-    'store_options',
-    'train_config',
-    'train_of_dataset',
-    'train_of_file',
-]
-
 STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wrong arguments.'
 
 

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-__all__ = ['COMMANDS', 'Command', 'command']
-
 _HELP: Final = {
     'bench': 'measure samples, bytes, waits and processor time of your data on this machine, and say what limits them',
     'cache': 'show what a cache folder holds, or remove its shards: headrace cache clear DIR',

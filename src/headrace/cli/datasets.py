@@ -25,9 +25,6 @@ from headrace.redaction import without_credentials
 if TYPE_CHECKING:
     from headrace.originals import Original
 
-__all__ = ['ORIGINALS', 'original_command']
-
-
 ORIGINALS: Final = {
     'ade20k': 'headrace.vision.convert:ADE20K',
     'c4': 'headrace.text.convert:C4',

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from headrace.inspect import SampleValue
     from headrace.inspect.cached import CacheContent
 
-__all__ = ['preview', 'print_preview']
-
-
 _WIDTH = 100
 
 

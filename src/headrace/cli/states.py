@@ -16,8 +16,6 @@ from typing import IO, Any, Final, cast
 
 from headrace.errors import ResumeError
 
-__all__ = ['FoundState', 'read_state']
-
 _POSITION: Final = frozenset({'epoch', 'sample_in_epoch', 'num_canonical_nodes', 'shuffle_seed'})
 """Keys of every position."""
 _OF_HEADRACE: Final = frozenset({'headrace', 'initial_physical_nodes', 'epoch_size', 'config', 'trainer_batches'})

@@ -23,8 +23,6 @@ from headrace.watching.run_files import RunFiles
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-__all__ = ['DataStatistics', 'LossSpikes', 'RunRecord']
-
 _LOSS = 'loss/train/total'
 
 

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    'StreamingDataSpec',
-    'count_composer_tokens',
-    'count_rows',
-    'first_rows',
-    'split_rows',
-    'streaming_data_spec',
-    'streaming_evaluators',
-]
-
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:
     """The number of rows.
@@ -75,7 +65,6 @@ def split_rows(batch: Any, size: int | float) -> list[Any]:
 
 
 def first_rows(batch: Any, count: int, rows: int) -> Any:
-    """The first `count` of the `rows` rows that `batch` has."""
     return cut_rows(batch, 0, count, rows)
 
 

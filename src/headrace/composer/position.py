@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan
 
-__all__ = ['StreamingPosition', 'bind_topology', 'check_batches', 'composer_topology', 'is_followed', 'knows_skips']
-
 
 def composer_topology(replication: int = 1) -> Topology:
     """The topology that Composer trains on, from torch.distributed or from the launcher's environment.

@@ -12,8 +12,6 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 from headrace.errors import ConfigError
 from headrace.metrics import PerStream, PerStreamMean
 
-__all__ = ['stream_metrics']
-
 
 def stream_metrics(metric: PerStream | PerStreamMean) -> dict[str, Metric]:
     """A metric for each stream, for `ComposerModel.get_metrics`, since Composer needs numbers as values.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.stream import Stream
     from headrace.order.topology import Topology
 
-__all__ = ['build_dataset', 'build_loader', 'build_streams', 'loader_options']
-
 _SOURCE = ('streams', 'remote', 'local', 'split')
 _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
 

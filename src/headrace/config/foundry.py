@@ -39,8 +39,6 @@ from headrace.redaction import warn
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
-__all__ = ['as_native', 'config_of_foundry']
-
 _KINDS = ('text', 'finetuning', 'contrastive_pairs')
 _LOADERS = ('train_loader', 'eval_loader')
 
@@ -270,7 +268,6 @@ class _Section:
             problems.append(Problem((*self.path, 'dataset', 'packing_ratio'), rule, shown(self.packing_ratio)))
 
     def keys_without_effect(self) -> list[Path]:
-        """Given keys without effect."""
         hints = field_types(_Dataset)
         ineffective = [name for name, hint in hints.items() if unwrap(hint)[1] is _WITHOUT_EFFECT]
         given = [name for name in ineffective if getattr(self._loader.dataset, name) is not None]

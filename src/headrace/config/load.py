@@ -32,8 +32,6 @@ from headrace.config.validate import Validator, field_types
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
 from headrace.errors import ConfigError
 
-__all__ = ['DIRECTIVES', 'YamlSource', 'load_config']
-
 DIRECTIVES = tuple(field_types(FileDirectives))
 """Keys of a file that control its reading, beside those of a configuration."""
 

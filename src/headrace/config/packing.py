@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ['PackingConfig', 'StreamPackingConfig', 'TokenizerConfig', 'packing_of', 'stream_packing_of']
-
-
 def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
     """Read a number of sequences, or `all`, for `Parsed`."""
     number, least = value, LEAST['sequences_per_epoch']

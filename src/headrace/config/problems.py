@@ -10,20 +10,6 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.redaction import HIDDEN, redact_value
 
-__all__ = [
-    'LONGEST_NAME',
-    'MAX_LINES',
-    'Path',
-    'Problem',
-    'as_line',
-    'closest',
-    'did_you_mean',
-    'dotted',
-    'refusal',
-    'refuse',
-    'shown',
-]
-
 LONGEST_NAME: Final = 80
 """Characters of a name that others are compared with; comparing takes quadratic time."""
 

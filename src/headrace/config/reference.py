@@ -30,8 +30,6 @@ from headrace.config.validate import (
     unwrap,
 )
 
-__all__ = ['field_texts', 'json_schema', 'updated']
-
 _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),
     'loader': (schema.LoaderConfig, schema.DatasetConfig),

@@ -23,17 +23,6 @@ from headrace.config.problems import Path, Problem, shown
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError
 from headrace.redaction import SHORTEST
 
-__all__ = [
-    'as_written',
-    'is_omegaconf',
-    'plain_omegaconf',
-    'raw_whole',
-    'resolve',
-    'variables_in',
-    'written_at',
-    'yaml_text',
-]
-
 _MAX_TEXT: Final = 4096  # Characters of a text with an interpolation.
 _MAX_REFERENCES: Final = 64  # References in one text.
 _MAX_RESULT: Final = 16_384  # Characters of a resolved text.

@@ -32,20 +32,6 @@ from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import FORMATS
 
-__all__ = [
-    'SOURCE_NAMES',
-    'Config',
-    'DatasetConfig',
-    'LoaderConfig',
-    'SchedulePointConfig',
-    'SelectionConfig',
-    'StreamConfig',
-    'TransferConfig',
-    'WorkerConfig',
-    'to_mapping',
-    'to_yaml',
-]
-
 SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),
     **dict.fromkeys(('url', 'uri', 'bucket'), ('remote',)),

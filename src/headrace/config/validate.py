@@ -38,22 +38,6 @@ from headrace.order.skip import read_range
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
-__all__ = [
-    'AtLeast',
-    'Bytes',
-    'Count',
-    'MoreThan',
-    'Named',
-    'OneOf',
-    'Parsed',
-    'Validator',
-    'choices_of',
-    'describe_number',
-    'field_types',
-    'read_skip',
-    'unwrap',
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:

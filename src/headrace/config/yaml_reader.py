@@ -13,8 +13,6 @@ import yaml
 from headrace.config.problems import Path
 from headrace.errors import ConfigError
 
-__all__ = ['MAX_DEPTH', 'MAX_VALUES', 'Budget', 'YamlError', 'read_file', 'read_yaml']
-
 MAX_DEPTH: Final = 50
 """Mappings and lists within each other."""
 MAX_VALUES: Final = 300_000
@@ -30,7 +28,6 @@ class YamlError(ConfigError):
     """From 1; 0 if unknown."""
 
     def at(self, line: int) -> YamlError:
-        """This error with its line."""
         self.line = line
         return self
 

@@ -15,8 +15,6 @@ from headrace.sources.source_store import glob_pattern, has_glob, split_glob
 from headrace.storage import Store, local_path, split_url
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['check_apart', 'check_keeps', 'lies_in']
-
 _WRITTEN: Final = ('index.json', 'shard.00000.00000.mds', PLAN)
 """Names of files that a conversion writes."""
 _ALIASES: Final = {'azure-dl': 'azure', 's3a': 's3', 's3n': 's3'}

@@ -59,8 +59,6 @@ from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-__all__ = ['convert']
-
 _VERSION: Final = 1
 """Of the plan: another version of headrace may cut tasks in another way."""
 _SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')

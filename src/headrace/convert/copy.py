@@ -32,8 +32,6 @@ from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['COPY_MARK', 'CopyReport', 'copy_dataset']
-
 COPY_MARK: Final = '.headrace-copying'
 """Name of the marker at the destination."""
 Place = str | os.PathLike[str]

@@ -29,8 +29,6 @@ from headrace.redaction import redact, warn
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 
-__all__ = ['KeptIndex', 'check_finished', 'keep_index', 'kept_indexes', 'merge_index', 'replace_index', 'rollback']
-
 Place: TypeAlias = str | os.PathLike[str]
 
 _SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')

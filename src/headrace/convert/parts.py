@@ -43,16 +43,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = [
-    'OpenPart',
-    'PartWriter',
-    'PartedDataset',
-    'WrittenPart',
-    'check_columns',
-    'columns_of',
-    'infer_columns',
-]
-
 _OPTIONS: Final = {
     'compression', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers', 'options',
 }  # fmt: skip

@@ -31,21 +31,6 @@ from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-__all__ = [
-    'BASE',
-    'DONE',
-    'FIRST_SHARD',
-    'FOLDER',
-    'LOCKS',
-    'PLAN',
-    'REPORT',
-    'ROW_BYTES',
-    'TaskRecord',
-    'check_plan',
-    'claimed',
-    'claimed_by_worker',
-]
-
 FOLDER: Final = '.headrace-convert'
 PLAN: Final = f'{FOLDER}/plan.json'
 DONE: Final = '.headrace-converted'

@@ -10,8 +10,6 @@ from headrace.error_mapping import mapping_errors
 from headrace.errors import ConversionError
 from headrace.sources.ledger import Ledger
 
-__all__ = ['ConversionReport', 'InputError', 'command_errors', 'report_lines']
-
 
 @dataclass(frozen=True, slots=True)
 class InputError:

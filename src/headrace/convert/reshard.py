@@ -27,8 +27,6 @@ from headrace.redaction import without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 
-__all__ = ['ReshardOrder', 'ReshardReport', 'reshard']
-
 ReshardOrder = Literal['stored', 'shuffled']
 Columns = Mapping[str, 'Sequence[Any] | np.ndarray[Any, Any]']
 _AS_MDS: Final = {'str': 'str', 'int': 'int', 'float': 'float64'}

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ['dataframe_to_mds', 'infer_dataframe_schema']
-
 logger = logger_of(__name__)
 
 Udf = Callable[..., Iterable[Mapping[str, Any]]]
@@ -155,7 +153,6 @@ def _row(part: WrittenPart) -> dict[str, Any]:
 
 
 def write_partition(writer: PartWriter, number: int, batches: Iterable[pa.RecordBatch]) -> WrittenPart:
-    """Write the Arrow batches of a partition as a part."""
     with writer.open(number) as part:
         for batch in batches:
             part.add_batch(columns_of(batch, writer.columns))

@@ -30,20 +30,6 @@ from headrace.format import (
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
-__all__ = [
-    'INDEX',
-    'PATIENT',
-    'StoredDataset',
-    'check_hashes',
-    'folder_of',
-    'map_file',
-    'object_url',
-    'open_object',
-    'open_stored',
-    'raw_files',
-    'with_stored_values',
-]
-
 INDEX: Final = 'index.json'
 PATIENT: Final = Retry(attempts=4)
 """How often a request is tried."""

@@ -51,8 +51,6 @@ from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.cache.locks import NO_ROOM
 
-__all__ = ['Job', 'News', 'OnError', 'Task', 'cut', 'run_tasks', 'tasks_of_rows']
-
 OnError: TypeAlias = Literal['stop', 'skip', 'collect']
 News: TypeAlias = Callable[[int, int], None]
 """Receives the numbers of inputs and of rows that were done since the last call."""
@@ -104,7 +102,6 @@ def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
 
 
 def tasks_of_rows(chunks: Iterable[RowInputs]) -> Iterator[Task]:
-    """A task for each chunk of rows, in order."""
     for number, rows in enumerate(chunks):
         yield Task(number, rows.first, rows.first + len(rows), inputs=rows)
 

@@ -16,8 +16,6 @@ from headrace.format import Schema, ShardInfo, open_shard
 from headrace.format.encodings import fixed_array_type, get_mds_encoding, is_mds_encoding_safe
 from headrace.storage import StoreOptions
 
-__all__ = ['to_hugging_face']
-
 _NUMBERS: Final = {'int': 'int64', 'str_int': 'int64', 'str_float': 'float64', 'float': 'float64'}
 _TEXTS: Final = ('str', 'json', 'str_decimal')
 _FILES: Final = ('jpeg', 'png')

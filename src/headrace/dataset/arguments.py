@@ -14,8 +14,6 @@ import numpy as np
 
 from headrace.errors import ArgumentError, ConfigError
 
-__all__ = ['by_name', 'check_kind', 'given_names', 'knows_given_names', 'refuse_unused_overrides']
-
 S = TypeVar('S')
 P = ParamSpec('P')
 R = TypeVar('R')

@@ -21,8 +21,6 @@ from headrace.order.mosaicml.epoch_arrays import Spanner
 from headrace.order.mosaicml.epoch_permutation import Draws
 from headrace.storage import CacheCounters
 
-__all__ = ['DatasetAttributes', 'SamplesById']
-
 
 class SamplesById:
     """Samples by id, and `dataset[...]` in terms of `get_item`, which subclasses may override."""

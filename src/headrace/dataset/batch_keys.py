@@ -25,27 +25,6 @@ import torch
 
 from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 
-__all__ = [
-    'BAD_SAMPLE',
-    'BAD_SAMPLE_KEY',
-    'PADDING',
-    'PADDING_KEY',
-    'STREAM',
-    'STREAM_KEY',
-    'BadSamplePolicy',
-    'ReservedKey',
-    'cut_rows',
-    'has_rows',
-    'is_bad_sample',
-    'marked',
-    'outline',
-    'parse_policy',
-    'pick_rows',
-    'possible_rows',
-    'with_streams',
-    'without_padding',
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ReservedKey:

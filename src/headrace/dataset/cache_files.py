@@ -42,8 +42,6 @@ from headrace.storage.cache.control_folder import (
 )
 from headrace.storage.cache.locks import held, lock_file, try_lock_file
 
-__all__ = ['EpochPermutations', 'IndexTable']
-
 TABLE: Final = '.headrace-index'
 WORTHWHILE: Final = 4096  # shards; fewer are parsed in a few milliseconds
 _BLOCK: Final = 1 << 20  # bytes of index.json in memory at once while it is compared

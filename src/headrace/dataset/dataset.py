@@ -62,8 +62,6 @@ from headrace.order.skip import refuse_documents
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.sources.formats import check_format
 
-__all__ = ['LocalDataset', 'StreamingDataset']
-
 
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.

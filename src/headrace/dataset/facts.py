@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.order import Run
 
-__all__ = ['dataset_facts', 'loader_facts']
-
 _MOST = 8
 """Streams that are listed."""
 

@@ -24,8 +24,6 @@ from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 
-__all__ = ['StreamingDataLoader']
-
 _TRAINER_EPOCH = 'trainer_epoch'
 """Key of the epoch that a trainer has set on the sampler, in its own count."""
 

@@ -29,8 +29,6 @@ from torch.utils.data import get_worker_info
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan
 
-__all__ = ['Cursor', 'EpochHint', 'Progress', 'ending_here']
-
 _RANKS, _WORKERS = 256, 512  # more would share cells
 _EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _AT_EXIT, _HEADER = 0, 1, 2, 3, 4, 5, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)

@@ -10,8 +10,6 @@ import numpy as np
 
 from headrace.errors import ConfigError
 
-__all__ = ['drawing_for', 'drawing_for_batch', 'each_row', 'image_draws', 'sample_rng']
-
 _NO_SAMPLE = (
     'Random numbers of a sample are drawn while a batch is read: in `get_item` or `__getitem__` of a StreamingDataset '
     'subclass, read by a loader, or in `transform` of a StreamingDataModule subclass. Here no sample is being read.'

@@ -14,8 +14,6 @@ from headrace.order.skip import Ranges, Skip
 from headrace.order.topology import World, with_replication
 from headrace.redaction import logger_of
 
-__all__ = ['SampleSequence']
-
 _log = logger_of(__name__)
 
 
@@ -64,7 +62,6 @@ class SampleSequence:
 
     @property
     def epoch_size(self) -> int:
-        """Samples in an epoch."""
         return self.mixture.epoch_size
 
     @property
@@ -155,7 +152,6 @@ class SampleSequence:
         return self.run.initial_nodes(self.topology.nodes)
 
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
-        """The global sequence of an epoch."""
         return self.run.order(epoch, self._world(global_batch_size))
 
     def batch_spec(

@@ -22,17 +22,6 @@ from headrace.errors import ConfigError
 from headrace.order import BatchPlan, ExpectedCounts
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
-__all__ = [
-    'LoaderCounters',
-    'LoaderStats',
-    'MixtureCounts',
-    'ReadCounts',
-    'StreamCount',
-    'StreamStats',
-    'WorkerBatch',
-    'WorkerReads',
-]
-
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
 _RECENT = 16

@@ -19,9 +19,6 @@ from headrace.order.topology import Topology
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-
-__all__ = ['detect_topology', 'topology_of_mesh']
-
 # (rank, world size, ranks on this node) as the launchers name them: torchrun and Composer; SLURM; Open MPI.
 _LAUNCHERS = (
     ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE'),

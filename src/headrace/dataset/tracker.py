@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.loader import StreamingDataLoader
 
-
-__all__ = [
-    'GlobalBatches',
-    'LoaderPosition',
-    'Pass',
-    'PositionListener',
-    'PositionTracker',
-    'TrackedBatches',
-    'TrainMode',
-    'describe_start',
-    'loader_entries',
-]
-
 _PLANS = 8
 
 

@@ -15,8 +15,6 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.order import BatchPlan
 
-__all__ = ['WarmReport', 'warm']
-
 _CHUNK = 64  # batches whose shards are looked up together
 
 

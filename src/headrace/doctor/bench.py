@@ -20,8 +20,6 @@ from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
 
-__all__ = ['Rate', 'bench', 'limit_of']
-
 _PROFILED: Final = 8  # batches
 _SHARE: Final = 0.5  # of the time, which makes something the limit
 _PARTS: Final = {

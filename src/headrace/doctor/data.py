@@ -29,8 +29,6 @@ from headrace.order import OrderConfig
 from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
 
-__all__ = ['Place', 'check_data', 'places_of']
-
 PROBE: Final = 16 << 20
 """The most bytes of a shard that are read to measure a rate."""
 _SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}

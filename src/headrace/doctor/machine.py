@@ -19,8 +19,6 @@ from headrace.display import count_text, human_size
 from headrace.errors import TopologyError
 from headrace.storage.resolve import backends
 
-__all__ = ['Finding', 'check_launcher', 'check_machine', 'check_versions']
-
 
 @dataclass(frozen=True)
 class Finding:

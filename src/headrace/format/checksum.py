@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from headrace.format.shards import FileInfo
 
-__all__ = ['get_hash', 'get_hashes', 'hash_file', 'is_hash', 'verify_file']
-
 _CHUNK: Final = 1 << 20
 
 _HASHES: Final[dict[str, Callable[[], Any]]] = {

@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-__all__ = [
-    'ALGORITHMS',
-    'CHUNK',
-    'Brotli',
-    'Bzip2',
-    'Compression',
-    'Gzip',
-    'Snappy',
-    'Zstandard',
-    'compress',
-    'damaged',
-    'decompress',
-    'get_compression_extension',
-    'get_compressions',
-    'is_compression',
-    'register_compression',
-    'unpack_file',
-    'unpack_stream',
-]
-
 CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
 _ZSTD_FEED: Final = 1 << 10
@@ -136,11 +116,9 @@ class Brotli(Compression):
     extension, levels, default_level = 'br', list(range(12)), 11
 
     def compress(self, data: bytes) -> bytes:
-        """See ``Compression.compress``."""
         return _optional('brotli').compress(data, quality=self.level)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """See ``Compression.stream``."""
         decoder = _optional('brotli').Decompressor()
         if not hasattr(decoder, 'can_accept_more_data'):
             raise MissingDependencyError(
@@ -158,7 +136,6 @@ class Brotli(Compression):
             yield piece
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """See ``Compression.errors``."""
         return (_optional('brotli').error,)
 
 
@@ -168,11 +145,9 @@ class Bzip2(Compression):
     extension, levels, default_level = 'bz2', list(range(1, 10)), 9
 
     def compress(self, data: bytes) -> bytes:
-        """See ``Compression.compress``."""
         return bz2.compress(data, self.level or 9)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """See ``Compression.stream``."""
         decoder: bz2.BZ2Decompressor | None = bz2.BZ2Decompressor()
         end = 0
         for chunk in chunks:
@@ -191,7 +166,6 @@ class Bzip2(Compression):
             raise _truncated('bz2')
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """See ``Compression.errors``."""
         return OSError, ValueError, EOFError
 
 
@@ -201,13 +175,11 @@ class Gzip(Compression):
     extension, levels, default_level = 'gz', list(range(10)), 9
 
     def compress(self, data: bytes) -> bytes:
-        """See ``Compression.compress``."""
         level = self.level
         assert level is not None
         return gzip.compress(data, level, mtime=0)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """See ``Compression.stream``."""
         decoder: Any = zlib.decompressobj(16 + zlib.MAX_WBITS)
         end = 0
         for chunk in chunks:
@@ -230,7 +202,6 @@ class Gzip(Compression):
             raise _truncated('gz')
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """See ``Compression.errors``."""
         return (zlib.error,)
 
 
@@ -240,7 +211,6 @@ class Snappy(Compression):
     extension, levels, default_level = 'snappy', [], None
 
     def compress(self, data: bytes) -> bytes:
-        """See ``Compression.compress``."""
         return _optional('snappy').compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -248,7 +218,6 @@ class Snappy(Compression):
         yield _optional('snappy').decompress(b''.join(chunks))
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """See ``Compression.errors``."""
         return (_optional('snappy').UncompressError,)
 
     def announced_size(self, head: bytes) -> int:
@@ -267,14 +236,12 @@ class Zstandard(Compression):
     extension, levels, default_level = 'zstd', list(range(1, 23)), 3
 
     def compress(self, data: bytes) -> bytes:
-        """See ``Compression.compress``."""
         import zstandard
 
         # The bytes are the same for any number of threads from 1.
         return zstandard.ZstdCompressor(level=self.level or 3, threads=_ZSTD_THREADS).compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """See ``Compression.stream``."""
         import zstandard
 
         context = zstandard.ZstdDecompressor()
@@ -295,7 +262,6 @@ class Zstandard(Compression):
             raise _truncated('zstd')
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """See ``Compression.errors``."""
         import zstandard
 
         return (zstandard.ZstdError,)

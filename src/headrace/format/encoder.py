@@ -42,25 +42,6 @@ from headrace.notes import add_note
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    'DEFAULT_SIZE_LIMIT',
-    'MAX_OFFSET',
-    'CollectedShard',
-    'EncodedRows',
-    'EncodedShard',
-    'ShardEncoder',
-    'ShardPieces',
-    'as_sequence',
-    'check_compression',
-    'check_hashes',
-    'check_size_limit',
-    'common_length',
-    'config_json',
-    'name_place',
-    'offset_table',
-    'python_values',
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedShard:

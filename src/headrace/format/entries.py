@@ -14,8 +14,6 @@ from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 
-__all__ = ['INDEX_NAME', 'MAX_OFFSET', 'OWN_NAMES', 'EntryParser', 'show']
-
 INDEX_NAME: Final = 'index.json'
 OWN_NAMES: Final = '.headrace'
 """Prefix of headrace's own files and folders; no shard may use it."""

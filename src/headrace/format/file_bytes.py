@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ['read_file']
-
 _BLOCK: Final = 96 << 10
 """Bytes of a read: fewer than malloc takes from the system for each use."""
 _FLAGS: Final = os.O_RDONLY | getattr(os, 'O_CLOEXEC', 0) | getattr(os, 'O_BINARY', 0)

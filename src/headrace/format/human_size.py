@@ -6,8 +6,6 @@ from typing import Any, Final, SupportsInt
 
 from headrace.errors import ConfigError
 
-__all__ = ['bytes_to_int', 'number_abbrev_to_int']
-
 _BYTE_UNITS: Final = {
     unit: 1024**power for power, unit in enumerate(('kb', 'mb', 'gb', 'tb', 'pb', 'eb', 'zb', 'yb'), 1)
 }

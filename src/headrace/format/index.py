@@ -31,8 +31,6 @@ from headrace.format.shards import ShardInfo
 from headrace.format.table import Kind, Row, ShardTable, TableBuilder
 from headrace.format.table_bytes import IndexKey, is_surely_valid
 
-__all__ = ['Elements', 'IndexFile', 'KeptTable', 'NotAnObjectError', 'dump_index', 'parse_index', 'top_level']
-
 LARGE: Final = 1 << 16  # characters; a pattern costs more than it saves in a smaller index
 
 _NUMBER: Final = '(0|[1-9][0-9]{0,17})'  # fits an int64

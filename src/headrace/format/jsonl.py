@@ -16,17 +16,6 @@ from headrace.format.shards import Schema
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = [
-    'Float',
-    'Int',
-    'JSONEncoder',
-    'JSONReader',
-    'Str',
-    'get_json_encodings',
-    'is_json_encoded',
-    'is_json_encoding',
-]
-
 
 class _Checked:
     """An encoding of JSONL columns: the type of its values, which are stored as JSON."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.format.shard_memory import Piece
     from headrace.format.shards import ColumnBatch, ShardInfo
 
-__all__ = ['LineEncoder', 'LineReader']
-
 
 class LineReader:
     """The samples of a shard of lines; see ``ShardReader``."""

@@ -23,8 +23,6 @@ from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ['RESTORE', 'Column', 'FixedLayout', 'FixedRows', 'Layout', 'MDSReader']
-
 RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
 """The fix of a damaged file that comes from nowhere else."""
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from headrace.format.shard_memory import Piece
 
-__all__ = ['MDSEncoder', 'compile_encoder']
-
 # float16 is left to its encoding: struct does not keep the bits of a nan.
 _CODES: Final = {
     'u1': 'B', 'i1': 'b', 'u2': 'H', 'i2': 'h', 'u4': 'I', 'i4': 'i', 'u8': 'Q', 'i8': 'q', 'f4': 'f', 'f8': 'd',
@@ -98,7 +96,6 @@ def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | Non
 
 
 def _number_code(column: Column) -> str | None:
-    """The code of `struct` for a column of numbers."""
     if (
         type(column.encoding) is not Int
         and type(type(column.encoding)) is type
@@ -263,7 +260,6 @@ def _lengths(values: _Encoded, count: int) -> np.ndarray[Any, np.dtype[np.int64]
 
 
 def _as_bytes(values: _Encoded) -> Sequence[bytes]:
-    """The values one by one."""
     if isinstance(values, np.ndarray):
         return cast('list[bytes]', values.tolist())
     return [value.encode() if isinstance(value, str) else value for value in values]

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from headrace.format.shards import ColumnBatch, ShardInfo
 
-__all__ = ['ShardReader', 'open_shard']
-
 
 class ShardReader(Protocol):
     """The samples of one mapped shard.

@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ['BLOCK', 'WAITING', 'BlockPool', 'Piece', 'ShardMemory', 'framed_rows', 'joined_rows', 'shared_pool']
-
 BLOCK: Final = 2 << 20
 """Bytes of a block. numpy asks for no huge pages for so few: to find some can take long on a busy machine."""
 

@@ -13,8 +13,6 @@ from headrace.format.encodings import fixed_array_type, get_mds_encoding
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ['NO_HASHES', 'ColumnBatch', 'Columns', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
-
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of all files without any."""
 
@@ -164,7 +162,6 @@ class Schema:
         }
 
     def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
-        """See `Columns.allocate`."""
         return self.gathered().allocate(n, names)
 
     def config(self) -> dict[str, Any]:

@@ -18,8 +18,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 
-__all__ = ['JoinedShards', 'Kind', 'NameFinder', 'Row', 'ShardTable', 'TableBuilder']
-
 _LONG: Final = 256  # bytes; longer names, which are few, are hashed one by one
 _WORDS: Final = _LONG // 8
 # A random secret of each process, so nobody can construct names with equal hashes.
@@ -127,7 +125,6 @@ class Kind:
 
     @classmethod
     def of(cls, info: ShardInfo) -> Kind:
-        """The kind of a shard."""
         files = tuple(
             (tuple(file.raw.hashes), None if file.zip is None else tuple(file.zip.hashes)) for file in info.files
         )
@@ -351,7 +348,6 @@ class TableBuilder:
         self._chunks: list[_Chunk] = []
 
     def add(self, info: ShardInfo) -> None:
-        """Add one shard."""
         self.add_rows(Kind.of(info), [Kind.row(info)])
 
     def add_rows(self, kind: Kind, rows: Sequence[Row]) -> None:

@@ -23,8 +23,6 @@ from headrace.errors import HeadraceError
 from headrace.format.entries import INDEX_NAME, MAX_OFFSET, OWN_NAMES, EntryParser
 from headrace.format.table import Kind, NameFinder, ShardTable
 
-__all__ = ['IndexKey', 'is_surely_valid', 'pack_table', 'read_packed_key', 'unpack_table']
-
 # All names are one text, each between two '/'; so parts of names are, too.
 _FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
 _RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())

@@ -18,18 +18,6 @@ from headrace.format.shards import Schema
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-__all__ = [
-    'Float',
-    'Int',
-    'Str',
-    'XSVEncoder',
-    'XSVReader',
-    'get_xsv_encodings',
-    'is_xsv_encoding',
-    'xsv_decode',
-    'xsv_encode',
-]
-
 
 class _Text:
     """An encoding of separated columns: Python values of one type to text and back."""

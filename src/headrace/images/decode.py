@@ -11,8 +11,6 @@ from torch.nn.functional import interpolate
 from headrace.images.image_tensor import Box, ImageTensor, choose_box, is_flipped
 from headrace.images.picture import Picture, Pixels
 
-__all__ = ['decode_into']
-
 
 def decode_into(out: Pixels, picture: Picture, image: ImageTensor, draws: Sequence[float] | None) -> None:
     """Decode a picture, and put what is kept of it into memory.

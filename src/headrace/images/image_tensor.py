@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 from headrace.errors import StreamError
 from headrace.selection import Mistake
 
-__all__ = ['NUM_DRAWS', 'Box', 'Decode', 'DecodeLike', 'ImageTensor', 'choose_box', 'is_flipped']
-
 Layout = Literal['CHW', 'HWC']
 Mode = Literal['RGB', 'L']
 Crop = Literal['random', 'center']

@@ -11,8 +11,6 @@ from torch import nn
 from headrace.errors import ConfigError
 from headrace.images.image_tensor import Layout
 
-__all__ = ['IMAGENET_MEAN', 'IMAGENET_STD', 'NormalizeImages']
-
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 """Means of ImageNet's red, green and blue, of values from 0 to 1."""
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)

@@ -14,8 +14,6 @@ from headrace.format.encodings import get_mds_encoding
 from headrace.format.encodings.images import open_image, reading_image
 from headrace.images.image_tensor import Mode
 
-__all__ = ['Picture', 'Pixels', 'open_picture']
-
 Pixels = npt.NDArray[np.uint8]
 """uint8[height, width, channels]"""
 

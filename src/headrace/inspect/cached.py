@@ -21,8 +21,6 @@ from headrace.storage.cache.limit import LimitedFolder, Present, count_fetches, 
 from headrace.storage.cache.locks import held, open_to_lock, try_lock_file
 from headrace.storage.stats import CacheStats
 
-__all__ = ['CacheContent', 'Removal', 'clear_cache', 'find_caches', 'look_into']
-
 _DEEPEST: Final = 3
 """Folders between a given one and a stream's."""
 

@@ -19,8 +19,6 @@ from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import Retry, Store, StoreOptions
 
-__all__ = ['Content', 'open_content']
-
 ENOUGH: Final = 8 << 20
 """Bytes of samples after which no further one is read."""
 

@@ -21,17 +21,6 @@ from headrace.inspect.content import open_content
 from headrace.redaction import redact, without_credentials
 from headrace.storage import StoreOptions
 
-__all__ = [
-    'ColumnDescription',
-    'Description',
-    'SampleValue',
-    'Spread',
-    'describe',
-    'describe_decoded',
-    'save_pictures',
-    'thumbnail',
-]
-
 LONGEST: Final = 1000
 """Characters of a value's text."""
 _NUMBERS: Final = 8

@@ -40,8 +40,6 @@ from headrace.format.encodings import is_mds_encoding_safe
 from headrace.redaction import redact, without_credentials
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
 
-__all__ = ['BadShard', 'VerifyReport', 'verify']
-
 _BLOCK_BYTES: Final = 4 << 20
 _BLOCK_ROWS: Final = 1024
 _COLUMN_KEYS: Final = ('column_names', 'column_encodings')

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan
 
-__all__ = ['DataStatistics', 'LossSpikes', 'RunRecord', 'streaming_loaders']
-
 _TEXT_EVERY = 1.0  # seconds
 _READS, _EXPLAINS = 'DataStatistics reads the counters of', 'LossSpikes explains the batches of'
 

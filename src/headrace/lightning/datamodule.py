@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from headrace.dataset.reading.batch_reader import Collate
 
-__all__ = ['HookedDataModule', 'SampleHooks', 'StreamingDataModule']
-
 # Attributes of the training process that are not sent to workers.
 _OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare', 'position')
 

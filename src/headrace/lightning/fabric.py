@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from headrace.order import Topology
 
-__all__ = ['FabricLoader', 'FabricLoaders', 'setup']
-
 Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader
 """Source of one loader."""
 

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from headrace.lightning.train_position import TrainPosition
     from headrace.order import Remainder
 
-__all__ = [
-    'OTHER_TRAINER',
-    'TrackedLoader',
-    'TrackedLoaders',
-    'check_other_loaders',
-    'check_training',
-    'has_loaders_of',
-    'rest_of_last_fit',
-    'split_loaders',
-]
-
 
 class TrackedLoader(StreamingDataLoader):
     """A `StreamingDataLoader` that reports the begin of a pass, and each batch.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from headrace.lightning.train_position import TrainPosition
 
-__all__ = ['PositionCallback', 'random_state', 'restore_random_state']
-
 _RNG_KEY = 'headrace.rng'
 _AT_BATCH = 'at_batch'  # of a random state: it is that before a batch, which is there already
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from lightning.pytorch import Trainer
 
-__all__ = ['POSITION_FILE_SUFFIX', 'PositionFiles', 'position_file', 'write_position_files', 'write_text']
-
 POSITION_FILE_SUFFIX = '.headrace.json'
 
 

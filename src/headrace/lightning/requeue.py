@@ -19,8 +19,6 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-__all__ = ['RequeueCallback', 'act_on_signals_between_batches']
-
 
 def act_on_signals_between_batches(trainer: Trainer) -> None:
     """Make a trainer in a SLURM job handle signals between batches. Calling again changes nothing."""

@@ -20,20 +20,6 @@ from headrace.redaction import redact_value
 if TYPE_CHECKING:
     from headrace.order import Topology
 
-__all__ = [
-    'SECTIONS',
-    'Configuration',
-    'LoaderSource',
-    'Source',
-    'Sources',
-    'hyperparameters',
-    'module_facts',
-    'refuse_shared',
-    'source_of_loader',
-    'sources_of_config',
-    'sources_of_section',
-]
-
 if TYPE_CHECKING:
     Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
     """A dataset, or a recipe to make it once ranks are known: a configuration, keyword arguments, or a function."""
@@ -116,7 +102,6 @@ def source_of_loader(
     callables: Mapping[str, Any],
     dataset_class: Callable[..., StreamingDataset] | None,
 ) -> LoaderSource:
-    """The source of one loader's configuration."""
     workers = {field.name: getattr(config.loader, field.name) for field in dataclasses.fields(config.loader)}
     return LoaderSource(section, name, config, loader_options({**workers, **callables}), dataset_class)
 

@@ -25,8 +25,6 @@ else:
     # The forms that LightningCLI can read from a command line.
     TopologyOverride = Mapping[str, int] | Callable[[Any], Any]
 
-__all__ = ['TopologyOverride', 'topology_of', 'topology_of_fabric']
-
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Topology))
 
 

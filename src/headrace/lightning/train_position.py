@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from headrace.dataset.tracker import Places, TrackedBatches, TrainMode
 
-__all__ = [
-    'Restart',
-    'TrainPosition',
-    'catch_up',
-    'is_position',
-    'pass_over',
-    'rewrite',
-    'set_batches',
-    'trained_batches',
-    'trained_epochs',
-]
-
 Counters = dict[str, Any]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
     from headrace.dataset.statistics import LoaderStats
 
-__all__ = ['Bottleneck', 'BottleneckWatch', 'Part']
-
 Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start']
 """The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start."""
 

@@ -23,23 +23,6 @@ from headrace.storage.stats import difference_of
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataset
 
-__all__ = [
-    'BatchTimes',
-    'CacheFill',
-    'CacheUse',
-    'FollowedLoader',
-    'Read',
-    'StreamRead',
-    'add_counts',
-    'drift_of',
-    'from_state',
-    'labelled',
-    'mix_figures',
-    'scaled_to',
-    'shares_of',
-    'to_state',
-]
-
 T = TypeVar('T')
 
 

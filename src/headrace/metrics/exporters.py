@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from headrace.dataset import StreamingDataLoader
 
-__all__ = ['BatchSpans', 'PrometheusEndpoint', 'export_figures']
-
 
 def export_figures(exporters: Iterable[Callable[[Mapping[str, float]], object]], figures: Mapping[str, float]) -> None:
     """Give figures to each exporter; what one raises is a warning, and ends no training."""

@@ -29,8 +29,6 @@ from headrace.metrics.counts import (
 from headrace.metrics.spikes import TrainedBatch
 from headrace.storage.stats import difference_of, sum_of
 
-__all__ = ['DataMeter', 'print_line']
-
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
 

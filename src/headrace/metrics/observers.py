@@ -17,8 +17,6 @@ from headrace.metrics.meter import DataMeter, print_line
 from headrace.metrics.spikes import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
 from headrace.redaction import warn
 
-__all__ = ['DataObserver', 'SpikeObserver']
-
 
 class DataObserver:
     """Counts the batches of a training, and gives figures of its data.

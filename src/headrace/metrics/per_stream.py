@@ -18,8 +18,6 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 from headrace.dataset.batch_keys import has_rows
 from headrace.errors import ConfigError
 
-__all__ = ['PerStream', 'PerStreamMean', 'WithoutPadding']
-
 
 def excluded_rows(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
     """bool[rows], True for a padding or bad row; None without both masks."""

@@ -16,8 +16,6 @@ from headrace.metrics.step_report import explain_batches, report_text
 from headrace.order import BatchPlan, batches_before
 from headrace.packing import PackedDataset
 
-__all__ = ['LossSpike', 'SpikeDetector', 'SpikeFile', 'SpikeReports', 'TrainedBatch', 'skip_yaml']
-
 _NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
 _LEAST_SPREAD = 0.01  # of the median: losses that hardly vary would make a spike of any
 

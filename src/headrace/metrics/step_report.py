@@ -21,8 +21,6 @@ from headrace.order import (
     with_more,
 )
 
-__all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:

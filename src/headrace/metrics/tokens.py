@@ -11,8 +11,6 @@ from torch import Tensor
 
 from headrace.dataset.batch_keys import BAD_SAMPLE, has_rows
 
-__all__ = ['TOKEN_COLUMNS', 'count_places', 'count_tokens']
-
 TOKEN_COLUMNS = ('input_ids', 'tokens')
 """Columns that hold tokens by default."""
 

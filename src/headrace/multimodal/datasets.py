@@ -21,8 +21,6 @@ from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
 from headrace.storage import Retry, StoreOptions, open_store
 
-__all__ = ['StreamingInsideWebVid', 'StreamingLAION', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
-
 _FETCHES: Final = 8
 """Videos that a worker fetches at the same time."""
 

@@ -13,8 +13,6 @@ from headrace.errors import ConfigError, FormatError, MissingDependencyError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ['check_frames', 'check_video', 'decode_frames', 'require_av']
-
 
 def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
     """Frames of a video that are spread evenly over it: the middle ones of `count` equal parts.

@@ -13,17 +13,6 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = [
-    'DEFAULT_ALGORITHM',
-    'DEFAULT_SEED',
-    'MAX_CANONICAL_NODES',
-    'PARTITIONS',
-    'DefaultSeed',
-    'OrderConfig',
-    'SharedShards',
-    'shared_shards',
-]
-
 DEFAULT_ALGORITHM = 'native'
 
 PARTITIONS = ('orig', 'relaxed')

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.protocols import BatchPlan
 
-__all__ = ['SampleUse', 'explain_batch', 'next_use']
-
 
 def _rows_of(plan: BatchPlan, k: int) -> tuple[IntArray, IntArray, IntArray, NDArray[np.bool_]]:
     """Ranks, rows, positions, int64[rows], and which are padding, bool[rows], of batch k on all replicas."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.topology import Topology
 
-__all__ = ['BatchExplanation']
-
 _NAMED_SHARDS = 4  # in a line of a summary; the rows name all
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.protocols import LoadPermutation, Order
 
-__all__ = ['FAMILIES', 'OrderFamily']
-
 
 class OrderFamily(Protocol):
     """Makes the order of an epoch, which in turn makes plans; a class of orders is one."""

@@ -12,8 +12,6 @@ from headrace.order.config import MAX_CANONICAL_NODES
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
-__all__ = ['MAX_EPOCH_SIZE', 'MAX_SEED', 'are_ranges', 'is_count', 'pinned_errors', 'read_pinned', 'short']
-
 MAX_EPOCH_SIZE: Final = 10**12
 """Samples of an epoch: products of two numbers of its parts fit 64 bits."""
 MAX_SEED: Final = 1 << 1024

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
-__all__ = ['Plan', 'PlanQueries']
-
 
 class PlanQueries:
     """What follows from the other members of a `BatchPlan`, for any kind."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Remainder, Topology
 
-__all__ = ['BatchPlan', 'LoadPermutation', 'Order']
-
 
 class Order(Protocol):
     """The sequence of one epoch, a pure function of (mixture, config, epoch); it knows nothing of the topology.

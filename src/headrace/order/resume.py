@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges
     from headrace.order.state import ResumeState
 
-__all__ = ['check_skipped', 'recorded_mixture', 'resolved_from_state', 'resume', 'warn_of_overruled']
-
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
     """Fill in seed, canonical nodes, algorithm and block size from a state, where they were not given.

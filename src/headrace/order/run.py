@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Remainder, Topology
 
-__all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order', 'make_plan']
-
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
 
@@ -140,7 +138,6 @@ class Run:
         return nodes if self._initial_nodes is None else self._initial_nodes
 
     def freeze_defaults(self, world: World) -> None:
-        """Freeze the defaults for this run."""
         if self._frozen is None:
             self._frozen, self._initial_nodes = self.config(world), world.nodes
 

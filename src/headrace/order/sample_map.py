@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = [
-    'SPLIT_UNIT',
-    'Places',
-    'RowSelection',
-    'SampleMap',
-    'SelectedBits',
-    'SelectedRanges',
-    'SelectedSplit',
-    'count_bits',
-    'each_selected_row',
-]
-
 
 class Places(NamedTuple):
     """Samples, and where they lie; int64[n] each."""
@@ -202,7 +190,6 @@ class SelectedRanges:
         return np.where(at < 0, 0, self._before[at] + inside)
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `RowSelection`."""
         numbers = self._first[shards] + ranks
         at = self._before.searchsorted(numbers, 'right') - 1
         return self._begins[at] + (numbers - self._before[at]) - self._starts[shards]
@@ -256,7 +243,6 @@ class SelectedSplit:
             self._list_at[cut] = _starts(self.counts[cut])[:-1]
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `RowSelection`."""
         places = (self._first[shards] + ranks).astype(np.uint64)
         if self._listed is None:
             return feistel_permute(places, self._sizes[shards], self._bits[shards], self._keys[shards]).astype(np.int64)
@@ -297,7 +283,6 @@ class SelectedBits:
         return (self._words[stored >> 6] >> (stored & 63).astype(np.uint64) & np.uint64(1)).astype(np.bool_)
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `RowSelection`."""
         numbers = self._first[shards] + ranks
         # Keys of another type would have the whole array converted.
         at = self._below.searchsorted(numbers.astype(self._below.dtype), 'right') - 1

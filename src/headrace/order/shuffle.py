@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['ALGORITHMS', 'PERMUTATIONS', 'Permutation', 'Spans', 'divide_spans', 'stable_argsort']
-
 _CHUNK = 1 << 16
 
 

@@ -20,26 +20,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.topology import Remainder
 
-__all__ = [
-    'Bound',
-    'Ranges',
-    'Skip',
-    'SkipRange',
-    'UnskippedPositions',
-    'documents_skip',
-    'in_whole_batches',
-    'merged',
-    'parse_skip',
-    'read_range',
-    'refuse_documents',
-    'skipped_in_epoch',
-    'skipped_in_run',
-    'skipped_ranges',
-    'split_documents',
-    'with_more',
-    'without',
-]
-
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges [begin, end) of positions of an epoch, or of the run: sorted, not empty, with a gap between any two."""
 

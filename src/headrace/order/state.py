@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.skip import Ranges
 
-__all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config']
-
 STATE_VERSION = 1
 
 _TAKEN_OVER = ('shuffle_seed', 'num_canonical_nodes')  # from a checkpoint, where they are not given

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from headrace.order.protocols import BatchPlan
     from headrace.order.skip import Skip
 
-__all__ = ['PlanOf', 'batches_after', 'batches_before', 'find_batch', 'run_range']
-
 PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'
 """Gives the plan of an epoch from a position on, of any rank."""
 

@@ -7,8 +7,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from headrace.errors import TopologyError
 
-__all__ = ['BatchSpec', 'Remainder', 'Topology', 'World', 'check_batch_size', 'with_replication']
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:

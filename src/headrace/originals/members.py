@@ -11,8 +11,6 @@ from typing import BinaryIO, NamedTuple
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.storage.stores.local import mapped_path_errors
 
-__all__ = ['Member', 'files_of', 'tar_members']
-
 
 class Member(NamedTuple):
     """A file, or a run of bytes in one, as JSON."""
@@ -111,7 +109,6 @@ class _TarWindow:
         self._file, self._path, self._begin, self._size = file, path, begin, size
 
     def take(self, offset: int, size: int) -> bytes:
-        """See `Window.take`."""
         if offset > self._size:
             raise FormatError(f'{self._path} ends within the tar member before byte {offset}. Fetch it again.')
         self._file.seek(self._begin + offset)

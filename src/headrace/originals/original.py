@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.convert import ConversionReport
     from headrace.storage import StoreOptions
 
-__all__ = ['Option', 'Original', 'add_arguments', 'flag', 'run']
-
 _PROGRESS = {'0': False, '1': True}
 
 

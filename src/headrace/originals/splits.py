@@ -23,8 +23,6 @@ from headrace.format import bytes_to_int, parse_index
 from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 
-__all__ = ['convert_splits']
-
 _ORIGINAL: Final = 'original.json'
 _log = logger_of(__name__)
 

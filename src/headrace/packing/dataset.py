@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges
     from headrace.packing.lanes import Lanes, PieceTable
 
-__all__ = ['PackedDataset', 'exchange_now_and_then', 'gather_of_ranks', 'promised_shares', 'sync_lane_states']
-
 
 class PackedDataset(StreamingDataset):
     """A `StreamingDataset` whose samples are documents, and whose batches are sequences packed from them.

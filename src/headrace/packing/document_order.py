@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.packing.settings import WeightsCount
 
-__all__ = [
-    'DocumentOrder',
-    'EarlierMixture',
-    'LaneOrder',
-    'PassOrder',
-    'Place',
-    'ShiftedOrder',
-    'StreamLanes',
-    'check_streams',
-    'earlier_from_json',
-    'earlier_order',
-    'share',
-]
-
 _KEYS = ('streams', 'stages', 'schedule', 'origin')
 """The keys of a mixture in a checkpoint."""
 _MOST_CHANGES = 1000
@@ -160,7 +146,6 @@ class LaneOrder(ABC):
 
     @property
     def lane_count(self) -> int:
-        """All lanes."""
         return self.lanes * self.streams
 
     def lanes_at(self, places: Sequence[int]) -> Sequence[int]:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from headrace.packing.lanes import PieceTable
 
-__all__ = ['PackedExplanation', 'joined']
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedExplanation(BatchExplanation):
@@ -47,7 +45,6 @@ class PackedExplanation(BatchExplanation):
 
     @property
     def position_unit(self) -> str:
-        """The unit of positions."""
         return 'sequences'
 
     def stream_counts(self) -> dict[str, int]:

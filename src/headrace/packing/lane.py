@@ -13,8 +13,6 @@ import numpy.typing as npt
 from headrace.errors import EmptyDatasetError, ResumeError
 from headrace.packing.settings import Packing
 
-__all__ = ['START', 'Document', 'Lane', 'LaneState', 'Piece', 'best_fit', 'concatenate', 'piece_of']
-
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Bins of whole pieces: best fit decreasing.

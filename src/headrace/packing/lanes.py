@@ -19,8 +19,6 @@ from headrace.packing.settings import Packing
 if TYPE_CHECKING:
     from headrace.order.skip import Ranges
 
-__all__ = ['DeliveredSequences', 'Lanes', 'PieceTable']
-
 PieceTable: TypeAlias = npt.NDArray[np.int64]
 """int64[pieces, 4], the pieces of a sequence in their order: the document's sample id and its number in the lane, the
 first token, and the end."""

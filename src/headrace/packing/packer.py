@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from headrace.packing.lanes import Lanes, PieceTable
     from headrace.packing.settings import Packing
 
-__all__ = [
-    'Chunk',
-    'ChunkKey',
-    'DocumentCount',
-    'Packer',
-    'count_documents',
-    'documents_placed',
-    'first_sequence',
-    'pieces_of',
-]
-
 _MOST_DOCUMENTS = 512  # of a chunk
 _KEPT_BATCHES = 4  # Documents of these are remembered: a trainer judges a batch when it has fetched later ones.
 _LEAST_LOOK_AHEAD = 8  # sequences of each lane
@@ -69,7 +58,6 @@ class Chunk(NamedTuple):
     """bool[documents], True for an unreadable one, without tokens; None: all were read."""
 
     def documents(self) -> list[Document]:
-        """One by one."""
         ends = np.cumsum(self.lengths)[:-1]
         tokens, ids = np.split(self.tokens, ends), self.ids.tolist()
         labels = [None] * len(ids) if self.labels is None else np.split(self.labels, ends)

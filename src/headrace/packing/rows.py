@@ -10,8 +10,6 @@ import torch
 
 from headrace.packing.lane import Piece
 
-__all__ = ['IGNORED', 'attention_mask', 'batch_of', 'flat_cu_seqlens', 'segment_ids']
-
 IGNORED = -100
 """The label that PyTorch's and Hugging Face's losses ignore."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges, Skip
     from headrace.packing.whole import WholePass
 
-__all__ = ['PackedRun']
-
 _ENDLESS = 10**12  # sequences of an endless epoch: the most that a mixture may have
 
 
@@ -196,7 +194,6 @@ class PackedRun(Run):
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
 
     def _check_skipped_documents(self, then: Any) -> None:
-        """Check that this run skips every document that the checkpoint's run skips."""
         if not are_ranges(then):
             raise ResumeError(
                 f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'

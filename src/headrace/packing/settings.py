@@ -9,18 +9,6 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from headrace.errors import ConfigError
 from headrace.rules import BrokenRule
 
-__all__ = [
-    'LEAST',
-    'Method',
-    'Packing',
-    'StreamPacking',
-    'TokenDtype',
-    'WeightsCount',
-    'lanes_error',
-    'packing_errors',
-    'stream_packing_errors',
-]
-
 Method: TypeAlias = Literal['best_fit', 'concatenate']
 WeightsCount: TypeAlias = Literal['documents', 'tokens']
 TokenDtype: TypeAlias = Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']

@@ -21,8 +21,6 @@ from headrace.packing.lane import Document
 from headrace.packing.rows import IGNORED
 from headrace.packing.settings import Packing
 
-__all__ = ['ChatTokenizer', 'Encoder', 'checked_text', 'encoder_of', 'fingerprint', 'load_tokenizer', 'no_document']
-
 Encoder: TypeAlias = Callable[[Any], 'list[Document]']
 LIBRARIES = ('tokenizers', 'transformers', 'tiktoken')
 
@@ -89,7 +87,6 @@ def encoder_of(packing: Packing) -> Encoder:
 
 
 def no_document(value: object, rule: str) -> DocumentError:
-    """The error for a value that is no document."""
     return DocumentError(f'{rule}, but it is {repr(value)[:80]}.')
 
 

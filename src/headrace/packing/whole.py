@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.packing.lanes import Lanes, PieceTable
     from headrace.packing.settings import Packing
 
-__all__ = ['WholePacker', 'WholePass', 'count_tokens_of']
-
 _AT_ONCE = 512  # documents
 
 

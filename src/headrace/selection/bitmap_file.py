@@ -35,8 +35,6 @@ from headrace.order import SelectedBits, count_bits
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
 from headrace.storage.cache.locks import cannot_write, lock_file
 
-__all__ = ['BitmapFile']
-
 FOLDER: Final = '.headrace-selections'
 _NAMES: Final = re.compile(r'[0-9a-f]{32}\.bits(\.tmp)?')
 _MAGIC: Final = b'hrbitmap'

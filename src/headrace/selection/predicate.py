@@ -21,8 +21,6 @@ import numpy.typing as npt
 from headrace.errors import StreamError
 from headrace.format import ShardInfo, ShardReader
 
-__all__ = ['OPERATORS', 'Conditions', 'Mistake', 'Predicate', 'Where', 'check_columns', 'refusal']
-
 OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
 """The operators of a test of a value; `length` and `not` hold a test again."""
 _NULL: Final = {'equals': None}
@@ -110,11 +108,9 @@ class Where:
 
     @property
     def text(self) -> str:
-        """See `Predicate`."""
         return f'function {json.dumps(self.name)}'
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:
-        """See `Predicate`."""
         if self.columns is None:
             kept = [bool(self.function(reader.sample(row))) for row in rows.tolist()]
         else:
@@ -174,7 +170,6 @@ class Conditions:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See `Predicate`."""
         return tuple(column for column, _ in self.tests)
 
     @property
@@ -184,11 +179,9 @@ class Conditions:
 
     @property
     def text(self) -> str:
-        """See `Predicate`."""
         return json.dumps(self.plain, sort_keys=True, separators=(', ', ': '))
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:
-        """See `Predicate`."""
         batch = info.schema.allocate(len(rows), self.columns)
         reader.gather(rows, np.arange(len(rows)), batch)
         kept = np.ones(len(rows), np.bool_)

@@ -33,8 +33,6 @@ from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, 
 if TYPE_CHECKING:
     from fractions import Fraction as Rational
 
-__all__ = ['Fraction', 'Selection', 'Shards', 'Subset', 'read_where']
-
 logger = logger_of(__name__)
 
 _THREADS: Final = 8  # shards that are fetched and read at once

@@ -21,8 +21,6 @@ from headrace.simulate.world import Event, Link, Process, Processor, World
 from headrace.storage import FetchResult, FetchStatus
 from headrace.storage.transfer.download import RANGE, REQUESTS
 
-__all__ = ['Node', 'Rank']
-
 _THREADS = 8  # of a process' prefetch
 _PRESENT, _ELSEWHERE, _NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
 

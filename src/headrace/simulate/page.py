@@ -37,8 +37,6 @@ from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
 from headrace.simulate.run import simulate
 from headrace.simulate.tune import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use
 
-__all__ = ['MOST_SECONDS', 'STYLE', 'SimulationServer', 'content', 'costs', 'page', 'read_prices']
-
 
 def read_prices(path: Path | None = None) -> dict[str, float]:
     """US dollars per GB by provider.

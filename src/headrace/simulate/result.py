@@ -15,8 +15,6 @@ from headrace.mixing import LoaderConfig
 from headrace.order import Topology
 from headrace.order.config import SharedShards
 
-__all__ = ['Conditions', 'SimulatedRun', 'SimulatedStep']
-
 _STALL_SECONDS, _STALL_SHARE = 0.001, 0.05
 
 
@@ -85,7 +83,6 @@ class Conditions:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of each node."""
         return self.ranks // self.nodes
 
 

@@ -18,8 +18,6 @@ from headrace.simulate.node import Node, Rank
 from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
 from headrace.simulate.world import Event, Process, World
 
-__all__ = ['simulate']
-
 _LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
 _MOST_WORKERS = 256  # of a rank; each is a process with its own prefetch
 _NODES = 4  # simulated at most; others do the same with other shards

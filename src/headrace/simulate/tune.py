@@ -24,8 +24,6 @@ from headrace.mixing import LoaderConfig
 from headrace.simulate.result import Conditions, SimulatedRun
 from headrace.simulate.run import simulate
 
-__all__ = ['OF_THE_ORDER', 'SETTINGS', 'Trial', 'Tuning', 'replace_settings', 'settings_in_use', 'tune', 'yaml_lines']
-
 SETTINGS: Final = ('predownload', 'num_workers', 'cache_limit', 'shuffle_block_size', 'num_canonical_nodes')
 """Keys of `LoaderConfig`, and `num_workers` of its `loader`, in the order in which they are tuned."""
 

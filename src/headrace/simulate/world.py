@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator
 from headrace.storage.transfer.download import AlmostDone
 from headrace.storage.transfer.http import CHUNK
 
-__all__ = ['Event', 'Link', 'Process', 'Processor', 'World']
-
 _QUICKEST = 1e15  # bytes per second
 _BURST = 1 << 14  # bytes that a connection sends at once, about TCP's first window of ten segments
 _INSTANT = 1e-9  # seconds; what is due so soon is due now

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['NAME', 'ArrowSource', 'find', 'index', 'load']
-
 NAME: Final = 'arrow'
 _ENDINGS: Final = ('.arrow', '.arrows', '.feather', '.ipc')
 _STATE: Final = 'state.json'
@@ -90,7 +88,6 @@ def index(
 
 
 def load(data: bytes) -> ArrowSource:
-    """See `SourceFormat.load`."""
     found = unpack_source(data)
     arrays, schemas = dict(found.arrays), [bytes(piece) for piece in found.pieces]
     meanings = found.settings.get('meanings')
@@ -108,8 +105,6 @@ def load(data: bytes) -> ArrowSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrowSource:
-    """See `Source`."""
-
     columns: Mapping[str, str]
     meanings: Mapping[str, str]
     with_nulls: Sequence[str]
@@ -124,24 +119,20 @@ class ArrowSource:
     format = NAME
 
     def to_bytes(self) -> bytes:
-        """See `Source.to_bytes`."""
         settings = {name: getattr(self, name) for name in ('columns', 'meanings', 'with_nulls')}
         arrays = {**self.parts.arrays, 'schema_of': self.schema_of}
         return pack_source({**settings, 'keys': self.parts.keys}, arrays, self.schemas)
 
     @property
     def dropped(self) -> Sequence[str]:
-        """See `Source.dropped`."""
         names = dict.fromkeys(name for schema in self.schemas for name in _schema(schema, 'the data').names)
         return [name for name in names if name not in self.columns]
 
     @property
     def class_names(self) -> dict[str, list[str]]:
-        """See `arrow_types.class_names`."""
         return class_names(_schema(self.schemas[0], 'the data'))
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
-        """See `Source.batches`."""
         pa = import_pyarrow('Arrow files')
         described = self.parts[part]
         source = f'{described.key}, part {part},'

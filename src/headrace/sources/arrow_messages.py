@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.sources.ranges import Window
 
-__all__ = ['BATCH', 'DICTIONARY', 'MAGIC', 'SCHEMA', 'ArrowLayout', 'Message', 'read_messages']
-
 SCHEMA: Final = 1
 DICTIONARY: Final = 2
 BATCH: Final = 3
@@ -155,7 +153,6 @@ class _Table:
         return 0 if at is None else self._read(kind, at)
 
     def child(self, field: int) -> _Table | None:
-        """The table of a field."""
         at = self._place(field)
         return None if at is None else _Table(self._data, at + self._read('I', at))
 

@@ -45,17 +45,6 @@ from headrace.sources.formats import choose_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    'ArrowColumn',
-    'NullValueError',
-    'arrow_columns',
-    'class_names',
-    'common_columns',
-    'import_pyarrow',
-    'meanings_of',
-    'to_columns',
-]
-
 _Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
 _Shape: TypeAlias = 'tuple[int, ...]'
 _MEANING: Final = re.compile(
@@ -574,7 +563,6 @@ def _shaped(array: Any, lists: tuple[int, ...], shape: tuple[int, ...]) -> np.nd
 
 
 def _row_of(rows: int, values: int) -> Callable[[int], int]:
-    """The row of a value, if each row has as many."""
     return lambda value: value * rows // max(1, values)
 
 

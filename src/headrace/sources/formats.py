@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import ObjectInfo
 
-__all__ = [
-    'DESCRIPTIONS',
-    'FORMATS',
-    'check_format',
-    'choose_columns',
-    'folder_of',
-    'format_of',
-    'formats_in',
-    'how_to_rename',
-    'is_hidden',
-    'name_of',
-    'one_format',
-]
-
 _MODULES: Final = {
     'parquet': 'parquet',
     'arrow': 'arrow',

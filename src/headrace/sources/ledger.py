@@ -13,8 +13,6 @@ from headrace.sources.formats import DESCRIPTIONS, is_hidden, name_of
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo
 
-__all__ = ['Ledger', 'LeftOut', 'ledger_of']
-
 _DATA: Final = re.compile(
     r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip)(\.\w+)?$', re.IGNORECASE
 )

@@ -32,18 +32,6 @@ from headrace.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    'JsonTypes',
-    'Record',
-    'TextTypes',
-    'json_columns',
-    'lines_of',
-    'read_objects',
-    'read_texts',
-    'require_utf8',
-    'text_columns',
-]
-
 _MAX_RECORD: Final = 256 << 20
 _BOM: Final = b'\xef\xbb\xbf'
 

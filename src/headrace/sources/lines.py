@@ -34,8 +34,6 @@ from headrace.sources.source_bytes import PartTable, dump_index, load_index
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['CSV', 'JSONL', 'TSV', 'LineFormat', 'LineSource']
-
 _log = logger_of(__name__)
 
 _COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
@@ -63,7 +61,6 @@ class LineFormat:
         self._names = re.compile(names, re.IGNORECASE)
 
     def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """See `SourceFormat.find`."""
         return [info for info in objects if self._names.search(info.key) and not is_hidden(info.key)]
 
     def index(
@@ -115,7 +112,6 @@ class LineFormat:
         )
 
     def load(self, data: bytes) -> LineSource:
-        """See `SourceFormat.load`."""
         columns, parts, more = load_index(self.NAME, data)
         return LineSource(self, columns, parts, more['headers'], more['header_of'])
 
@@ -128,8 +124,6 @@ TSV: Final = LineFormat('tsv', rf'\.(tsv|tab){_COMPRESSED}?$', '\t')
 
 @dataclass(frozen=True, slots=True)
 class LineSource:
-    """See `Source`."""
-
     kind: LineFormat
     columns: Mapping[str, str]
     parts: Sequence[Part]
@@ -141,16 +135,13 @@ class LineSource:
 
     @property
     def format(self) -> str:
-        """See `Source.format`."""
         return self.kind.NAME
 
     @property
     def meanings(self) -> Mapping[str, str]:
-        """See `Source.meanings`."""
         return {name: 'bool' for name, encoding in self.columns.items() if encoding == 'uint8'}
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        """See `Source.batches`."""
         found = self.parts[part]
         where = f'{found.key} (part {part})'
         try:
@@ -192,7 +183,6 @@ class LineSource:
             yield batch
 
     def to_bytes(self) -> bytes:
-        """See `Source.to_bytes`."""
         more = {'headers': self.headers, 'header_of': dict(self.header_of)}
         return dump_index(self.format, self.columns, self.parts, more)
 

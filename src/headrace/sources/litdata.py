@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['NAME', 'find', 'index', 'load']
-
 NAME: Final = 'litdata'
 _INDEX: Final = 'index.json'
 _MAX_INDEX: Final = 1 << 30
@@ -123,7 +121,6 @@ def _check_depth(value: Any) -> None:
 
 
 def load(data: bytes) -> LitdataSource:
-    """See `SourceFormat.load`."""
     columns, parts, more = load_index(NAME, data)
     return _source(more['config'], more['scalars'], parts, list(columns), more['allow_unsafe_types'])
 
@@ -195,8 +192,6 @@ def _source(
 
 @dataclass(frozen=True, slots=True)
 class LitdataSource:
-    """See `Source`."""
-
     chosen: tuple[LitdataColumn, ...]
     parts: Sequence[Part]
     settings: Mapping[str, Any]
@@ -207,25 +202,21 @@ class LitdataSource:
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """See `Source.columns`."""
         return {column.name: column.encoding for column in self.chosen}
 
     @property
     def dropped(self) -> Sequence[str]:
-        """See `Source.dropped`."""
         known = item_columns(self.settings, self.scalars, allow_unsafe_types=self.allow_unsafe_types)
         return [name for name in known if name not in self.columns]
 
     @property
     def meanings(self) -> Mapping[str, str]:
-        """See `Source.meanings`."""
         bools = [
             column for column in self.chosen if column.encoding == 'uint8' and str(column.node) not in self.scalars
         ]
         return {column.name: 'bool' for column in bools}
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        """See `Source.batches`."""
         found = self.parts[part]
         chunk = _unpack_chunk(data, found.size, found.key)
         rows = 0
@@ -262,7 +253,6 @@ class LitdataSource:
             raise ShardError(f'The Arrow data in {where} are damaged: {error}. Restore the file.') from None
 
     def to_bytes(self) -> bytes:
-        """See `Source.to_bytes`."""
         more = {'config': self.settings, 'scalars': self.scalars, 'allow_unsafe_types': self.allow_unsafe_types}
         return dump_index(NAME, self.columns, self.parts, more)
 

@@ -34,19 +34,6 @@ from headrace.errors import FormatError, ShardError
 from headrace.format.encodings.texts import parse_json
 from headrace.sources.npy import Array, storable
 
-__all__ = [
-    'LitdataColumn',
-    'Node',
-    'arrow_values',
-    'children',
-    'data_formats',
-    'item_columns',
-    'leaf_values',
-    'parse_nested',
-    'scalar_encodings',
-    'split_leaves',
-]
-
 _ENCODINGS: Final = {
     **dict.fromkeys(('str', 'text'), 'str'),
     **dict.fromkeys(('bytes', 'file', 'audio', 'video', 'pdf', 'mesh', 'nifti', 'tifffile', 'tiff'), 'bytes'),
@@ -141,7 +128,6 @@ class _Encode:
         return [column for key, child in children(node) for column in self.columns((*path, key), child)]
 
     def column(self, path: tuple[str, ...], node: Node, name: str) -> LitdataColumn:
-        """The column of a node."""
         if not isinstance(node, int):
             return LitdataColumn(name, 'json', path, node)
         text = self._formats[node]

@@ -12,8 +12,6 @@ from numpy.lib import format as npy_format
 from headrace.errors import ShardError
 from headrace.format.encodings.arrays import DTYPES
 
-__all__ = ['Array', 'parse_npy', 'storable']
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 

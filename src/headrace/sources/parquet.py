@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['NAME', 'ParquetSource', 'RangeFile', 'find', 'index', 'load']
-
 NAME: Final = 'parquet'
 """See `SourceFormat.NAME`."""
 
@@ -123,7 +121,6 @@ def index(
 
 
 def load(data: bytes) -> ParquetSource:
-    """See `SourceFormat.load`."""
     found = unpack_source(data)
     settings, arrays = found.settings, dict(found.arrays)
     meanings = settings.get('meanings')
@@ -145,8 +142,6 @@ def load(data: bytes) -> ParquetSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParquetSource:
-    """See `Source`."""
-
     base: str
     """The store's root, for messages."""
     columns: Mapping[str, str]
@@ -167,13 +162,11 @@ class ParquetSource:
         return load, (self.to_bytes(),)
 
     def to_bytes(self) -> bytes:
-        """See `Source.to_bytes`."""
         settings = {name: getattr(self, name) for name in ('base', 'columns', 'meanings', 'with_nulls', 'files')}
         arrays = {**self.parts.arrays, 'groups': self.groups}
         return pack_source({**settings, 'keys': self.parts.keys}, arrays, self.footers)
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
-        """See `Source.batches`."""
         pa = import_pyarrow('Parquet files')
         import pyarrow.parquet as pq
 
@@ -201,7 +194,6 @@ class ParquetSource:
 
     @property
     def class_names(self) -> dict[str, list[str]]:
-        """See `arrow_types.class_names`."""
         return class_names(self._metadata(0)[0].schema.to_arrow_schema())
 
     @cached_property
@@ -213,7 +205,6 @@ class ParquetSource:
         return lru_cache(maxsize=8)(self._parse)
 
     def _parse(self, file: int) -> tuple[pq.FileMetaData, dict[str, ArrowColumn]]:
-        """The metadata of a file, and its columns."""
         source = f'{self.base}/{self.files[file]}'
         metadata = parse_footer(unpack_footer(self.footers[file]), source)
         schema = metadata.schema.to_arrow_schema()

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = [
-    'MAGIC',
-    'ColumnChunk',
-    'DamagedFooterError',
-    'RowGroup',
-    'pack_footer',
-    'parse_footer',
-    'read_footers',
-    'read_row_groups',
-    'unpack_footer',
-]
-
 MAGIC: Final = b'PAR1'
 """The first and the last bytes of a file."""
 _LEAST: Final = 64 << 10
@@ -106,7 +94,6 @@ def pack_footer(footer: bytes) -> bytes:
 
 
 def unpack_footer(packed: bytes | memoryview) -> bytes:
-    """The footer of `pack_footer`."""
     return zstandard.ZstdDecompressor().decompress(packed, max_output_size=_LARGEST)
 
 

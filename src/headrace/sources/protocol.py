@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['Part', 'Source', 'SourceFormat']
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

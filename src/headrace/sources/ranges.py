@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = [
-    'MAX_UNPACKED',
-    'ByteRange',
-    'MemoryWindow',
-    'RangedWindow',
-    'StreamWindow',
-    'Window',
-    'algorithm_of',
-    'in_parallel',
-    'read_range',
-    'read_ranges',
-    'stream_object',
-    'unpack',
-]
-
 REQUESTS: Final = 16
 """Concurrent requests of one index."""
 WINDOW: Final = 64 << 20
@@ -159,7 +144,6 @@ class MemoryWindow:
         self._data, self._where = data, where
 
     def take(self, offset: int, size: int) -> memoryview:
-        """See `Window.take`."""
         if offset > len(self._data):
             raise _ends(self._where, len(self._data), offset)
         return self._data[offset : offset + size]
@@ -176,7 +160,6 @@ class RangedWindow:
         self._data, self._start, self._step = b'', 0, _LEAST
 
     def take(self, offset: int, size: int) -> memoryview:
-        """See `Window.take`."""
         info = self._info
         if offset > info.size:
             raise _ends(info.key, info.size, offset)
@@ -201,7 +184,6 @@ class StreamWindow:
         self._data, self._start = bytearray(), 0
 
     def take(self, offset: int, size: int) -> bytes:
-        """See `Window.take`."""
         self._drop(offset)
         while self._start + len(self._data) < offset + size and (chunk := next(self._chunks, None)) is not None:
             self._data += chunk

@@ -18,8 +18,6 @@ import xxhash
 from headrace.errors import FormatError
 from headrace.sources.protocol import Part
 
-__all__ = ['PartTable', 'SourceBytes', 'dump_index', 'load_index', 'pack_source', 'unpack_source']
-
 _MAGIC: Final = b'headrace source 1\n'
 _DIGEST: Final = 16
 

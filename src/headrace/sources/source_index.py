@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from headrace.sources.protocol import Source
 
-__all__ = ['SourceIndex', 'index_name', 'names_of_classes', 'size_at', 'unpack_part']
-
 _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 
 
@@ -65,7 +63,6 @@ class SourceIndex:
         return SourceIndex.from_bytes, (self.to_bytes(),)
 
     def to_bytes(self) -> bytes:
-        """The index for `from_bytes`."""
         infos = self.objects.values()
         settings = {
             'format': self.source.format,

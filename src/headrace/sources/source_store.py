@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import StoreOptions
 
-__all__ = ['SourceStore', 'glob_pattern', 'has_glob', 'split_glob']
-
 _log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')
 

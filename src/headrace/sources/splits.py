@@ -19,8 +19,6 @@ from headrace.sources.formats import folder_of, name_of
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo
 
-__all__ = ['check_parts', 'check_split', 'choose_split', 'splits_of']
-
 _ROLES: Final = {
     'train': 'train',
     'training': 'train',

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-__all__ = ['NAME', 'Member', 'find', 'index', 'load', 'read_members']
-
 NAME: Final = 'webdataset'
 _KEY: Final = '__key__'
 _PART: Final = 64 << 20
@@ -96,15 +94,12 @@ def index(
 
 
 def load(data: bytes) -> TarSource:
-    """See `SourceFormat.load`."""
     columns, parts, _ = load_index(NAME, data)
     return TarSource(columns, parts)
 
 
 @dataclass(frozen=True, slots=True)
 class TarSource:
-    """See `Source`."""
-
     columns: Mapping[str, str]
     parts: Sequence[Part]
     dropped: Sequence[str] = ()
@@ -117,7 +112,6 @@ class TarSource:
         return {}
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        """See `Source.batches`."""
         found = self.parts[part]
         where = f'{found.key} (part {part})'
         algorithm = algorithm_of(found.key)
@@ -154,7 +148,6 @@ class TarSource:
             raise ShardError(f'{where} has {rows} samples, but the index says {part.rows}. Restore or write it again.')
 
     def to_bytes(self) -> bytes:
-        """See `Source.to_bytes`."""
         return dump_index(NAME, self.columns, self.parts, {})
 
 

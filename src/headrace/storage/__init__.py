@@ -10,8 +10,8 @@ Imports the standard library and numpy only; a cloud's SDK is imported by its ba
 
 from __future__ import annotations
 
-from headrace.storage.cache.entry import FetchResult, FetchStatus, LazyEntry
-from headrace.storage.cache.shard_cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
+from headrace.storage.cache.entry import CachePart, FetchResult, FetchStatus, LazyEntry
+from headrace.storage.cache.shard_cache import CacheEntry, CacheLimit, CacheStats, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable

@@ -13,8 +13,6 @@ from headrace.storage.protocol import ObjectInfo, Store
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-__all__ = ['Out', 'check_output', 'list_output', 'make_folder', 'mapped_lock_errors', 'split_out']
-
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]]
 """A folder, a URL, or both. A ``file://`` URL is a folder."""
 

@@ -14,18 +14,6 @@ from typing import BinaryIO, Final, Protocol, runtime_checkable
 from headrace.errors import ConfigError
 from headrace.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
 
-__all__ = [
-    'BucketStore',
-    'ObjectInfo',
-    'Store',
-    'StoreOptions',
-    'check_extra',
-    'check_key',
-    'check_prefix',
-    'count_option',
-    'is_blocking',
-]
-
 is_blocking: Final = ContextVar('is_blocking', default=True)
 """Whether a reader waits for this thread's requests; False for a prefetch. A store with few connections keeps one for
 readers."""
@@ -199,7 +187,6 @@ class BucketStore:
 
     @property
     def url(self) -> str:
-        """See `Store.url`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -14,17 +14,6 @@ from headrace.errors import ConfigError
 from headrace.redaction import keep_secrets_of_url, without_credentials
 from headrace.storage.protocol import Store, StoreOptions
 
-__all__ = [
-    'Backend',
-    'StoreFactory',
-    'backends',
-    'known_schemes',
-    'local_path',
-    'open_store',
-    'register_store',
-    'split_url',
-]
-
 StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
 """Makes a store rooted at a URL."""
 

@@ -13,9 +13,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['CacheCounters', 'CacheCounts', 'CacheStats', 'CountTable', 'difference_of', 'sum_of']
-
-
 _counting = threading.Lock()
 
 

@@ -11,8 +11,6 @@ import os
 from collections.abc import Generator
 from typing import BinaryIO
 
-__all__ = ['whole_file']
-
 
 @contextlib.contextmanager
 def whole_file(

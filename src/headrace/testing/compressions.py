@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the name of a test says what it states
 """The contract of compressions, as tests to inherit.
 
 A test class inherits `CompressionContract` and gives it a fixture ``compression``: the name without a level. Import the

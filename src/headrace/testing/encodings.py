@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the name of a test says what it states
 """The contract of MDS encodings, as tests to inherit.
 
 A test class inherits `EncodingContract` and gives it a fixture ``case``. Import the module that registers the encoding.

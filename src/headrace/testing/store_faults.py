@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the name of a test says what it states
 """The contract of stores when a server or the network fails, as tests to inherit.
 
 A backend's test class inherits `StoreFaultContract` and gives it two fixtures. ``direct`` is an empty store.

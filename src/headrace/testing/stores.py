@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - the name of a test says what it states
 """The contract of stores, as tests to inherit; and stores that count or fail.
 
 A backend's test class inherits `StoreContract` and gives it a fixture ``store``: an empty store, writable.

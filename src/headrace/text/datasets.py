@@ -15,8 +15,6 @@ from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError, FormatError
 from headrace.packing import PackedDataset, Packing, load_tokenizer
 
-__all__ = ['StreamingC4', 'StreamingEnWiki', 'StreamingPile', 'StreamingText']
-
 _PACKED: Final = ('best_fit', 'concatenate')
 _NO_LABEL: Final = -100
 """A token that the loss leaves out."""

@@ -12,15 +12,6 @@ import torch
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
 
-__all__ = [
-    'StandardTransform',
-    'StreamingADE20K',
-    'StreamingCIFAR10',
-    'StreamingCOCO',
-    'StreamingImageNet',
-    'StreamingVisionDataset',
-]
-
 _Detection: TypeAlias = tuple[Any, int, tuple[int, int], npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 

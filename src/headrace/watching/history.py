@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
     from headrace.order import BatchPlan
 
-__all__ = ['ExplainedStep', 'RecordedPass', 'RecordedRun', 'RunHistory', 'SampleSeen', 'Segment', 'TrainedStep']
-
 _FORMAT = 1
 
 
@@ -438,7 +436,6 @@ def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
 
 
 def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:
-    """The uses of a sample in batches below `end` of a plan."""
     while batch < end:
         use = next_use(lambda _: plan, sample_id, epoch=plan.order.epoch, batch=batch, epochs=1)
         if use is None or use.batch >= end:

@@ -18,8 +18,6 @@ from headrace.redaction import redact
 from headrace.watching.record import RECORD
 from headrace.watching.run_files import STATUS_FOLDER
 
-__all__ = ['WatchServer', 'live_text', 'read_live']
-
 _STALE = 60.0  # seconds
 _KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step', 'figures'}
 

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from headrace.dataset import Stream, StreamingDataLoader
     from headrace.order import BatchPlan, StreamSize
 
-__all__ = [
-    'RECORD',
-    'RecordFile',
-    'RecordRead',
-    'RunRecorder',
-    'code_of_run',
-    'library_versions',
-    'loader_config',
-    'read_record',
-]
-
 RECORD = 'headrace.record'
 """Name of the file in a run's folder."""
 
@@ -102,7 +91,6 @@ class RecordFile:
                 self._waiting.popleft()
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(OSError):  # some file systems say here that an earlier write failed
             self._file.close()
 

@@ -18,8 +18,6 @@ from headrace.watching.record import RunRecorder
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
 
-__all__ = ['STATUS_FOLDER', 'RankStatus', 'RunFiles']
-
 STATUS_FOLDER = 'headrace-status'
 """Name of the folder of these files in a run's folder."""
 

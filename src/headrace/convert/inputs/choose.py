@@ -29,8 +29,6 @@ from headrace.sources.source_store import has_glob
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['choose_inputs']
-
 _LOADERS: Final = {'train': 'fit', 'val': 'fit', 'test': 'test', 'predict': 'predict'}
 """The stage to set up for each loader of a data module."""
 

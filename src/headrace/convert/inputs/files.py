@@ -31,8 +31,6 @@ from headrace.sources.source_store import SourceStore, split_glob
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['ImageFolder', 'PartInputs', 'is_image', 'list_images', 'open_parts']
-
 _JPEG: Final = ('.jpg', '.jpeg')
 _EXTENSIONS: Final = (*_JPEG, '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp')
 """Those of torchvision."""
@@ -142,7 +140,6 @@ class ImageFolder(Inputs):
         self.reads_ahead = 1 if isinstance(store, LocalStore) else _REQUESTS
 
     def places(self) -> Iterator[str]:
-        """The images."""
         return (f'{self._store.url.rstrip("/")}/{key}' for key in self._keys)
 
     def digest(self, begin: int, end: int) -> str:

@@ -19,18 +19,6 @@ from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, to_columns
 from headrace.sources.ledger import Ledger
 
-__all__ = [
-    'ENOUGH',
-    'FunctionInputs',
-    'HuggingFaceInputs',
-    'IterableSamples',
-    'RowInputs',
-    'columns_of',
-    'is_hugging_face',
-    'is_transformed',
-    'measure',
-]
-
 ENOUGH: Final = 16
 """Samples that tell the columns."""
 _MEASURED: Final = 16
@@ -127,7 +115,6 @@ class RowInputs(Inputs):
         return self._count
 
     def name(self, number: int) -> str:
-        """Its number."""
         return f'{self._label} {number}'
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
@@ -259,7 +246,6 @@ class IterableSamples:
 
     @property
     def first(self) -> RowInputs:
-        """The first samples."""
         return self._rows(self._first, 0)
 
     def places(self) -> Iterator[Place]:

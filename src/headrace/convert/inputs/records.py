@@ -16,8 +16,6 @@ import xxhash
 
 from headrace.sources.ledger import Ledger
 
-__all__ = ['BadRow', 'Inputs', 'Place', 'RecordInputs', 'Sizes', 'classes_file', 'digest_of', 'places_in']
-
 T = TypeVar('T')
 Place: TypeAlias = str | os.PathLike[str]
 _NO_INPUTS: Final = ('split', 'out_mp4')

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from headrace.dataset.prefetch.limits import PrefetchLimits, ShardsAhead
 from headrace.order import BatchPlan, Topology
 
-__all__ = ['CacheWindow', 'Horizon', 'NextUse', 'Upcoming', 'UpcomingBatch', 'knows_of_node', 'upcoming_batches']
-
 _CHUNK = 64  # batches of a rank's size whose ids are computed together
 
 

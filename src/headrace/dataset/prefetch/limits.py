@@ -18,20 +18,6 @@ from headrace.order.config import SharedShards, shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 
-__all__ = [
-    'PrefetchLimits',
-    'ShardsAhead',
-    'bytes_side_by_side',
-    'check_predownload',
-    'downloads_of_nodes',
-    'fixed_bytes',
-    'max_bytes_ahead',
-    'prefetch_limits',
-    'require_room',
-    'warn_of_shared_shards',
-    'warn_without_room',
-]
-
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
 _SHARDS = 1024  # of a few KB each, these hide any latency; to plan and look for more takes seconds

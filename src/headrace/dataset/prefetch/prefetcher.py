@@ -15,8 +15,6 @@ from headrace.dataset.prefetch.schedule import Concurrency, Fetch, FetchSchedule
 from headrace.redaction import logger_of
 from headrace.storage import FetchResult, Transfer
 
-__all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
-
 _log = logger_of(__name__)
 
 FetchAhead: TypeAlias = Callable[..., FetchResult]

@@ -17,8 +17,6 @@ from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.horizon import Horizon
 from headrace.storage import FetchResult, FetchStatus
 
-__all__ = ['NO_ROOM_PAUSE', 'PATIENCE', 'POLL', 'Concurrency', 'Fetch', 'FetchSchedule', 'Starvation']
-
 _SHORTEST: Final = 0.5  # seconds of a comparison
 _LONGEST: Final = 10.0  # seconds after which it begins anew
 _FEWEST: Final = 4  # shards of a comparison

@@ -11,8 +11,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['batch_memory', 'empty_in_batch']
-
 Allocate = Callable[[int], 'npt.NDArray[np.uint8] | None']
 """Takes a number of bytes, and returns as many; None if it has none."""
 

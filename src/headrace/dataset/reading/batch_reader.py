@@ -35,9 +35,6 @@ from headrace.storage import CacheCounters
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
 
-
-__all__ = ['BatchKey', 'BatchReader', 'Collate', 'Pass', 'PassRequest', 'Reader', 'SampleSource', 'collate_columns']
-
 Collate = Callable[[list[Any]], Any]
 Key = TypeVar('Key')
 

@@ -25,8 +25,6 @@ from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, 
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 from headrace.storage.cache.locks import cannot_use
 
-__all__ = ['BadShards', 'CachedShards', 'DatasetShards']
-
 _MOST = 4096  # some hundred bytes each; a forgotten one is tried once more
 
 

@@ -20,8 +20,6 @@ from headrace.format import ColumnBatch
 from headrace.images import NUM_DRAWS, ImageTensor, Picture, open_picture
 from headrace.images.decode import decode_into
 
-__all__ = ['ImageRows']
-
 
 class _Row(NamedTuple):
     row: int

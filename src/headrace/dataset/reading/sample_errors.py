@@ -13,8 +13,6 @@ from torch.utils.data import default_collate
 
 from headrace.notes import add_note
 
-__all__ = ['Describe', 'collated', 'misfit', 'name_sample', 'naming_samples', 'read_each']
-
 T = TypeVar('T')
 
 Describe = Callable[[int], str]

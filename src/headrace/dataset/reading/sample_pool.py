@@ -28,9 +28,6 @@ from headrace.storage.cache.lease_cache import CachedLease
 if TYPE_CHECKING:
     from headrace.dataset.reading.image_rows import ImageRows
 
-
-__all__ = ['JoinedRows', 'OpenedPool', 'SamplePool']
-
 _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
 _ROWS_OF_SHARD: Final = 4
 _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages

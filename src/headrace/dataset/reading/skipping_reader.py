@@ -18,8 +18,6 @@ from headrace.format import ColumnBatch, Columns
 from headrace.order import Places
 from headrace.redaction import logger_of
 
-__all__ = ['BadRows', 'BadSampleLog', 'SkippingReader']
-
 logger = logger_of(__name__)
 
 _MOST = 20  # shards and samples that one process names; later warnings only count

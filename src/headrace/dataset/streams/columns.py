@@ -16,24 +16,8 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.stream import Stream
 
 
-__all__ = [
-    'ImageColumn',
-    'ImageColumns',
-    'column_kinds',
-    'column_names',
-    'columns_read',
-    'gathered_columns',
-    'image_columns',
-    'read_columns',
-    'refuse_different_columns',
-    'refuse_different_meanings',
-]
-
-
 @dataclass(frozen=True)
 class ImageColumn:
-    """One column of images."""
-
     name: str
     encoding: str
     """Of the stored values."""

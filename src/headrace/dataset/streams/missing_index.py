@@ -10,8 +10,6 @@ from typing import Final
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
 from headrace.sources.formats import how_to_rename
 
-__all__ = ['explain_missing_index', 'missing_index']
-
 _INDEX: Final = 'index.json'
 _SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
 _MOST: Final = 1000  # entries to look at

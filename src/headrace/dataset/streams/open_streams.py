@@ -39,17 +39,6 @@ from headrace.storage.cache.locks import cannot_use
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
-
-__all__ = [
-    'claimed_folder',
-    'first_ask',
-    'open_streams',
-    'restored_after_error',
-    'store_of',
-    'store_options_of',
-    'streams_given',
-]
-
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 

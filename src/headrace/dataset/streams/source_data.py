@@ -18,8 +18,6 @@ from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import CachePart, StoreOptions, local_path
 
-__all__ = ['SourceData', 'SourceFinder']
-
 _log = logger_of(__name__)
 _LONGEST_NAME: Final = 255
 """Bytes of a file's name."""

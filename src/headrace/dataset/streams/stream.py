@@ -37,9 +37,6 @@ from headrace.storage.cache.control_folder import temporary_folder
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData
 
-
-__all__ = ['OnChangedData', 'Stream', 'StreamsRegistry', 'parse_on_changed_data', 'streams_registry']
-
 OnChangedData: TypeAlias = Literal['refresh', 'refuse']
 
 _LONGEST = 300

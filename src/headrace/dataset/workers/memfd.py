@@ -19,8 +19,6 @@ import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-__all__ = ['dense_bytes', 'is_dense', 'use_memfd_for_tensors']
-
 _NAME: Final = 'headrace'  # in /proc/<pid>/maps: /memfd:headrace
 _OPEN_FILES: Final = '/proc/self/fd/'
 

@@ -30,8 +30,6 @@ from typing import Final
 
 from headrace.dataset.progress import Progress
 
-__all__ = ['end_at_once', 'end_with_rank', 'signals_held']
-
 _SECONDS: Final = 1.0
 _GRACE: Final = 6.0  # for PyTorch's own check, which also removes the worker's temporary files
 

@@ -42,19 +42,6 @@ from headrace.dataset.reading.batch_memory import batch_memory
 from headrace.dataset.workers.memfd import dense_bytes, is_dense, is_gapless
 from headrace.errors import CollateError
 
-__all__ = [
-    'FREE',
-    'Bytes',
-    'Packer',
-    'Ring',
-    'SlotRings',
-    'SlotWriter',
-    'aligned',
-    'can_use_slots',
-    'children',
-    'unpacked',
-]
-
 _ALIGNMENT: Final = 64  # bytes: a cache line
 _LEAST_ARRAY: Final = 1024  # bytes; smaller numpy arrays are pickled
 

@@ -34,8 +34,6 @@ from typing import Any, Final, cast
 
 from headrace.redaction import warn
 
-__all__ = ['ForkServerPipeContext', 'PipeContext', 'PipeQueue', 'SpawnPipeContext', 'worker_context']
-
 _LENGTH: Final = struct.Struct('<Q')
 _BLOCK: Final = 1 << 16  # bytes, as many as a pipe holds
 

@@ -28,8 +28,6 @@ from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.dataset.workers.worker_context import PipeQueue, worker_context
 from headrace.errors import ConfigError
 
-__all__ = ['WorkerPool', 'each', 'refusal']
-
 
 class WorkerPool:
     """The workers of one reader; they live on from pass to pass with `persistent_workers`."""

@@ -33,8 +33,6 @@ from headrace.storage.cache.locks import held, hold, release, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-__all__ = ['FolderClaim', 'StoreClaim', 'WriterMark', 'part_name', 'read_mark', 'reclaim_parts']
-
 _LONGEST: Final = 1 << 15
 """Bytes of a mark that are read."""
 _TITLE: Final = 'unfinished'

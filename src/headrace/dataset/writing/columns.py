@@ -11,8 +11,6 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.format.encodings.arrays import DTYPES
 
-__all__ = ['FirstSamples', 'infer_columns', 'plain_columns']
-
 _ENOUGH: Final = 64
 
 

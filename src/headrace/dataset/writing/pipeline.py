@@ -18,8 +18,6 @@ from tqdm import tqdm
 from headrace.format import CollectedShard, ShardInfo, ShardPieces
 from headrace.notes import add_note
 
-__all__ = ['Progress', 'ShardPipeline']
-
 
 class ShardPipeline:
     """Threads that take shards through three steps: pack, `write`, `upload`.

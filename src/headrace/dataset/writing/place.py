@@ -18,8 +18,6 @@ from headrace.storage.output import list_output
 from headrace.storage.stores.local import mapped_output_errors
 from headrace.storage.whole_file import whole_file
 
-__all__ = ['FolderPlace', 'Place', 'StorePlace', 'delete_or_warn']
-
 T = TypeVar('T')
 
 _BLOCK: Final = 1 << 17  # bytes

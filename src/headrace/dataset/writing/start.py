@@ -20,21 +20,6 @@ from headrace.dataset.writing.place import Place, delete_or_warn
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, dump_index, parse_index
 
-__all__ = [
-    'INDEX',
-    'JOURNAL',
-    'MARK',
-    'PART',
-    'Journal',
-    'Start',
-    'Terms',
-    'find_start',
-    'is_ours',
-    'read_journal',
-    'refuse',
-    'shard_number',
-]
-
 JOURNAL: Final = re.compile(r'\.headrace-written\.\d{5,}')
 """Names of the journal's files."""
 _NUMBER: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
@@ -285,7 +270,6 @@ def refuse(shown: str, name: str, more: int) -> FileExistsError:
 def _whole(
     journal: Sequence[ShardInfo], first: int, sizes: Mapping[str, int], beside: Mapping[str, int] | None
 ) -> list[ShardInfo]:
-    """The shards before the first that is not whole."""
     found: list[ShardInfo] = []
     for number, shard in enumerate(journal, first):
         there = all(

@@ -37,8 +37,6 @@ from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 from headrace.storage.stores.local import mapped_output_errors
 
-__all__ = ['CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'Writer', 'XSVWriter']
-
 Columns: TypeAlias = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 _open: Final[weakref.WeakValueDictionary[str, Writer]] = weakref.WeakValueDictionary()
 """The writers of this process by the tokens of their marks."""

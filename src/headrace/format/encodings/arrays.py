@@ -18,8 +18,6 @@ from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ['DTYPES', 'NDArray', 'unmasked']
-
 # Numbers on disk: never change one, never reuse one.
 _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
     8: np.dtype('<u1'),

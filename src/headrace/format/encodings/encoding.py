@@ -12,21 +12,6 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.redaction import warn
 
-__all__ = [
-    'ENCODINGS',
-    'ArrayKind',
-    'Buffer',
-    'Encoding',
-    'do_stack',
-    'named',
-    'opaque',
-    'shown',
-    'stored_bytes',
-    'too_long',
-    'warn_once',
-    'wrong_type',
-]
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
 

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from types import ModuleType
 
-__all__ = [
-    'JPEG',
-    'PIL',
-    'PNG',
-    'JPEGArray',
-    'JPEGList',
-    'PILList',
-    'PNGList',
-    'open_image',
-    'reading_image',
-    'require_pillow',
-]
-
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
 _MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels
 _MAX_MODE_BYTES: Final = 16

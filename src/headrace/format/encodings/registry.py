@@ -14,23 +14,6 @@ from headrace.errors import ConfigError, FormatError, HeadraceError
 from headrace.format.encodings.arrays import DTYPES
 from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding, stored_bytes
 
-__all__ = [
-    'FunctionEncoding',
-    'check_encodings',
-    'encoding_name',
-    'fixed_array_type',
-    'get_mds_encoded_size',
-    'get_mds_encoding',
-    'get_mds_encodings',
-    'is_mds_encoding',
-    'is_mds_encoding_safe',
-    'mds_decode',
-    'mds_encode',
-    'register_encoding',
-    'replace_encoding',
-    'suggestion',
-]
-
 _RUN_CODE: Final = frozenset({'cloudpickle', 'dill', 'joblib', 'marshal', 'pickle', 'torch'})
 """Modules whose functions run code that is in the data."""
 _NAME: Final = re.compile(r'[A-Za-z][A-Za-z0-9_.\[\]-]{0,63}', re.ASCII)

@@ -13,22 +13,6 @@ from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    'Float16',
-    'Float32',
-    'Float64',
-    'Int',
-    'Int8',
-    'Int16',
-    'Int32',
-    'Int64',
-    'Scalar',
-    'UInt8',
-    'UInt16',
-    'UInt32',
-    'UInt64',
-]
-
 
 def _integer_bytes(name: str, number: int, size: int, signed: bool) -> bytes:
     try:

@@ -14,19 +14,6 @@ from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_ty
 if TYPE_CHECKING:
     from decimal import Decimal
 
-__all__ = [
-    'JSON',
-    'Bytes',
-    'Pickle',
-    'Str',
-    'StrDecimal',
-    'StrFloat',
-    'StrInt',
-    'decode_text',
-    'encode_text',
-    'parse_json',
-]
-
 
 def decode_text(data: Buffer, what: str) -> str:
     """UTF-8 text; FormatError names ``what`` and the place of the first bad byte."""

@@ -21,8 +21,6 @@ from urllib.parse import urljoin, urlsplit
 
 from headrace.errors import ConfigError, ConversionError, MissingDependencyError
 
-__all__ = ['AnswerError', 'DownloadError', 'Limits', 'download_all', 'require_aiohttp']
-
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 _REFUSALS: Final = frozenset({'noai', 'noimageai', 'noindex', 'noimageindex', 'none'})

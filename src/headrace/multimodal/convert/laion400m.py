@@ -27,8 +27,6 @@ from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Li
 from headrace.originals.members import files_of
 from headrace.sources.arrow_types import import_pyarrow
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.schedule import Schedule
 
-__all__ = ['Exhaustion', 'ExpectedCounts', 'Mixture', 'StreamSize']
-
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 
 Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']

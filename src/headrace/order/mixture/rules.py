@@ -9,17 +9,6 @@ from typing import Any, Final, Protocol
 
 from headrace.rules import BrokenRule
 
-__all__ = [
-    'Weighted',
-    'exhaustion_errors',
-    'given_weights',
-    'mixture_errors',
-    'names_errors',
-    'point_errors',
-    'schedule_errors',
-    'stream_errors',
-]
-
 _WEIGHTS: Final = ('proportion', 'repeat', 'choose')
 _LATEST: Final = 10**18  # samples of a run: 64 bits hold the draws before the last point
 
@@ -28,9 +17,7 @@ class Weighted(Protocol):
     """A stream: a name, and at most one weight."""
 
     @property
-    def name(self) -> str | None:
-        """Its name."""
-        ...
+    def name(self) -> str | None: ...
 
     @property
     def proportion(self) -> float | None:
@@ -63,7 +50,6 @@ def given_weights(stream: Weighted) -> dict[str, Any]:
 
 
 def stream_errors(stream: Weighted) -> Iterator[BrokenRule]:
-    """The broken rules of one stream's weights."""
     given = given_weights(stream)
     if len(given) > 1:
         yield BrokenRule(_WEIGHTS, 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one')
@@ -103,7 +89,6 @@ def mixture_errors(streams: Sequence[Weighted], *, epoch_size: int | None, is_sc
 
 
 def point_errors(point: _Point) -> Iterator[BrokenRule]:
-    """The broken rules of one point of a schedule."""
     if type(point.at) is not int or not 0 <= point.at <= _LATEST:
         yield BrokenRule(('at',), f'`at` must be a number of samples, an integer of at least 0 and at most {_LATEST:,}')
     shares = point.proportions.values()
@@ -113,7 +98,6 @@ def point_errors(point: _Point) -> Iterator[BrokenRule]:
 
 
 def schedule_errors(points: Sequence[_Point]) -> Iterator[BrokenRule]:
-    """The broken rules between the points of a schedule."""
     at, inner = [point.at for point in points], ('at', 'proportions', 'change')
     if not at or at[0] or points[0].change != 'step':
         yield BrokenRule(('schedule',), 'the first point is at 0, and no ramp', inner)

@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from headrace.errors import ConfigError
 from headrace.order.mixture.rules import names_errors, point_errors, schedule_errors
 
-__all__ = ['Change', 'Schedule', 'SchedulePoint', 'ScheduleStep', 'allocate', 'apportion']
-
 Change: TypeAlias = Literal['step', 'linear']
 
 _SCALE = 1 << 40  # a stream's weight is its share in this many parts, so that everything after is integers

@@ -9,8 +9,6 @@ from typing import Any
 
 from headrace.errors import ResumeError
 
-__all__ = ['OpenCell', 'StreamPosition', 'Takeover']
-
 
 @dataclass(frozen=True, slots=True)
 class OpenCell:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['BATCHINGS', 'Batching', 'Devices', 'continues', 'epoch_seed']
-
 _ALL = slice(None)
 
 

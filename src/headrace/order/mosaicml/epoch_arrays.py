@@ -12,8 +12,6 @@ from headrace.order.sample_map import SampleMap
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.shuffle import divide_spans as spans_of
 
-__all__ = ['Spanner', 'divide_spans', 'get_partitions', 'get_sampling', 'get_shuffle', 'work_array']
-
 IntArray = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.random.numpy_streams import RandomStream
 
-__all__ = ['Draws', 'choose_per_shard', 'drawn_ids', 'drawn_units', 'fill_permutation', 'permutation_key']
-
 _CHUNK = 1 << 16
 
 

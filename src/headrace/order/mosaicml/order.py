@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Topology
 
-__all__ = ['MosaicMLOrder', 'MosaicMLPlan']
-
 _SCANNED = 1 << 16  # positions looked through at once
 
 

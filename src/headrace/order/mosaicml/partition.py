@@ -18,8 +18,6 @@ from headrace.order.config import PARTITIONS
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['Partition']
-
 _ALL = slice(None)
 
 

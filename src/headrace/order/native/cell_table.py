@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['ROW_BITS', 'ROW_STEP', 'CellTable', 'Parts']
-
 
 class Rows:
     """A table of int64[columns] rows that grows at its end, each row under an int64 key."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['Interleave', 'RandomInterleave', 'SequentialInterleave', 'WindowTable', 'last_not_above', 'quotas']
-
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
 _WHOLE = 16384  # slots of a window that is arranged as a whole, at most
@@ -82,7 +80,6 @@ class SequentialInterleave:
         return np.clip(slot - self._begins[:, node], 0, self._ends[:, node] - self._begins[:, node])
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         return int(self._begins[stream, node]) + draw
 
 
@@ -238,7 +235,6 @@ class RandomInterleave:
         return self._table.draws_before(node, window * self._parts + part, slot - begin - part * self._part)
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         total, windows = int(self._slots[node]), int(self._windows[node])
         window, before = last_not_above(draw, windows, lambda window: int(self._counts(node, window)[stream]))
         begin, draw = window * total // windows, draw - before

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['DrawIndex', 'NodeQuotas', 'Segment']
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from headrace.order.skip import Skip
     from headrace.order.topology import BatchSpec, Remainder, Topology
 
-__all__ = ['NativeOrder']
-
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache

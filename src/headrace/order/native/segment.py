@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
 
-__all__ = ['Segment']
-
 
 class Segment:
     """A segment of the epoch, as far as it is needed to find a position's draw."""

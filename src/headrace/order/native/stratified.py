@@ -31,8 +31,6 @@ from headrace.order.random.hashing import derive, hashes
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['StratifiedInterleave', 'floor_sums', 'grid_quotas', 'multiplier', 'residues']
-
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
 _GOLDEN = 0.6180339887498949
@@ -155,7 +153,6 @@ class StratifiedInterleave:
         return self._table.draws_before(node, window, slot - window * self._per_window * self._rows)
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         windows, per_window = -(-self._batches // self._per_window), self._per_window
         window, before = last_not_above(
             draw, windows, lambda window: int(self._draws_before(node, window * per_window)[stream])

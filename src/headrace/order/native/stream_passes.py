@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import StreamSize
     from headrace.order.native.node_quotas import NodeQuotas
 
-__all__ = ['StreamLine', 'StreamPasses']
-
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
 _MOST = 1 << 23  # begins of passes of all nodes; 64 MiB

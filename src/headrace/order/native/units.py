@@ -25,8 +25,6 @@ from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['ListedInterleave', 'UnitInterleave', 'listed_quotas', 'unit_quotas']
-
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
 
@@ -80,7 +78,6 @@ class UnitInterleave:
         return self._table.draws_before(node, window, slot - window * length)
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         windows = -(-self._batches // self._per_window)
         window, before = last_not_above(draw, windows, lambda window: int(self._arrange(node, window)[0][stream]))
         offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
@@ -133,7 +130,6 @@ class ListedInterleave:
         return np.bincount(self._of_node(node)[:slot], minlength=self._num_streams)
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         return int((self._of_node(node) == stream).nonzero()[0][draw])
 
     def _of_node(self, node: int) -> IntArray:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.random.hashing import KeyArray
 
-__all__ = ['column_bits', 'feistel_permute', 'feistel_unpermute']
-
 # Multipliers of MurmurHash3's 64-bit finaliser (Appleby); the step between rounds is splitmix64's.
 _STEP, _MIX_1, _MIX_2 = (np.array(c, np.uint64) for c in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))
 _1, _32 = np.array(1, np.uint64), np.array(32, np.uint64)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['MASK', 'KeyArray', 'derive', 'first_bits', 'hash_text', 'hashes', 'keyed_order', 'sort_keys']
-
 KeyArray: TypeAlias = NDArray[np.uint64]
 
 MASK = (1 << 64) - 1

@@ -14,8 +14,6 @@ import numpy as np
 
 from headrace.errors import ConfigError, MissingDependencyError
 
-__all__ = ['RandomStream', 'draws_are_frozen', 'random_stream']
-
 RandomStream: TypeAlias = 'np.random.Generator'  # a text: the native order needs no numpy.random, which imports slowly
 """Every call continues where the last one stopped."""
 

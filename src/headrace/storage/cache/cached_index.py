@@ -30,18 +30,6 @@ from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.resolve import local_path
 
-__all__ = [
-    'REMOTE_MARKER',
-    'CachedIndex',
-    'check_remote',
-    'digest_of',
-    'identity_of',
-    'is_from',
-    'locked_index',
-    'marker_text',
-    'read_marker',
-]
-
 REMOTE_MARKER: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
 _LONGEST: Final = 1 << 16

@@ -25,16 +25,6 @@ from headrace.errors import CacheError
 from headrace.redaction import without_credentials
 from headrace.storage.cache.locks import held
 
-__all__ = [
-    'ControlFolder',
-    'OpenFolder',
-    'check_owner',
-    'claim_private_folder',
-    'private_folder',
-    'publish',
-    'temporary_folder',
-]
-
 _SHARED: Final = 0o022
 """Mode bits of a folder that other users may write to."""
 

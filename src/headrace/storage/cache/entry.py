@@ -16,18 +16,6 @@ from headrace.storage.cache.locks import cannot_use, held, lock_file, open_to_lo
 from headrace.storage.protocol import check_key
 from headrace.storage.transfer.download import DEFAULT, Transfer
 
-__all__ = [
-    'CacheEntry',
-    'CachePart',
-    'EntrySet',
-    'FetchRequest',
-    'FetchResult',
-    'FetchStatus',
-    'LazyEntry',
-    'NextUse',
-    'space_needed',
-]
-
 OWN_NAMES: Final = '.headrace'
 """Prefix of the names of the cache's own files in its folder."""
 
@@ -142,12 +130,10 @@ class LazyEntry(CacheEntry):
 
     @property
     def key(self) -> str:
-        """See `CacheEntry.key`."""
         return self._key
 
     @property
     def parts(self) -> tuple[CachePart, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - read-only, too
-        """See `CacheEntry.parts`."""
         return self._make(self.id).parts
 
 

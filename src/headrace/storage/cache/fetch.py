@@ -24,8 +24,6 @@ from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
 from headrace.storage.transfer.retry import Retry
 
-__all__ = ['Fetcher', 'PresentFiles', 'same_folder']
-
 _ATTRIBUTE: Final = 'user.headrace.verified'
 
 

@@ -29,20 +29,6 @@ from headrace.storage.cache.entry import CacheEntry, space_needed
 from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, release, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
 
-__all__ = [
-    'FETCHES',
-    'LEDGER',
-    'TRIES',
-    'FetchLock',
-    'deleted',
-    'despite_deletion',
-    'disk_errors',
-    'fetch_folder',
-    'read_reservation',
-    'reclaim_fetches',
-    'write_text',
-]
-
 FETCHES: Final = '.headrace'
 """Subfolder of a cache folder for fetches in progress; it exists only during fetches."""
 

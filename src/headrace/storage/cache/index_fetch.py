@@ -45,13 +45,6 @@ from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
 from headrace.storage.transfer.retry import Retry
 
-__all__ = [
-    'IndexCheck',
-    'IndexFetch',
-    'IndexReader',
-    'process_start',
-]
-
 ANSWER_TIMEOUT: Final = 3.0
 """Seconds for which a remote's answer is waited for, the time of its client's first connection included."""
 

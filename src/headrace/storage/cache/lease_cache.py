@@ -22,8 +22,6 @@ from typing import Any, Final, Generic, TypeVar
 from headrace.storage.cache.mapped_file import Lease
 from headrace.storage.transfer.process_local import PerProcess
 
-__all__ = ['CachedLease', 'LeaseCache', 'MapCache', 'release_leases']
-
 T = TypeVar('T')
 
 PERIOD: Final = 0.5

@@ -54,18 +54,6 @@ from headrace.storage.cache.locks import cannot_write, held, locked_folders, ope
 from headrace.storage.cache.mapped_file import delete_file
 from headrace.storage.stats import CacheCounts, CacheStats
 
-__all__ = [
-    'CacheLimit',
-    'FolderRoom',
-    'LimitedFolder',
-    'Present',
-    'count_fetches',
-    'count_files',
-    'delete_entry',
-    'drop_ledger',
-    'evict',
-]
-
 CHEAP: Final = 0.002
 """Seconds that a count may take each time."""
 SHARE: Final = 100

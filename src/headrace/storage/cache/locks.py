@@ -24,22 +24,6 @@ from typing import Final
 from headrace.errors import AccessDeniedError, CacheError, DiskFullError, ObjectNotFoundError, StorageError
 from headrace.redaction import logger_of
 
-__all__ = [
-    'NO_ROOM',
-    'SAID',
-    'LockWait',
-    'cannot_use',
-    'cannot_write',
-    'held',
-    'hold',
-    'lock_file',
-    'locked_folders',
-    'open_to_lock',
-    'release',
-    'try_lock_file',
-    'unlock_file',
-]
-
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a full disk or a used up quota."""
 

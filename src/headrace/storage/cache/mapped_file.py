@@ -21,8 +21,6 @@ from headrace.errors import CacheError
 from headrace.storage.cache.entry import CacheEntry
 from headrace.storage.cache.locks import lock_file, unlock_file
 
-__all__ = ['Lease', 'check_inside', 'close_files', 'delete_file', 'map_files', 'open_file', 'suspend_leases']
-
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 USE_NOTED: Final = 1.0

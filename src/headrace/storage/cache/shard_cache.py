@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex
-from headrace.storage.cache.entry import CacheEntry, CachePart, FetchRequest, FetchResult, FetchStatus, NextUse
+from headrace.storage.cache.entry import CacheEntry, FetchRequest, FetchResult, FetchStatus, NextUse
 from headrace.storage.cache.fetch import Fetcher, PresentFiles, same_folder
 from headrace.storage.cache.fetch_lock import TRIES, deleted
 from headrace.storage.cache.lease_cache import release_leases
@@ -33,8 +33,6 @@ from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
 from headrace.storage.transfer.retry import Retry
-
-__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
 
 _HIT: Final = CacheCounts(cache_hits=1)
 

@@ -67,8 +67,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-__all__ = ['AzureStore', 'open_azure_store']
-
 ACCOUNT_VARIABLES: Final = ('AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME')
 CONNECTION_STRING: Final = 'AZURE_STORAGE_CONNECTION_STRING'
 SAS_TOKEN: Final = 'AZURE_STORAGE_SAS_TOKEN'  # noqa: S105 - a variable's name

@@ -49,8 +49,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-__all__ = ['GCSStore', 'open_gcs_store']
-
 SCOPE: Final = 'https://www.googleapis.com/auth/devstorage.read_write'
 
 UPLOAD_PART: Final = 32 << 20

@@ -24,8 +24,6 @@ from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, chang
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.storage.whole_file import whole_file
 
-__all__ = ['LocalStore', 'mapped_output_errors', 'mapped_path_errors', 'open_local_store', 'temporary_name', 'walk']
-
 TEMPORARY: Final = '.headrace-put-'
 """Beginning of the names under which objects are written before they appear; never listed."""
 

@@ -45,8 +45,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-__all__ = ['S3Service', 'S3Store', 'open_s3_store']
-
 METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
 """Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
 

@@ -18,8 +18,6 @@ from typing import Any, Final, TypeVar
 
 from headrace.errors import StorageError
 
-__all__ = ['Pace', 'bound_botocore', 'bound_session', 'exceeded', 'items_of']
-
 T = TypeVar('T')
 
 HEAD: Final = 1 << 20

@@ -20,8 +20,6 @@ from headrace.storage.transfer.http import BadRangeError
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError, Retry, server_of
 
-__all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'AlmostDone', 'Transfer', 'TransferPool', 'download']
-
 RANGE: Final = 8 << 20
 """Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection
 is slower than the network. Smaller ranges cost servers more than they gain."""

@@ -14,24 +14,6 @@ from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError,
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.retry import BrokenTransferError
 
-__all__ = [
-    'ANONYMOUS',
-    'CHUNK',
-    'UNREADABLE',
-    'BadRangeError',
-    'ReadRequest',
-    'SourcePart',
-    'changed',
-    'described',
-    'error_of_status',
-    'not_found',
-    'seconds_to_wait',
-    'truncated',
-    'unreadable',
-    'version',
-    'why_absent',
-]
-
 ANONYMOUS = 'no credentials (anonymous)'
 """The credentials of an unsigned request, for messages."""
 

@@ -8,8 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
-__all__ = ['PerProcess']
-
 T = TypeVar('T')
 
 _ABSENT = object()
@@ -43,7 +41,6 @@ class PerProcess(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether this process has made it."""
         return self._made is not _ABSENT
 
     def get(self) -> T:

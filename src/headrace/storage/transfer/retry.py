@@ -16,8 +16,6 @@ from headrace.errors import ConfigError, TransferError
 from headrace.redaction import logger_of
 from headrace.storage.resolve import split_url
 
-__all__ = ['BrokenTransferError', 'Retry', 'Server', 'server_of']
-
 logger = logger_of(__name__)
 
 SILENCE: Final = 3.0

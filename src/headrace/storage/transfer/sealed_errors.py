@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from headrace.errors import HeadraceError
 from headrace.redaction import redact
 
-__all__ = ['sealed']
-
 T = TypeVar('T')
 
 

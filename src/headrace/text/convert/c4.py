@@ -20,8 +20,6 @@ from headrace.redaction import logger_of
 from headrace.text.convert import C4 as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'text': 'str', 'timestamp': 'str', 'url': 'str'}

@@ -29,8 +29,6 @@ from headrace.originals.members import Member, files_of
 from headrace.text.convert import ENWIKI as ORIGINAL
 from headrace.text.convert.json_lines import read_chunks
 
-__all__ = ['ORIGINAL', 'Page', 'is_multistream', 'main', 'pages', 'parse_page', 'plain_text', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'id': 'int', 'title': 'str', 'text': 'str'}

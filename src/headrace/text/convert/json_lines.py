@@ -16,8 +16,6 @@ from headrace.originals.members import Member
 from headrace.sources.line_records import lines_of
 from headrace.sources.ranges import algorithm_of, unpack
 
-__all__ = ['json_lines', 'read_chunks', 'text_of']
-
 _SampleOf: TypeAlias = 'Callable[[Mapping[str, Any]], dict[str, Any]]'
 _READ: Final = 1 << 20
 _UNPACKED: Final = 3

@@ -18,8 +18,6 @@ from headrace.originals.members import Member, files_of
 from headrace.text.convert import PILE as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'text': 'str', 'pile_set_name': 'str'}

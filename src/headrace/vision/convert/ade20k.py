@@ -22,8 +22,6 @@ from headrace.originals.members import Member, files_of
 from headrace.vision.convert import ADE20K as ORIGINAL
 from headrace.vision.convert.images import check_image, shuffled
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'uid': 'bytes', 'x': 'jpeg', 'y': 'png'}

@@ -26,8 +26,6 @@ from headrace.originals.members import Member
 from headrace.vision.convert import CIFAR10 as ORIGINAL
 from headrace.vision.convert.inert_pickle import read_inert_pickle
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'i': 'int', 'x': 'pil', 'y': 'int'}

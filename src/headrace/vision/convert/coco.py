@@ -33,8 +33,6 @@ from headrace.originals.members import Member, files_of
 from headrace.vision.convert import COCO as ORIGINAL
 from headrace.vision.convert.images import check_image, shuffled
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {

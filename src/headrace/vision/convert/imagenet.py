@@ -35,8 +35,6 @@ from headrace.storage.stores.local import mapped_path_errors
 from headrace.vision.convert import IMAGENET as ORIGINAL
 from headrace.vision.convert.images import check_image, check_resize, shrink, shuffled
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}

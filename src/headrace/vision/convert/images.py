@@ -13,8 +13,6 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encodings.images import require_pillow
 
-__all__ = ['check_image', 'shrink', 'shuffled']
-
 
 def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
     """Numbers of records in the order in which they are written: int64 of (count,)."""

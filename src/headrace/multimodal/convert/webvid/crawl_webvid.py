@@ -26,8 +26,6 @@ from headrace.multimodal.video import check_video, require_av
 from headrace.originals.members import Member
 from headrace.storage import Retry, open_store
 
-__all__ = ['COLUMNS', 'ORIGINAL', 'main', 'put_video', 'records']
-
 main = ORIGINAL.main
 
 COLUMNS: Final = {

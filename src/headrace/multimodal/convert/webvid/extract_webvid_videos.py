@@ -19,8 +19,6 @@ from headrace.multimodal.convert.webvid.crawl_webvid import COLUMNS, put_video
 if TYPE_CHECKING:
     from headrace.dataset import LocalDataset
 
-__all__ = ['ORIGINAL', 'main', 'records']
-
 main = ORIGINAL.main
 
 _COLUMNS: Final = {**COLUMNS, 'content_path': 'str'}

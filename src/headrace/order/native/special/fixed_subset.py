@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import StreamSize
     from headrace.order.random.hashing import KeyArray
 
-__all__ = ['FixedSubset']
-
 _LINE, _OFFSET, _CUT, _SAMPLE = 1, 2, 3, 4
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.order.native.special.fixed_subset import FixedSubset
     from headrace.order.native.stream_passes import StreamLine
 
-__all__ = ['CellInverse', 'InverseOrder']
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InverseOrder:
@@ -88,8 +86,6 @@ class InverseOrder:
 
 
 class CellInverse:
-    """The inverse of `CellTable.at` for one cell."""
-
     __slots__ = ('_firsts', '_ranks', '_starts', '_table', '_units')
 
     def __init__(self, parts: Parts, block_size: int, key: int) -> None:

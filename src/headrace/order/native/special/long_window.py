@@ -18,8 +18,6 @@ from headrace.order.random.hashing import KeyArray, first_bits, sort_keys
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['LongWindow']
-
 _BLOCK = 1 << 16  # slots whose keys are made at once: arrays that fit the CPU's cache
 _MARKS = 8
 _SLOTS_PER_BUCKET = 64

@@ -27,8 +27,6 @@ from headrace.order.random.hashing import derive, hashes
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['FreeStratifiedInterleave', 'free_grid_quotas']
-
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
 
@@ -138,7 +136,6 @@ class FreeStratifiedInterleave:
         return self._table.draws_before(node, int(window), slot - int(self._slots_before(first, window)))
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
-        """Return the slot of a node that a draw of a stream has."""
         windows = -(-self._grid.num_batches // self._per_window)
         window, before = last_not_above(draw, windows, lambda window: int(self._draws_before(node, window)[stream]))
         offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]

@@ -50,8 +50,6 @@ from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.version import __version__
 
-__all__ = ['DbfsStore', 'VolumeStore', 'open_databricks_store']
-
 EXTRA: Final = frozenset({'profile'})
 CONNECTIONS: Final = 32
 """Kept open, per process."""

@@ -41,8 +41,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-__all__ = ['Answer', 'HFStore', 'open_hf_store']
-
 MAX_TEXT = 1 << 20
 """Bytes of an answer that is no object and is read whole, such as an error."""
 REDIRECTS = 5

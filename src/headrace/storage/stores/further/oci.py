@@ -62,8 +62,6 @@ from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-__all__ = ['OCIStore', 'open_oci_store']
-
 AUTH: Final = ('api_key', 'security_token', 'instance_principal', 'resource_principal', 'oke_workload_identity')
 """Ways to sign, as the command line names them."""
 FILE_VARIABLES: Final = ('OCI_CLI_CONFIG_FILE', 'OCI_CONFIG_FILE')

@@ -40,11 +40,6 @@ if TYPE_CHECKING:
     from headrace.storage.stores.further.sftp_credentials import SftpCredentials
     from headrace.storage.stores.further.sftp_session import SftpSession
 
-__all__ = [
-    'SftpStore',
-    'open_sftp_store',
-]
-
 _log = logger_of(__name__)
 
 EXTRA: Final = frozenset({'key_file', 'known_hosts', 'max_connections'})

@@ -21,8 +21,6 @@ from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.further.sftp_session import WINDOW, SftpConnectionError, SftpSession
 
-__all__ = ['SftpCredentials']
-
 CONFIG_FILES: Final = ('~/.ssh/config', '/etc/ssh/ssh_config')
 KNOWN_HOSTS: Final = '~/.ssh/known_hosts ~/.ssh/known_hosts2'
 KNOWN_HOSTS_OF_ALL: Final = '/etc/ssh/ssh_known_hosts'

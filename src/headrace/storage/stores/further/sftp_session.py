@@ -26,8 +26,6 @@ from typing import Any, Final
 from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http import SourcePart
 
-__all__ = ['Attributes', 'SftpConnectionError', 'SftpSession', 'SftpStatusError', 'Status']
-
 FOR_READING: Final = 0x01
 FOR_NEW_FILE: Final = 0x02 | 0x08 | 0x20
 """Write, create, and fail if it exists."""
