@@ -52,7 +52,7 @@ foundry: .venv-foundry/.ready ## LLM Foundry, unmodified, on headrace and on Mos
 bench: .venv/.ready ## The loaders of headrace and others side by side, with a picture: 1 hour on a quiet machine
 	.venv/bin/python -m benchmarks.loading --json bench.json --picture bench.png
 
-figures: .venv/.ready ## The figures of docs/figures.md from real runs, with their numbers: 20 minutes
+figures: .venv/.ready ## The figures of docs/appendix/figures.md from real runs, with their numbers: 20 minutes
 	.venv/bin/python -W ignore -m benchmarks.figures all
 
 check: .venv/.ready ## The quickest tests of everything, and ruff on what changed: after each save
@@ -104,15 +104,15 @@ format: .venv/.ready ## Format the code
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-contract: .venv/.ready ## The contract's tests on every store, counted into docs/faults.md
-	.venv/bin/python -m tests.support.pages.contract_table docs/faults.md
+contract: .venv/.ready ## The contract's tests on every store, counted into docs/appendix/faults.md
+	.venv/bin/python -m tests.support.pages.contract_table docs/appendix/faults.md
 
-faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
-	.venv/bin/python -m tests.support.pages.fault_matrix docs/faults.md
+faults: .venv/.ready ## What a training sees when its store fails, measured into docs/appendix/faults.md
+	.venv/bin/python -m tests.support.pages.fault_matrix docs/appendix/faults.md
 
 transcripts: .venv/.ready ## What the commands of the docs print, into their pages; `headrace demo` excepted
 	.venv/bin/python -m tests.support.pages.transcripts \
-		$(addprefix docs/,transcripts.md inspect.md packing.md start_images.md start_llm.md start_parquet.md)
+		$(addprefix docs/,appendix/transcripts.md inspect.md packing.md start_images.md start_llm.md start_parquet.md)
 
 fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: only our errors, bounded memory, no hang
 	.venv/bin/python -m tests.support.fuzz.fuzz --seconds $(or $(SECONDS),600)

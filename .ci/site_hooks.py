@@ -114,6 +114,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Have links to files of the repository lead to their copies."""
+    if page.file.src_uri.startswith('appendix/'):
+        return markdown.replace('](../../', '](../')
     if '/' in page.file.src_uri or page.file.src_uri in {'index.md', 'CHANGELOG.md', 'CONTRIBUTING.md'}:
         return markdown
     markdown = re.sub(r'\]\(\.\./examples/(tutorials/\w+)\.ipynb', r'](\1.md', markdown)
@@ -184,7 +186,7 @@ def _linked_files(files: Files) -> set[str]:
     ]
     for text in texts:
         for link in _LINK.finditer(text):
-            path = link[2].removeprefix('../')
+            path = link[2].rpartition('../')[2]
             if link[2].startswith('../') and not path.startswith('docs/') and (ROOT / path).is_file():
                 found.add(path)
     found |= {str(path.relative_to(ROOT)) for path in (ROOT / 'benchmarks').glob('*.png')}

@@ -1,4 +1,4 @@
-"""The figures of docs/figures.md: their numbers say what the figures say, and the pictures are drawn from them."""
+"""The figures of docs/appendix/figures.md: numbers say what they say, and the pictures are drawn from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private names of other projects: docs/private_names.md lists every use, and a canary for each says what broke."""
+"""Private names of others: docs/appendix/private_names.md lists every use, and a canary for each says what broke."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.suite.optional_modules import REPOSITORY, SOURCES
 
-PAGE = (REPOSITORY / 'docs' / 'private_names.md').read_text()
+PAGE_PATH = 'docs/appendix/private_names.md'
+PAGE = (REPOSITORY / PAGE_PATH).read_text()
 ROWS = re.findall(r'^\| `([\w.]+)` \| `([\w/]+\.py)` \| (.+?) \| (.+?) \|$', PAGE, re.MULTILINE)
 DOCUMENTED = {'_exit', '_fields', '_asdict', '_replace'}
 """Names with an underscore that Python documents."""
@@ -107,7 +108,7 @@ def all_uses() -> set[tuple[str, str]]:
 
 def test_every_use_is_on_the_page() -> None:
     missing = all_uses() - {(private_part(name), where) for name, where, _, _ in ROWS}
-    assert not missing, f'Add a row to docs/private_names.md and a canary here: {sorted(missing)}'
+    assert not missing, f'Add a row to {PAGE_PATH} and a canary here: {sorted(missing)}'
 
 
 @pytest.mark.parametrize(('name', 'where'), [row[:2] for row in ROWS])
@@ -366,8 +367,8 @@ def test_a_canary_says_what_an_upgrade_broke(name: str, check: Callable[[], bool
     try:
         is_as_expected = check()
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
-        raise AssertionError(f'{name} has changed ({error!r}). {breaks}. See docs/private_names.md.') from error
-    assert is_as_expected, f'{name} works in another way. {breaks}. See docs/private_names.md.'
+        raise AssertionError(f'{name} has changed ({error!r}). {breaks}. See {PAGE_PATH}.') from error
+    assert is_as_expected, f'{name} works in another way. {breaks}. See {PAGE_PATH}.'
 
 
 def test_every_row_has_a_canary() -> None:

@@ -1,4 +1,4 @@
-"""docs/promises.md names the tests of each promise: they exist, and no promise is without one."""
+"""docs/appendix/promises.md names the tests of each promise: they exist, and no promise is without one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-PAGE = (REPOSITORY / 'docs' / 'promises.md').read_text()
+PAGE = (REPOSITORY / 'docs' / 'appendix' / 'promises.md').read_text()
 ROWS = [row for row in re.findall(r'^\| (.+?) \| (.*) \|$', PAGE, re.MULTILINE) if row[0] not in {'promise', '---'}]
 
 
@@ -22,7 +22,7 @@ def all_tests() -> set[str]:
 def test_every_test_on_the_page_exists() -> None:
     named = set(re.findall(r'`(test_\w+)`', PAGE))
     missing = sorted(named - all_tests())
-    assert not missing, f'Name other tests of these promises in docs/promises.md: {missing}'
+    assert not missing, f'Name other tests of these promises in docs/appendix/promises.md: {missing}'
 
 
 @pytest.mark.parametrize(('promise', 'tests'), ROWS, ids=[promise for promise, _ in ROWS])

@@ -2,8 +2,8 @@
 
 usage: python -m benchmarks.figures NAME... | all [--small] [--draw] [--out FOLDER] [--png]
 
-Without options, each figure is measured and drawn into docs/figures. docs/figures.md says what each one shows. The
-numbers of --small prove nothing: they show that the scripts run.
+Without options, each figure is measured and drawn into docs/figures. docs/appendix/figures.md says what each one shows.
+The numbers of --small prove nothing: they show that the scripts run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/transcripts.md shows what each command prints."""
+"""docs/appendix/transcripts.md shows what each command prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.cli import COMMANDS
 from tests.support.pages.transcripts import comparable, with_transcripts, without_numbers
 
 DOCS = Path(__file__).parents[2] / 'docs'
-PAGE = (DOCS / 'transcripts.md').read_text()
+PAGE = (DOCS / 'appendix' / 'transcripts.md').read_text()
 DEMO = 'headrace demo'
 
 

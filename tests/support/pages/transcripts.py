@@ -25,7 +25,7 @@ _MEASURED = ('$ tail ', *(f'$ headrace {name} ' for name in ('doctor', 'simulate
 """Commands whose numbers depend on the machine, or on a model of one that becomes more exact; the end of a log, too."""
 _NUMBER = re.compile(r'\d[\d,.]*(e[+-]\d+,?)?( ?(bytes|[kKMGT]i?B|µs|ms|s|h)\b)?(/s\b)?')
 _OF_THE_MACHINE = re.compile(r'(ok|note|PROBLEM) +(?!web:|code:|nodes:)|The .* (is|are) the limit')
-"""Lines of `doctor` but those on the data of docs/transcripts.md, and the sentence of `bench`."""
+"""Lines of `doctor` but those on the data of docs/appendix/transcripts.md, and the sentence of `bench`."""
 _FOLDER = '/home/ada/corpus'
 """Stands for the folder in which commands run; as long as a temporary one, so that tables stay straight."""
 
@@ -54,7 +54,7 @@ def with_transcripts(page: str, folder: Path, *, without: str = '') -> str:
 
 
 def comparable(page: str) -> list[str]:
-    """The lines of a page without what depends on the machine; docs/transcripts.md says what that is."""
+    """The lines of a page without what depends on the machine; docs/appendix/transcripts.md says what that is."""
     lines: list[str] = []
     masks = is_left_out = False
     command = ''
