@@ -52,8 +52,7 @@ class TokenizerConfig:
     """The tokenizer's library."""
 
     path: str | None = None
-    """Of `tokenizers`, a `tokenizer.json`; of `transformers`, a folder or a name for `AutoTokenizer`; of `tiktoken`,
-    the name of an encoding."""
+    """A `tokenizer.json`; a folder or name for `AutoTokenizer`; the name of an encoding of tiktoken."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The broken rule: a tokenizer needs a path."""
@@ -78,32 +77,30 @@ class PackingConfig:
     """Type of the tokens in a column of bytes."""
 
     method: Method = Packing.method
-    """Combine whole documents so that little is left to pad, or lay them end to end and cut."""
+    """Keep documents whole and pad little, or lay them end to end and cut."""
 
     bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
-    """A token to put before each document. Default: none."""
+    """A token to put before each document."""
 
     eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
-    """A token to put after each document. Default: none."""
+    """A token to put after each document."""
 
     pad_token_id: Annotated[int, AtLeast(LEAST['pad_token_id'])] = Packing.pad_token_id
     """The padding token."""
 
     lanes: Annotated[int, AtLeast(LEAST['lanes'])] | None = None
-    """Lanes that are packed side by side; ranks must divide their number. Default: the sequences of a global batch
-    when the run begins."""
+    """Lanes that are packed side by side; ranks divide their number. Default: the first global batch size."""
 
     sequences_per_epoch: Annotated[int | str, Parsed(_read_sequences, "a number, text like '64k', or `all`")] | None = (
         None
     )
-    """Sequences that make an epoch, a multiple of the lanes, such as `64k`. `all`: for evaluation, the documents of a
-    pass, once; they are counted first. Default: the epoch does not end."""
+    """Sequences of an epoch, a multiple of the lanes, or `all` documents once. Default: no end."""
 
     window: Annotated[int, AtLeast(LEAST['window'])] = Packing.window
     """Sequences that `best_fit` fills at a time in a lane."""
 
     weights_count: WeightsCount = Packing.weights_count
-    """What the proportions of streams count. `tokens`: each sequence is of one stream."""
+    """Unit of the streams' proportions; with `tokens`, each sequence is of one stream."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between these keys that do not hold."""

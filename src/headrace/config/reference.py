@@ -25,7 +25,6 @@ from headrace.config.validate import (
     Named,
     Parsed,
     choices_of,
-    describe_number,
     field_types,
     unwrap,
 )
@@ -69,13 +68,13 @@ def updated(page: str) -> str:
 
 
 def _table(classes: tuple[type, ...]) -> str:
-    lines = ['| key | value | default | meaning |', '|---|---|---|---|']
+    lines = ['| key | value | meaning |', '|---|---|---|']
     for cls in classes:
         hints = field_types(cls)
         fields = dataclasses.fields(cls)
         defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
         for key, text in field_texts(cls).items():
-            lines.append(f'| `{key}` | {_kind(hints[key])} | {_default(defaults[key])} | {text} |')
+            lines.append(f'| `{key}` | {_kind(hints[key])} | {text}{_default(defaults[key])} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -89,7 +88,7 @@ def _kind(hint: Any) -> str:
     if choices := choices_of(hint, constraint):
         return ', '.join(f'`{choice}`' for choice in choices)
     if hint in (int, float):
-        return describe_number(hint, constraint)
+        return _number(hint, constraint)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
         return 'a mapping'
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
@@ -97,10 +96,17 @@ def _kind(hint: Any) -> str:
     return {bool: '`true`, `false`', str: 'text'}.get(hint, 'a list of texts')
 
 
+def _number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes) -> str:
+    if isinstance(constraint, Count | Bytes):
+        return f'{type(constraint).__name__.lower()} ≥ {constraint.least}'
+    noun = 'integer' if hint is int else 'number'
+    return f'{noun} {">" if isinstance(constraint, MoreThan) else "≥"} {constraint.bound}'
+
+
 def _default(value: object) -> str:
     if value is None or value in ('', ()) or dataclasses.is_dataclass(value):
         return ''
-    return f'`{str(value).lower() if isinstance(value, bool) else value}`'
+    return f' Default: `{str(value).lower() if isinstance(value, bool) else value}`.'
 
 
 _INTERPOLATION: Final = {'type': 'string', 'pattern': r'\$\{'}

@@ -46,34 +46,34 @@ class TransferConfig:
     """Transfer of shards from the store to the cache; of one stream, or a default for all streams of a loader."""
 
     download_retry: Annotated[int, AtLeast(0)] | None = None
-    """Further attempts after a failed download, or more, for half a minute; 0: none. Default: 2."""
+    """Further attempts after a failed download, for at least half a minute; 0: none. Default: 2."""
 
     download_timeout: Annotated[float, MoreThan(0)] | None = None
-    """Seconds without a byte after which an attempt has failed. Default: 60."""
+    """Seconds without a byte before an attempt fails. Default: 60."""
 
     validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
-    """Hash to verify shards with; it must be one that the shards were written with. Default: sizes only."""
+    """Hash to verify shards with, one that they were written with. Default: sizes only."""
 
     keep_zip: bool | None = None
-    """Keep the compressed file beside the unpacked one. Default: false."""
+    """Keep the compressed file, too. Default: false."""
 
     endpoint_url: str | None = None
-    """Address of the store's server, such as `http://localhost:9000`. Default: the cloud's own."""
+    """Address of the store's server. Default: the cloud's own."""
 
     region: str | None = None
-    """Region of the bucket. Default: from the cloud's own configuration."""
+    """Region of the bucket. Default: from the cloud's configuration."""
 
     anonymous: bool | None = None
-    """Send requests without credentials, for public buckets. Default: false."""
+    """Send no credentials, for public buckets. Default: false."""
 
     requester_pays: bool | None = None
-    """Agree to pay for the requests, if a bucket's owner demands it. Default: false."""
+    """Pay for the requests, if a bucket's owner demands it. Default: false."""
 
     store_options: Mapping[str, object] | None = None
-    """Options of this kind of store, and general time-outs: `docs/stores.md` lists them. Default: none."""
+    """Options of this kind of store: see `docs/stores.md`."""
 
     on_changed_data: Literal['refresh', 'refuse'] | None = None
-    """If the remote data changed since they were cached: fetch the new ones, or raise. Default: `refresh`."""
+    """Fetch remote data that changed since they were cached, or raise. Default: `refresh`."""
 
 
 @redacted_repr
@@ -82,25 +82,25 @@ class SelectionConfig(TransferConfig):
     """Selection of stored samples and columns; of one stream, or a default for all streams of a loader."""
 
     subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
-    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Default: all."""
+    """Ranges of stored samples, the stop exclusive: `[[0, 1m], [5m, null]]`. Default: all."""
 
     fraction: Annotated[Fraction, Parsed(Fraction.read, 'two numbers from 0 to 1')] | None = None
-    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Default: all."""
+    """Random part of each shard: `[0, 0.95]` to train, `[0.95, 1]` to validate. Default: all."""
 
     fraction_seed: Annotated[int, AtLeast(0)] | None = None
-    """Which random parts; parts of one split have the same. Default: 0."""
+    """Seed of the random parts; parts of one split share it. Default: 0."""
 
     where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
-    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Default: none."""
+    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`."""
 
     columns: tuple[str, ...] | None = None
-    """Columns to read, such as `[text, id]`; no other is decoded. Default: all."""
+    """Columns to read, such as `[text, id]`. Default: all."""
 
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
-    """Columns of images to read as tensors, such as `{image: {size: 224, crop: random}}`; see `docs/images.md`."""
+    """Images to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
 
     format: Annotated[str, OneOf(FORMATS)] | None = None
-    """Format of the data: `mds` for shards, else `docs/formats.md` says how it is read. Default: found by looking."""
+    """Format of the data: see `docs/formats.md`. Default: found by looking."""
 
 
 @redacted_repr
@@ -112,28 +112,28 @@ class StreamConfig(SelectionConfig):
     """
 
     name: str = ''
-    """Name of the stream: its key in the mapping, or this key in a list. The order of samples depends on it."""
+    """Name of the stream: its key in a mapping. The order of samples depends on it."""
 
     remote: str | None = None
-    """URL or folder of the shards, without the split: `s3://bucket/code`. Default: the shards are in `local`."""
+    """URL or folder of the shards, without the split. Default: the shards are in `local`."""
 
     local: str | None = None
-    """Cache folder, relative to the working directory. Default: a folder of the system's temporary one."""
+    """Cache folder. Default: a folder of the system's temporary one."""
 
     split: str | None = None
-    """Folder under `remote` and `local` that holds this split. Default: none."""
+    """Folder of this split, under `remote` and `local`."""
 
     proportion: Annotated[float, AtLeast(0)] | None = None
-    """Share of the epoch, relative to the sum over all streams; all streams of a loader have one, or none has."""
+    """Share of the epoch, relative to the sum over all streams."""
 
     repeat: Annotated[float, AtLeast(0)] | None = None
-    """Times that the stream is taken per epoch: 0.5 is half of it, 2 is all of it twice."""
+    """Times that an epoch takes the stream, such as 0.5 or 2."""
 
     choose: Annotated[int, Count(least=0)] | None = None
-    """Samples taken per epoch, such as `100k`."""
+    """Samples that an epoch takes, such as `100k`."""
 
     packing: StreamPackingConfig | None = None
-    """Its documents, with `packing` of the loader: another column or tokenizer. Default: as `packing` there says."""
+    """Column or tokenizer of its own. Default: the loader's `packing`."""
 
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:
@@ -160,13 +160,13 @@ class SchedulePointConfig:
     """Proportions from one point of the run on."""
 
     at: Annotated[int, Count(least=0)] = 0
-    """Samples of all ranks since the beginning of the run, over all epochs, such as `10m`; the first is 0."""
+    """Samples of all ranks since the beginning of the run; the first is 0."""
 
     proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
-    """Shares of the streams by name, relative to their sum; a stream that is not named has none."""
+    """Shares of the streams by name; a stream without one has none."""
 
     change: Change = 'step'
-    """How these proportions are reached: at once, or along a line from those of the point before."""
+    """Reach these proportions at once, or along a line from the point before."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this point's keys that do not hold."""
@@ -179,85 +179,77 @@ class DatasetConfig(SelectionConfig):
     """Arguments of `StreamingDataset`: the streams, the order of their samples, and the cache."""
 
     streams: Annotated[tuple[StreamConfig, ...], Named('stream')] = ()
-    """The streams: a mapping from name to stream, or a list of streams with `name`. Files merge mappings, not lists."""
+    """The streams by name, or a list of streams with `name`."""
 
     remote: str | None = None
-    """In place of `streams`, where there is one stream: its `remote`."""
+    """`remote` of a single stream, in place of `streams`."""
 
     local: str | None = None
-    """In place of `streams`, where there is one stream: its `local`."""
+    """`local` of a single stream, in place of `streams`."""
 
     split: str | None = None
-    """In place of `streams`, where there is one stream: its `split`."""
+    """`split` of a single stream, in place of `streams`."""
 
     epoch_size: Annotated[int, Count()] | None = None
-    """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Default: as many as the streams hold."""
+    """Samples per epoch; not with `repeat` or `choose`. Default: those of the streams."""
 
     predownload: Annotated[int, AtLeast(0)] | None = None
-    """Samples ahead of its reading whose shards each worker prefetches. Default: 65,536, or 8 batches if those are
-    more, and 512 MiB at most."""
+    """Samples that each worker prefetches. Default: 65,536 or 8 batches, the larger, and at most 512 MiB."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
-    """Limit of shards and indexes in the cache folders of this machine, such as `100gb`. Bitmaps of selections and
-    files of epochs come on top. Default: no limit."""
+    """Limit of shards and indexes in this machine's cache folders. Default: none."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
-    """Samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
+    """From a stream taken in part: other samples in each epoch, or the same ones."""
 
     sampling_granularity: Annotated[int, AtLeast(1)] = 1
-    """Samples of a shard that are chosen together from a stream taken in part. With the native order more than 1 needs
-    `sampling_method: fixed`."""
+    """Samples that are taken together from a shard; above 1, the native order needs `fixed`."""
 
     partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
-    """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
+    """How MosaicML Streaming's orders deal shards to nodes."""
 
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
-    """Parts of the order, independent of the number of machines. Default: the resumed checkpoint's, or the
-    algorithm's default."""
+    """Parts of the order, on any number of nodes. Default: the checkpoint's, or the algorithm's."""
 
     shuffle: bool = False
-    """Whether samples are shuffled."""
+    """Shuffle the samples."""
 
     shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] | None = None
-    """How samples are shuffled. Default: the resumed checkpoint's, or `native`."""
+    """Order of the samples: see `docs/order.md`. Default: the checkpoint's, or `native`."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """Seed of the order. Default: the top level's `shuffle_seed`, the resumed checkpoint's, or 9176."""
+    """Seed of the order. Default: the top level's, the checkpoint's, or 9176."""
 
     shuffle_block_size: Annotated[int, Count()] | None = None
-    """Samples among which the block algorithms and the native one shuffle. Default: chosen by the algorithm."""
+    """Samples that are shuffled among each other. Default: the algorithm's."""
 
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
-    """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
+    """How streams share a batch: see `docs/mixtures.md`."""
 
     schedule: tuple[SchedulePointConfig, ...] = ()
-    """Proportions that change during the run, instead of the streams' weights: a list of points."""
+    """Proportions that change during the run, in place of weights."""
 
     when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
-    """When an epoch has used up a stream: begin its next pass, end the epoch, or continue without it."""
+    """After the last sample of a stream: begin its next pass, end the epoch, or continue without it."""
 
     on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
-    """A checkpoint of another mixture: an error that names the differences, or continue each stream where it was."""
+    """Refuse a checkpoint of another mixture, or continue each stream where it was."""
 
     allow_unsafe_types: bool = False
-    """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
+    """Read pickles. They run code of their writer: for your own data only."""
 
     replication: Annotated[int, AtLeast(1)] | None = None
     """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Default: 1."""
 
     remainder: Literal['repeat', 'exact', 'drop'] | None = None
-    """Samples after the last full global batch. `repeat`: a few are repeated, so that ranks get equally many.
-    `exact`: the same, with the repeats marked. `drop`: they are skipped. Default: `repeat`; for evaluation under
-    Lightning `exact`."""
+    """Samples after the last full global batch: fill it with repeats, mark these, or drop the samples. Default:
+    `repeat`; `exact` for evaluation under Lightning."""
 
     skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
-    """Ranges of the run's global sequence to skip, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the run's
-    beginning, or global batches of the present size. The end is exclusive. `[17doc, 20doc]`: documents of packed data,
-    by sample id."""
+    """Ranges of the run to skip, the end exclusive: `[[4096, 8192], [1200ba, 1250ba], [17doc, 20doc]]`."""
 
     on_bad_sample: Literal['raise', 'skip'] = 'raise'
-    """A sample that cannot be read: an error, or log it, replace its row by another sample, and mark the row as
-    `is_bad_sample`."""
+    """Raise for a sample that cannot be read, or mark its row as `is_bad_sample`."""
 
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:
@@ -306,24 +298,22 @@ class WorkerConfig:
     """Batches that each worker holds ready. Default: 2."""
 
     persistent_workers: bool = False
-    """Keep the workers from one epoch to the next. Under `cache_limit` they also prefetch the next epoch, if the
-    trainer gives the number of epochs: Lightning by `max_epochs`, Composer by a `max_duration` in epochs, your own loop
-    by the loader's `max_epochs`."""
+    """Keep the workers between epochs. Under `cache_limit` they prefetch the next one, if `max_epochs` is known."""
 
     pin_memory: bool = False
     """Copy batches into page-locked memory, for faster transfers to a GPU."""
 
     timeout: Annotated[float, AtLeast(0)] = 0
-    """Seconds to wait for a worker's batch before giving up. 0: for ever."""
+    """Seconds to wait for a worker's batch; 0: for ever."""
 
     multiprocessing_context: Literal['fork', 'spawn', 'forkserver'] | None = None
-    """How workers start. Default: as the platform does."""
+    """How workers start. Default: the platform's way."""
 
     drop_last: bool = False
-    """The same as `remainder: drop`, by its name in PyTorch."""
+    """`remainder: drop`, by PyTorch's name."""
 
     mark_streams: bool = False
-    """Put the number of each row's stream into the batch, as `stream_number`, for metrics by stream."""
+    """Put the number of each row's stream into the batch, as `stream_number`."""
 
 
 @redacted_repr
@@ -335,13 +325,13 @@ class LoaderConfig(DatasetConfig):
     """Name of the loader: the key that it stands at. It is not written inside."""
 
     global_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """Samples per step over all ranks, replicas counted once; the ranks must divide it."""
+    """Samples per step over all ranks; the ranks must divide it."""
 
     device_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """Samples per step of one rank; then the global batch depends on the number of ranks."""
+    """Samples per step of one rank."""
 
     packing: PackingConfig | None = None
-    """Packing of samples, which are documents, into sequences of tokens; batches count sequences."""
+    """Pack documents into sequences of tokens; batches count sequences."""
 
     loader: WorkerConfig = WorkerConfig()
     """The processes that read."""
@@ -381,25 +371,25 @@ class Config:
     """A whole file: the loaders, and what they share."""
 
     global_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """`global_batch_size` of the loaders that give no batch size."""
+    """`global_batch_size` of loaders without a batch size."""
 
     device_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """`device_batch_size` of the loaders that give no batch size."""
+    """`device_batch_size` of loaders without a batch size."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """`shuffle_seed` of the loaders that give none. Default: the resumed checkpoint's, or 9176."""
+    """`shuffle_seed` of loaders without one. Default: the checkpoint's, or 9176."""
 
     train: LoaderConfig | None = None
     """The training loader."""
 
     eval: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
-    """Loaders for evaluation and validation: one loader, or a mapping from name to loader."""
+    """Loaders for evaluation and validation."""
 
     test: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
-    """Loaders for testing: one loader, or a mapping from name to loader."""
+    """Loaders for testing."""
 
     predict: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
-    """Loaders for prediction: one loader, or a mapping from name to loader."""
+    """Loaders for prediction."""
 
     def __str__(self) -> str:
         """The configuration as YAML, without defaults and secrets."""
@@ -440,10 +430,10 @@ class FileDirectives:
     """Keys that control the reading of a file; they are not part of the configuration."""
 
     defaults: tuple[str, ...] = ()
-    """Files to read first, relative to this one. A later file wins over an earlier one, this file over all."""
+    """Files to read first, relative to this one."""
 
     variables: Mapping[str, object] | None = None
-    """Values of any shape for interpolation, `${variables.root}`; no key here is checked."""
+    """Values of any shape for interpolation; no key here is checked."""
 
 
 def _has_no_batch_size(config: LoaderConfig) -> bool:
