@@ -31,9 +31,8 @@ from typing import Any
 import numpy as np
 
 BATCH = 8
-LENGTHS = 512, 2048
+LENGTH = 2048
 VOCABULARY = 8000
-TIMED_LENGTH = 2048
 CONTENDERS = (
     'headrace, tiktoken, 2 workers',
     'headrace, tiktoken, no workers',
@@ -146,32 +145,26 @@ def packed(folder: str, size: int, **options: Any) -> tuple[float, float]:
 
 
 def efficiency(folder: Path, lengths: list[int]) -> str:
-    lines = [
-        '| sequence length | way | padded | documents cut that would fit | tokens lost |',
-        '|---|---|---|---|---|',
-    ]
-    for size in LENGTHS:
-        total, fitting = sum(lengths), [length for length in lengths if length <= size]
-        rows: dict[str, tuple[float, float, float]] = {}
-        for name, options in {
-            '**headrace, `best_fit`**': {},
-            'the same, `window: 8`': {'window': 8},
-            'the same, `window: 128`': {'window': 128},
-            '**headrace, `concatenate`**': {'method': 'concatenate'},
-        }.items():
-            padding, _ = packed(str(folder / 'tokens'), size, **options)
-            cut = sum(fitting) / len(fitting) / size if 'concatenate' in name else 0.0
-            rows[name] = padding, cut, 0.0
-        ratio = auto_ratio(lengths, size)
-        for name, found in {f"Foundry's, `auto` ({ratio:.1f})": ratio, 'the same, ratio + 25 %': ratio * 1.25}.items():
-            made, dropped = first_fit_by_batches(lengths, size, found)
-            cut_off = sum(max(length - size, 0) for length in lengths)
-            used = total - cut_off - dropped
-            rows[name] = 1 - used / (made * size), 0.0, (cut_off + dropped) / total
-        pieces = sum(-(-length // size) for length in lengths)
-        rows['a document, or a part, in each sequence'] = 1 - total / (pieces * size), 0.0, 0.0
-        for name, shares in rows.items():
-            lines.append(f'| {size} | {name} | ' + ' | '.join(f'{share:.1%}' for share in shares) + ' |')
+    total, fitting = sum(lengths), [length for length in lengths if length <= LENGTH]
+    rows: dict[str, tuple[float, float, float]] = {}
+    for name, options in {
+        '**headrace, `best_fit`**': {},
+        'the same, `window: 8`': {'window': 8},
+        'the same, `window: 128`': {'window': 128},
+        '**headrace, `concatenate`**': {'method': 'concatenate'},
+    }.items():
+        padding, _ = packed(str(folder / 'tokens'), LENGTH, **options)
+        cut = sum(fitting) / len(fitting) / LENGTH if 'concatenate' in name else 0.0
+        rows[name] = padding, cut, 0.0
+    ratio = auto_ratio(lengths, LENGTH)
+    made, dropped = first_fit_by_batches(lengths, LENGTH, ratio)
+    lost = dropped + sum(max(length - LENGTH, 0) for length in lengths)
+    rows[f"Foundry's, `auto` ({ratio:.1f})"] = 1 - (total - lost) / (made * LENGTH), 0.0, lost / total
+    pieces = sum(-(-length // LENGTH) for length in lengths)
+    rows['a document, or a part, in each sequence'] = 1 - total / (pieces * LENGTH), 0.0, 0.0
+    lines = ['| way | padded | documents cut that would fit | tokens lost |', '|---|---|---|---|']
+    for name, shares in rows.items():
+        lines.append(f'| {name} | ' + ' | '.join(f'{share:.1%}' for share in shares) + ' |')
     return '\n'.join(lines) + '\n'
 
 
@@ -184,7 +177,7 @@ def run_headrace(folder: Path, library: str, workers: int) -> int:
 
     path = folder / 'tokenizer.json'
     tokenizer = as_tiktoken(path) if library == 'tiktoken' else load_tokenizer(library, str(path))
-    packing = Packing(sequence_length=TIMED_LENGTH, tokenizer=tokenizer, eos_token_id=0)
+    packing = Packing(sequence_length=LENGTH, tokenizer=tokenizer, eos_token_id=0)
     dataset = PackedDataset(local=str(folder / 'text'), shuffle=True, packing=packing)
     loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers)
     total = int(np.load(folder / 'tokens.lengths.npy').sum())
@@ -210,11 +203,8 @@ def run_map(folder: Path, processes: int) -> int:
 
     def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
         joined = {name: list(itertools.chain(*values)) for name, values in examples.items()}
-        whole = len(joined['input_ids']) // TIMED_LENGTH * TIMED_LENGTH
-        found = {
-            name: [values[at : at + TIMED_LENGTH] for at in range(0, whole, TIMED_LENGTH)]
-            for name, values in joined.items()
-        }
+        whole = len(joined['input_ids']) // LENGTH * LENGTH
+        found = {name: [values[at : at + LENGTH] for at in range(0, whole, LENGTH)] for name, values in joined.items()}
         found['labels'] = [list(row) for row in found['input_ids']]
         return found
 
@@ -236,9 +226,9 @@ def run_one_by_one(folder: Path) -> int:
     tokens, rows, count = [], [], 0
     for line in (folder / 'text.jsonl').open():
         tokens += tokenizer(json.loads(line)['text'])['input_ids']
-        while len(tokens) >= TIMED_LENGTH:
-            rows.append(torch.tensor(tokens[:TIMED_LENGTH]))
-            del tokens[:TIMED_LENGTH]
+        while len(tokens) >= LENGTH:
+            rows.append(torch.tensor(tokens[:LENGTH]))
+            del tokens[:LENGTH]
             if len(rows) == BATCH:
                 count += torch.stack(rows).numel()
                 rows = []
