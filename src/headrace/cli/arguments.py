@@ -55,10 +55,8 @@ def show_examples(parser: argparse.ArgumentParser, *examples: str, status: str =
 def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: str = 'the store') -> None:
     """Declare how to reach a store.
 
-    Args:
-        parser: the command's.
-        prefix: for the second store of a command, as in ``--to-region``.
-        of: the store, for the help.
+    `prefix`: for the second store of a command, as in ``--to-region``.
+    `of`: the store, for the help.
     """
     parser.add_argument(f'--{prefix}endpoint-url', metavar='URL', help=f"server of {of}, if not the vendor's own")
     parser.add_argument(f'--{prefix}region', help=f'region of {of}')
@@ -111,11 +109,7 @@ def shown_progress(what: str, **unit: Any) -> Generator[Callable[[int, int | Non
 
 
 def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptions:
-    """The options that `add_store_arguments` declared.
-
-    Raises:
-        ConfigError: an option has no value.
-    """
+    """The options that `add_store_arguments` declared."""
     from headrace.storage import StoreOptions
 
     name = prefix.replace('-', '_')
@@ -143,9 +137,7 @@ def count(text: str) -> int:
 def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') -> None:
     """Declare the file and its overrides.
 
-    Args:
-        parser: the command's.
-        or_else: what may stand in its place, for the help; '': the file is required.
+    `or_else`: what may stand in its place, for the help; '': the file is required.
     """
     if or_else:
         parser.add_argument('config', type=Path, nargs='?', help=f'YAML file of the loaders, {or_else}')
@@ -170,12 +162,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig | None:
     """The training loader of the file that `add_data_arguments` declared; None: a dataset is given.
 
-    Args:
-        arguments: the command's.
-        purpose: what needs the loader, for the message.
-
-    Raises:
-        ConfigError: there is no such file, it breaks a rule, or it has no `train` section.
+    `purpose`: what needs the loader, for the message.
     """
     if Path(arguments.what).is_file():
         return _train_section(arguments.what, arguments.overrides, purpose)
@@ -187,12 +174,7 @@ def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig |
 def train_of_dataset(arguments: argparse.Namespace, place: Mapping[str, str]) -> LoaderConfig:
     """A training loader of the dataset that `add_data_arguments` declared.
 
-    Args:
-        arguments: the command's.
-        place: `remote` and `local` of its stream.
-
-    Raises:
-        ConfigError: a KEY=VALUE breaks a rule.
+    `place`: `remote` and `local` of its stream.
     """
     from headrace.mixing import load_config
 
@@ -218,11 +200,7 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int = 0) -> StreamingDataLoader:
-    """The loader of a configuration, on the given topology.
-
-    Raises:
-        ConfigError, TopologyError: the configuration breaks a rule, or the ranks do not suit it.
-    """
+    """The loader of a configuration, on the given topology."""
     from headrace.mixing import build_loader, load_config
     from headrace.order import Topology
 
@@ -234,11 +212,7 @@ def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int
 
 
 def choose_loader(config: Config, name: str) -> LoaderConfig:
-    """The loader of a name, such as train or eval.books.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The loader of a name, such as train or eval.books."""
     loaders = {} if config.train is None else {'train': config.train}
     for section in ('eval', 'test', 'predict'):
         of_section: tuple[LoaderConfig, ...] = getattr(config, section)
@@ -255,9 +229,7 @@ def choose_loader(config: Config, name: str) -> LoaderConfig:
 def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) -> None:
     """Declare the configuration and the conditions.
 
-    Args:
-        parser: the command's.
-        batches: default of the batches of an epoch that are simulated.
+    `batches`: default of the batches of an epoch that are simulated.
     """
     parser.add_argument('config', type=Path, help='YAML file of the loaders')
     parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
@@ -287,11 +259,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
 
 
 def read_conditions(arguments: argparse.Namespace) -> Conditions:
-    """The conditions that `add_condition_arguments` declared.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """The conditions that `add_condition_arguments` declared."""
     from headrace.format import bytes_to_int
     from headrace.simulate import Conditions
 
@@ -303,11 +271,7 @@ def read_conditions(arguments: argparse.Namespace) -> Conditions:
 
 
 def train_config(arguments: argparse.Namespace) -> LoaderConfig:
-    """The training loader of the configuration.
-
-    Raises:
-        ConfigError: the configuration breaks a rule, or has none.
-    """
+    """The training loader of the configuration."""
     return _train_section(arguments.config, arguments.overrides, 'a simulation')
 
 

@@ -205,11 +205,7 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Check that the arguments of a recorded run come together.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that the arguments of a recorded run come together."""
     if arguments.run is None and arguments.step is not None:
         raise ConfigError(
             f'--step is a step of a recorded run, got --step {arguments.step} without --run. Name the folder of the '

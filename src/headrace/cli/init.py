@@ -64,17 +64,7 @@ class FirstData:
 
 
 def look_at(place: str) -> FirstData:
-    """Find the kind of the data, as streams do; or a folder of images, which streams do not read.
-
-    Args:
-        place: folder, URL or glob.
-
-    Raises:
-        ConfigError: there are no samples, or the place breaks a rule.
-        FormatError: the index or the data break a rule.
-        ObjectNotFoundError: there are no data of a known format.
-        StorageError: the store cannot be reached, or refuses.
-    """
+    """Find the kind of the data, as streams do; or a folder of images, which streams do not read."""
     import numpy as np
 
     from headrace.inspect.content import open_content
@@ -328,12 +318,7 @@ if __name__ == '__main__':
 
 
 def training_script(data: FirstData, framework: str) -> str:
-    """The text of ``train.py``.
-
-    Args:
-        data: what the run trains on.
-        framework: one of `FRAMEWORKS`.
-    """
+    """The text of ``train.py``."""
     base = _CLASS[framework]
     more = ''
     if data.tokens is not None:
@@ -421,12 +406,9 @@ class _Questions:
     def __call__(self, question: str, given: Any, default: str | None, read: Callable[[str], _T]) -> _T:
         """The answer.
 
-        Args:
-            question: what to ask.
-            given: the option's value; None: ask.
-            default: the answer that an empty line stands for, and that is taken if nothing is asked; None: there is
-                none.
-            read: from the text to the answer; raises `HeadraceError`, `OSError` or `ArgumentTypeError` for a wrong one.
+        `given`: the option's value; None: ask.
+        `default`: the answer that an empty line stands for, and that is taken if nothing is asked; None: there is none.
+        `read`: from the text to the answer; raises `HeadraceError`, `OSError` or `ArgumentTypeError` for a wrong one.
         """
         if given is not None or (self._is_silent and default is not None):
             answer = default if given is None else given

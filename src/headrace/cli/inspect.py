@@ -191,11 +191,7 @@ def _run_cache(arguments: argparse.Namespace) -> int:
 
 
 def _folders(place: Path, overrides: list[str]) -> Mapping[Path, int | None]:
-    """The cache folders, and the limit that a configuration gives each.
-
-    Raises:
-        ConfigError: there is none; or the configuration breaks a rule.
-    """
+    """The cache folders, and the limit that a configuration gives each."""
     from headrace.inspect.cached import find_caches
 
     if not place.is_file():

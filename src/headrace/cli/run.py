@@ -48,9 +48,6 @@ def _run_run(arguments: argparse.Namespace) -> int:
     """Run the program in this process, as `python` would; returns the exit status.
 
     `PYTHONPATH` gets the alias' folder, so that processes that the program starts have the alias, too.
-
-    Raises:
-        ConfigError: no program is given, or there is neither such a file nor such a command.
     """
     from headrace.compat import FOLDER  # installs the alias
 

@@ -45,9 +45,6 @@ def read_state(path: Path, key: str | None = None) -> FoundState:
     Args:
         path: a file, or a folder with the files of one checkpoint.
         key: the place of the position in it, keys joined by dots; None: there is one.
-
-    Raises:
-        ResumeError: it cannot be read, or holds no position, or several.
     """
     from headrace.order import find_state
 

@@ -212,13 +212,7 @@ class LossSpikes(Callback):
 def _run_folder(state: State, folder: str | None, writer: str) -> Path:
     """The folder of a callback's files.
 
-    Args:
-        state: the trainer's.
-        folder: as given, with Composer's placeholders; None: the local folder of `CheckpointSaver`.
-        writer: the callback, for the error.
-
-    Raises:
-        ConfigError: no folder is given, and the trainer saves no checkpoints.
+    `folder`: as given, with Composer's placeholders; None: the local folder of `CheckpointSaver`.
     """
     if folder is None:
         saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
@@ -294,11 +288,7 @@ class RunRecord(Callback):
 
 
 def _train_loader(state: State, what: str) -> StreamingDataLoader:
-    """The train loader.
-
-    Raises:
-        ConfigError: it is not headrace's; the sentence begins with `what`.
-    """
+    """The train loader."""
     loader = state.train_dataloader
     if not isinstance(loader, StreamingDataLoader):
         raise ConfigError(

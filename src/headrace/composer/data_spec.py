@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 def count_rows(batch: Any, *, expected: int | None = None) -> int:
     """The number of rows.
 
-    Args:
-        batch: The batch.
-        expected: The number to prefer if the shape allows several.
-
-    Raises:
-        ConfigError: The parts of the batch have no number of rows in common.
+    `expected`: The number to prefer if the shape allows several.
     """
     candidates = possible_rows(batch)
     if not candidates:
@@ -48,11 +43,7 @@ def count_rows(batch: Any, *, expected: int | None = None) -> int:
 
 
 def split_rows(batch: Any, size: int | float) -> list[Any]:
-    """Parts of at most `size` rows, in order. Tensors are views of the batch's.
-
-    Raises:
-        ConfigError: `size` is no whole number of rows, or the rows cannot be told.
-    """
+    """Parts of at most `size` rows, in order. Tensors are views of the batch's."""
     if int(size) != size or size < 1:
         raise ConfigError(
             f'A microbatch holds a whole number of samples, at least 1, but its size is {size}. Set '
@@ -71,14 +62,9 @@ def first_rows(batch: Any, count: int, rows: int) -> Any:
 def count_composer_tokens(batch: Any, column: str | None, *, count_padding: bool = True) -> int:
     """Tokens in a batch: places of the first two dimensions, or the lengths of ragged rows.
 
-    Args:
-        batch: The batch.
-        column: The column that holds tokens. None: ``input_ids`` or ``tokens``; a batch without them has 0 tokens.
-        count_padding: Whether padding counts. If not, the batch must have ``attention_mask``, or ``num_tokens`` as
-            packed batches have.
-
-    Raises:
-        ConfigError: `column` was given, but the batch has no such column; or padding cannot be told from tokens.
+    `column`: The column that holds tokens. None: ``input_ids`` or ``tokens``; a batch without them has 0 tokens.
+    `count_padding`: Whether padding counts. If not, the batch must have ``attention_mask``, or ``num_tokens`` as packed
+    batches have.
     """
     if not count_padding:
         return _count_without_padding(batch)

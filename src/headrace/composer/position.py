@@ -33,12 +33,6 @@ def composer_topology(replication: int = 1) -> Topology:
 
     Composer's word is taken, and not a cluster manager's: a shell within an allocation of eight tasks is one rank.
     Under torchrun, NODE_RANK is set in the environment.
-
-    Args:
-        replication: Consecutive ranks that see the same samples.
-
-    Raises:
-        TopologyError: `replication` does not divide the ranks.
     """
     # Composer cannot load a checkpoint without NODE_RANK, which torchrun sets under another name.
     if 'GROUP_RANK' in os.environ:
@@ -56,11 +50,7 @@ def composer_topology(replication: int = 1) -> Topology:
 
 
 def bind_topology(dataset: StreamingDataset) -> None:
-    """Bind `dataset` to Composer's rank, or check that it is bound to it.
-
-    Raises:
-        TopologyError: The dataset was given another rank or number of ranks.
-    """
+    """Bind `dataset` to Composer's rank, or check that it is bound to it."""
     known = dataset.topology if dataset._topology is not None else None
     found = composer_topology(known.replication if known else dataset.replication or 1)
     if known is None:
@@ -91,11 +81,7 @@ def knows_skips(loader: DataLoader[Any]) -> None:
 
 
 def check_batches(loader: StreamingDataLoader) -> None:
-    """Check that an epoch of a training loader has a batch.
-
-    Raises:
-        ConfigError: an epoch is smaller than a global batch, and the remainder is dropped.
-    """
+    """Check that an epoch of a training loader has a batch."""
     loader.dataset.check_batches('train', loader.global_batch_size, loader.remainder)
 
 

@@ -78,16 +78,7 @@ def load_config(
 
 
 class YamlSource:
-    """A file with its includes, or a mapping, with overrides applied and interpolations unresolved.
-
-    Args:
-        source: Path of a YAML file, or its content as a mapping or an OmegaConf one.
-        overrides: Changes to it, as in `load_config`.
-
-    Raises:
-        ConfigError: A file cannot be read, an override has no place, or there is more of something than the limits
-            allow.
-    """
+    """A file with its includes, or a mapping, with overrides applied and interpolations unresolved."""
 
     def __init__(
         self,
@@ -328,11 +319,7 @@ def _paths_in(value: Any, path: Path) -> list[Path]:
 
 
 def _plain(value: Any, path: Path, budget: Budget) -> Any:
-    """A value given in Python as YAML would have it: paths as text, tuples as lists.
-
-    Raises:
-        YamlError: It has other values, or exceeds a limit.
-    """
+    """A value given in Python as YAML would have it: paths as text, tuples as lists."""
     budget.charge(1)
     if len(path) > MAX_DEPTH:
         raise YamlError(f'mappings and lists are nested more than {MAX_DEPTH} deep')

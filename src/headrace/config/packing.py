@@ -139,12 +139,7 @@ class StreamPackingConfig:
 
 
 def packing_of(config: PackingConfig) -> Packing:
-    """The `Packing` of a configuration, with its tokenizer.
-
-    Raises:
-        ConfigError: the tokenizer cannot be loaded.
-        MissingDependencyError: its library is not installed.
-    """
+    """The `Packing` of a configuration, with its tokenizer."""
     return Packing(**_arguments(config))
 
 

@@ -40,9 +40,6 @@ def resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[An
     """Plain values of some keys, or all but `variables`, their interpolations resolved.
 
     A value without a resolution is omitted, and a problem noted.
-
-    Raises:
-        YamlError: Interpolations exceed a limit.
     """
     resolver = _Resolver(values)
     wanted = [key for key in values if key != 'variables' and (keys is None or key in keys)]
@@ -279,11 +276,7 @@ def raw_whole(source: Any) -> object:
 
 
 def plain_omegaconf(source: Any) -> dict[Any, Any]:
-    """The raw values of OmegaConf's mapping; resolved values for a part that refers to a larger whole.
-
-    Raises:
-        YamlError: They cannot be had.
-    """
+    """The raw values of OmegaConf's mapping; resolved values for a part that refers to a larger whole."""
     try:
         return cast('dict[Any, Any]', OmegaConf.to_container(source, resolve=source._get_parent() is not None))
     except (OmegaConfBaseException, RecursionError, ValueError) as error:

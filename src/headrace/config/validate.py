@@ -142,11 +142,9 @@ class Validator:
     def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
         """The dataclass that `raw` describes; where a value is wrong, a problem is noted and the default stands.
 
-        Args:
-            cls: A dataclass all of whose fields have defaults.
-            raw: Plain values, interpolations resolved.
-            path: Where `raw` stands.
-            also_known: Keys that are not fields but that a misspelt key may have meant.
+        `cls`: A dataclass all of whose fields have defaults.
+        `raw`: Plain values, interpolations resolved.
+        `also_known`: Keys that are not fields but that a misspelt key may have meant.
         """
         hints = field_types(cls)
         values: dict[str, Any] = {}

@@ -40,11 +40,6 @@ class Budget:
         """Values so far."""
 
     def charge(self, values: int, line: int = 0) -> None:
-        """Count more values.
-
-        Raises:
-            YamlError: there are too many.
-        """
         self.used += values
         if self.used > MAX_VALUES:
             raise YamlError(
@@ -54,12 +49,7 @@ class Budget:
 
 
 def read_file(path: str | os.PathLike[str]) -> str:
-    """The text of a file.
-
-    Raises:
-        YamlError: it is no regular file, is too large, or is not UTF-8.
-        OSError: it cannot be read.
-    """
+    """The text of a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not wait for a writer
     except ValueError as error:  # a NUL, or a letter that no file name can have
@@ -88,9 +78,6 @@ def read_yaml(text: str, budget: Budget) -> tuple[Any, dict[Path, int]]:
     Args:
         text: One document. Numbers are those of OmegaConf: ``1e6`` is one, and a date is text.
         budget: Counts the values, those of aliases at each place.
-
-    Raises:
-        YamlError: It is not YAML, has a key twice, a tag of its own, or exceeds a limit.
     """
     reader = _Reader(text, budget)
     return reader.document(), reader.lines

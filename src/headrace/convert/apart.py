@@ -38,9 +38,7 @@ def _resolved(place: Place) -> str:
 def check_apart(source: object, out: Place) -> None:
     """Refuse an output within its source, which a restart would list; or around it, which would be emptied.
 
-    Args:
-        source: of `convert`. Only a path or URL has a place.
-        out: the output.
+    `source`: of `convert`. Only a path or URL has a place.
 
     Raises:
         ConfigError: they lie in one another, or the source is a glob that chooses files of the output.
@@ -61,11 +59,9 @@ def check_apart(source: object, out: Place) -> None:
 def check_keeps(places: Iterable[Place], store: Store, *, are_files: bool = False) -> None:
     """Refuse an output that holds inputs, which would be deleted, or that lies within one.
 
-    Args:
-        places: paths and URLs of the inputs. A text that names no file is none.
-        store: the output.
-        are_files: whether the inputs were listed as files. Nothing lies within one, so an empty folder needs no look at
-            each.
+    `places`: paths and URLs of the inputs. A text that names no file is none.
+    `are_files`: whether the inputs were listed as files. Nothing lies within one, so an empty folder needs no look at
+    each.
 
     Raises:
         ConfigError: as said. Nothing has been changed.

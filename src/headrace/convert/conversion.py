@@ -355,11 +355,7 @@ class _Conversion:
         return base is None or self._place.read(INDEX) != self._place.read(base)
 
     def _add_behind(self) -> None:
-        """Add to the dataset whose index the plan names as its base, if it does.
-
-        Raises:
-            ConfigError: a file beside the shards, such as `classes.json`, would change its meaning.
-        """
+        """Add to the dataset whose index the plan names as its base, if it does."""
         self._base = self._plan.get(BASE)
         self._job = replace(self._job, first_shard=self._plan.get(FIRST_SHARD, 0))
         for name, data in self._job.inputs.files.items() if self._base is not None else ():

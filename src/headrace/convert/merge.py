@@ -222,16 +222,9 @@ def _own_shards(
 ) -> list[ShardInfo]:
     """Shards of the index to be replaced which no part lists. They stay, unless their files are gone.
 
-    Args:
-        written: the places whose index is replaced.
-        places: where shards may be.
-        parts: what is merged.
-        tables: the shards of each part.
-        keys: what is known to be there.
-        is_list: whether the caller has named the parts: then a part that has an index may be left out.
-
-    Raises:
-        ConfigError: a list leaves out shards of the root, or the stores hold different ones.
+    `written`: the places whose index is replaced.
+    `keys`: what is known to be there.
+    `is_list`: whether the caller has named the parts: then a part that has an index may be left out.
     """
     listed = {
         f'{part.folder}/{_name(shard)}'.lstrip('/')
@@ -411,11 +404,7 @@ def keep_index(place: StorePlace, index: bytes) -> str:
 
 
 def check_finished(place: StorePlace) -> None:
-    """Refuse a dataset whose index a writer or a conversion is about to replace.
-
-    Raises:
-        FileExistsError: it is.
-    """
+    """Refuse a dataset whose index a writer or a conversion is about to replace."""
     for name in (MARK, PLAN):
         if place.has(name):
             raise FileExistsError(

@@ -183,12 +183,7 @@ class PartedDataset:
 
     Args:
         out: a folder that all machines share, a URL, or both as ``(folder, URL)``. Then the folder is each machine's.
-        columns: encoding of each column.
-        options: arguments of `MDSWriter`.
         on_bad_sample: for samples that their columns cannot store: 'raise'; or 'skip', which counts them.
-
-    Raises:
-        ConfigError: an argument breaks a rule, or is unknown.
     """
 
     def __init__(
@@ -219,21 +214,12 @@ class PartedDataset:
         """The index, once it may be stored."""
 
     def check_keeps(self, places: Sequence[str]) -> None:
-        """Refuse an `out` that holds files at these paths and URLs, which `exist_ok` would delete.
-
-        Raises:
-            ConfigError: it does.
-        """
+        """Refuse an `out` that holds files at these paths and URLs, which `exist_ok` would delete."""
         for place in filter(None, (self._at_store, self._at_folder)):
             check_keeps(places, place.store)
 
     def begin(self) -> PartWriter:
-        """Claim `out`, and remove the leftovers of a killed conversion.
-
-        Raises:
-            FileExistsError: another writer writes to it, or it holds something and `exist_ok` is not set.
-            StorageError: the store answered with an error.
-        """
+        """Claim `out`, and remove the leftovers of a killed conversion."""
         terms = Terms(exist_ok=self._options.get('exist_ok', False))
         if self._at_store is not None:
             self._store_claim = StoreClaim(self._at_store, terms, beside=None)
@@ -262,10 +248,6 @@ class PartedDataset:
             merge_index: whether `out` gets an index of all parts. If not, each part is a dataset with its own.
 
         Once the index is stored, at the URL if there is one, no part that it lists is deleted.
-
-        Raises:
-            ConfigError: there are no samples.
-            StorageError: the store answered with an error.
         """
         assert self._claim is not None, 'begin() comes first'
         parts = sorted(parts, key=lambda part: part.number)
@@ -381,16 +363,7 @@ def _remove_folders(parent: Path, is_left: Callable[[str], bool]) -> None:
 
 
 def infer_columns(schema: pa.Schema, *, source: str) -> dict[str, str]:
-    """The encoding of each column, as for Parquet (`headrace.sources.arrow_types`). Ray's tensors keep their shape.
-
-    Args:
-        schema: of the batches.
-        source: what they are of, for messages.
-
-    Raises:
-        ConfigError: a column is of Python objects.
-        FormatError: no encoding stores a column.
-    """
+    """The encoding of each column, as for Parquet (`headrace.sources.arrow_types`). Ray's tensors keep their shape."""
     plain = arrow_columns(_plain(schema), columns=None, source=source)
     return {field.name: _engine_encoding(field, source) or plain[field.name].encoding for field in schema}
 
@@ -426,11 +399,7 @@ def _engine_encoding(field: pa.Field, source: str) -> str | None:
 
 
 def check_columns(columns: Mapping[str, str], schema: pa.Schema, *, source: str) -> None:
-    """Check that the columns of a dataset are columns of the batches, with encodings for their types.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Check that the columns of a dataset are columns of the batches, with encodings for their types."""
     import pyarrow as pa
 
     for name, encoding in columns.items():
@@ -465,12 +434,7 @@ def _stores(encoding: str, inferred: str) -> bool:
 
 
 def columns_of(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Sequence[Any] | np.ndarray[Any, Any]]:
-    """The values of a batch for a writer. Columns that the batch lacks are left out.
-
-    Args:
-        batch: rows, by column.
-        columns: encoding of each column that is wanted.
-    """
+    """The values of a batch for a writer. Columns that the batch lacks are left out."""
     import pyarrow as pa
 
     wanted = [name for name in columns if name in batch.schema.names]

@@ -95,9 +95,6 @@ def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bo
 
     Returns:
         The plan that was found, with those of `ROW_BYTES`, `BASE`, `FIRST_SHARD` and `REPORT` that it has.
-
-    Raises:
-        ConfigError: it began with others; the message gives both values.
     """
     try:
         before: dict[str, Any] = json.loads(found)

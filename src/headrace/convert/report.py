@@ -56,11 +56,7 @@ class ConversionReport:
 
 @mapping_errors
 def command_errors() -> Generator[None]:
-    """Say after an interruption how to continue; name the command's option in the error of an existing folder.
-
-    Raises:
-        ConversionError: the output folder holds something.
-    """
+    """Say after an interruption how to continue; name the command's option in the error of an existing folder."""
     try:
         yield
     except KeyboardInterrupt:

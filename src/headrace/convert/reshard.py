@@ -169,11 +169,7 @@ def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[st
 def _behind(
     batches: Iterator[Columns], writer: Writer, encodings: Mapping[str, str], options: StoreOptions | None
 ) -> Iterator[Columns]:
-    """The batches without their first row, which must be the last one that the killed call has stored.
-
-    Raises:
-        ConfigError: it is another one.
-    """
+    """The batches without their first row, which must be the last one that the killed call has stored."""
     info = writer.shards_before[-1]
     store = open_store(writer.remote or writer.local, options)
     last = _rows(info, raw_files(store, info), list(encodings), np.array([info.samples - 1]))

@@ -82,11 +82,7 @@ def object_url(store: Store, key: str) -> str:
 def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT) -> BinaryIO:
     """An object as an open file at its beginning: the local file itself, or a fetched copy without a name.
 
-    Args:
-        store: where it is.
-        key: its key.
-        size: bytes that it must have; None: any number.
-        retry: how often to try.
+    `size`: bytes that it must have; None: any number.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -113,9 +109,6 @@ def check_hashes(file: BinaryIO, info: FileInfo) -> None:
     """Check an open file against all checksums of its entry in the index, from its beginning.
 
     Checksums of algorithms that headrace does not know are passed over.
-
-    Raises:
-        ChecksumError: one differs.
     """
     known = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
     if not known:
@@ -138,12 +131,8 @@ def raw_files(
 ) -> list[memoryview]:
     """A shard's raw files, mapped: fetched, and unpacked if they are compressed. Checks all sizes and checksums.
 
-    Args:
-        store: the dataset's root.
-        info: the shard.
-        retry: how often to try each request.
-        is_compressed: whether to take compressed files. None: as the index says, but raw files that a folder has.
-        step: called with the name of each check before it: 'size', 'checksum' or 'unpack'.
+    `is_compressed`: whether to take compressed files. None: as the index says, but raw files that a folder has.
+    `step`: called with the name of each check before it: 'size', 'checksum' or 'unpack'.
 
     Raises:
         ObjectNotFoundError: a file is missing.

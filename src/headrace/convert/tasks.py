@@ -89,9 +89,7 @@ class Task:
 def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
     """The tasks for all inputs, in order.
 
-    Args:
-        inputs: with sizes, if they are known.
-        size_limit: bytes of a shard; None: one shard for all, so one task.
+    `size_limit`: bytes of a shard; None: one shard for all, so one task.
     """
     count = len(inputs)
     if not count:
@@ -226,12 +224,7 @@ class _Worker:
             self._readers.shutdown(cancel_futures=True)
 
     def run(self, task: Task) -> TaskRecord:
-        """Write the shards of a task, then its record.
-
-        Raises:
-            ConversionError: an input is bad, and `on_error` is 'stop'.
-            StorageError: a store failed.
-        """
+        """Write the shards of a task, then its record."""
         shards = _Shards(self._job, task.number, lambda name, data: self._uploader.submit(self._put, name, data))
         errors: list[InputError] = []
         for number, read in self._reads(task):

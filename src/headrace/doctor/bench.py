@@ -73,15 +73,8 @@ def bench(
 ) -> Rate:
     """Read batches for some seconds, one rank of one.
 
-    Args:
-        config: the loader; its own number of workers is not used.
-        workers: processes that read.
-        seconds: how long, from the first batch on; at least two batches are read.
-        clock: seconds.
-
-    Raises:
-        ConfigError: an epoch has no batch.
-        HeadraceError, OSError: the data cannot be read.
+    `config`: the loader; its own number of workers is not used.
+    `seconds`: how long, from the first batch on; at least two batches are read.
     """
     loader = _loader(config, workers)
     waits: list[float] = []

@@ -111,13 +111,7 @@ def check_data(
 
 
 def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:
-    """Whether several nodes download the same shards.
-
-    Args:
-        train: the training loader.
-        shards: of all its streams.
-        nodes: nodes of the run.
-    """
+    """Whether several nodes download the same shards."""
     config = OrderConfig(
         algorithm=train.shuffle_algo,
         shuffle=train.shuffle,
@@ -179,11 +173,8 @@ def _clock_of(server: str) -> Iterable[Finding]:
 def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int | None], int]) -> Iterable[Finding]:
     """Room for the shards, and a file system that is quick.
 
-    Args:
-        place: the data.
-        wanted: the cache folder, which need not be there yet.
-        total: bytes of all shards.
-        claims: bytes that earlier caches will take, by disk and by the limit that streams share; this one's are added.
+    `wanted`: the cache folder, which need not be there yet.
+    `claims`: bytes that earlier caches will take, by disk and by the limit that streams share; this one's are added.
     """
     folder = wanted
     while not folder.exists() and folder != folder.parent:

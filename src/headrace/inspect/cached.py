@@ -85,11 +85,7 @@ class Removal:
 
 
 def find_caches(root: Path) -> list[Path]:
-    """The cache folders at a place: the folder itself, and those below it. No link is followed.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The cache folders at a place: the folder itself, and those below it. No link is followed."""
     if root.is_symlink() or not root.is_dir():
         what = f'a link to {root.resolve()}: name that folder' if root.is_symlink() else 'no folder: check the path'
         raise ConfigError(f'A cache is a folder, but {root} is {what}.')
@@ -114,11 +110,7 @@ def _marked(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def look_into(folder: Path) -> CacheContent:
-    """The content of a cache folder. Changes nothing; a folder that is absent is empty.
-
-    Raises:
-        CacheError: the index in it cannot be read.
-    """
+    """The content of a cache folder. Changes nothing; a folder that is absent is empty."""
     tables = _tables(folder)
     present = _present(folder, tables)
     fetch_bytes, locks = count_fetches(folder)
@@ -138,13 +130,6 @@ def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _
     """Remove the shards of a cache folder that no process uses, one by one, and what killed fetches left.
 
     The index and the marker stay, so runs that use the folder continue, and fetch what they need again.
-
-    Args:
-        folder: a folder of `find_caches`.
-        progress: is called with the shards that are done, and with all.
-
-    Raises:
-        CacheError: the folder is not marked as a cache; its index cannot be read; or a file cannot be removed.
     """
     if not read_marker(folder):
         raise CacheError(
@@ -203,11 +188,7 @@ def _entry(table: ShardTable, shard: int) -> CacheEntry:
 
 
 def _tables(folder: Path) -> list[ShardTable]:
-    """The shards by each index in the folder: one of headrace's format, or one for each choice of columns of another.
-
-    Raises:
-        CacheError: an index is damaged.
-    """
+    """The shards by each index in the folder: headrace's, or one for each choice of columns of another format."""
     tables: list[ShardTable] = []
     for path in (folder / 'index.json', *sorted(folder.glob('source*.index'))):
         try:

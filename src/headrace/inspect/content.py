@@ -28,18 +28,8 @@ def first_samples(store: Store, info: ShardInfo, count: int, retry: Retry) -> li
 
     Of an uncompressed shard only the ranges of these samples are read, of a compressed one all.
 
-    Args:
-        store: the dataset's root.
-        info: a shard with a sample.
-        count: how many samples.
-        retry: how often to try each request.
-
     Returns:
         The stored values of each sample; see `with_stored_values`.
-
-    Raises:
-        FormatError: the shard is damaged.
-        StorageError: the store failed.
     """
     count = min(count, info.samples)
     if any(file.zip is not None for file in info.files):

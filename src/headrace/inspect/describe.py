@@ -50,10 +50,7 @@ class SampleValue:
 def describe_value(schema: Schema, column: str, stored: Any) -> SampleValue:
     """Describe a value. Damaged ones and those whose optional package is missing say so; nothing runs code.
 
-    Args:
-        schema: the shard's columns.
-        column: name of the column.
-        stored: the value as `first_samples` gives it.
+    `stored`: the value as `first_samples` gives it.
     """
     number = schema.names.index(column)
     if schema.format != 'mds':

@@ -180,14 +180,7 @@ _TITLE: Final = 'shards that passed headrace verify'
 
 
 class Journal:
-    """The shards that have passed, by digest.
-
-    Args:
-        path: the file; made if it is not there.
-
-    Raises:
-        ConfigError: it is another file, or cannot be written.
-    """
+    """The shards that have passed, by digest."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -221,10 +214,8 @@ class Journal:
 def shard_digest(place: str, info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
     """The digest of a shard's place, of its entry, and of its stored files.
 
-    Args:
-        place: the dataset's root, without credentials.
-        info: the entry.
-        objects: the store's listing, by key; empty if there is none.
+    `place`: the dataset's root, without credentials.
+    `objects`: the store's listing, by key; empty if there is none.
     """
     names = [part.basename for file in info.files for part in (file.raw, file.zip) if part is not None]
     stored = [(name, found.size, found.etag) for name in names if (found := objects.get(name)) is not None]

@@ -498,11 +498,7 @@ def _logged_steps(trainer: Trainer) -> int:
 
 
 def _loaders(trainer: Trainer, what: str) -> dict[str, StreamingDataLoader]:
-    """The training loaders that are headrace's, by name.
-
-    Raises:
-        ConfigError: there are none for the callback whose sentence begins with `what`.
-    """
+    """The training loaders that are headrace's, by name."""
     loaders = dict(streaming_loaders(trainer.train_dataloader))
     if not loaders:
         raise ConfigError(

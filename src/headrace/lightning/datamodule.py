@@ -89,10 +89,6 @@ class SampleHooks:
     """A data module's `transform` and `collate` as one `collate_fn`.
 
     A spawned worker gets a copy of the module without its trainer and its datasets.
-
-    Args:
-        module: the module.
-        section: which of its loaders they are for: train, val, test or predict.
     """
 
     def __init__(self, module: HookedDataModule, section: str) -> None:

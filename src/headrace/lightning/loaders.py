@@ -28,9 +28,7 @@ class TrackedLoader(StreamingDataLoader):
     A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
 
     Args:
-        dataset: as `StreamingDataLoader`'s.
         listener: called when a pass begins, before its first batch is read, and for each batch.
-        fixed_epoch, max_epochs, mark_streams, remainder, options: as `StreamingDataLoader`'s.
     """
 
     # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
@@ -73,7 +71,6 @@ class TrackedLoaders(CombinedLoader):
 
     Args:
         loaders: the loaders, in the collection that a step's batches come in.
-        mode: when a pass ends.
         position: called when a pass begins, before its first batches are read, and for each step; knows the length of
             a pass.
     """
@@ -128,10 +125,7 @@ def split_loaders(data: Any, position: TrainPosition) -> tuple[list[Any], list[A
 def has_loaders_of(data: Any, position: TrainPosition, *, may_be_hidden: bool) -> bool:
     """Whether a trainer's data has loaders of a position.
 
-    Args:
-        data: the loaders.
-        position: the position.
-        may_be_hidden: whether objects that are no `DataLoader` count as such loaders.
+    `may_be_hidden`: whether objects that are no `DataLoader` count as such loaders.
     """
     own, others = split_loaders(data, position)
     return bool(own) or (may_be_hidden and not all(isinstance(loader, DataLoader) for loader in others))
@@ -144,11 +138,7 @@ OTHER_TRAINER = (
 
 
 def check_training(position: TrainPosition) -> None:
-    """Check that each of Lightning's epochs has a batch of each loader, and that an endless epoch is the only one.
-
-    Raises:
-        ConfigError: a loader has no batch, or the trainer ends an epoch of packed data that has no end.
-    """
+    """Check that each of Lightning's epochs has a batch of each loader, and that an endless epoch is the only one."""
     for loader in position.loaders:
         loader.dataset.check_batches(_label(loader), loader.global_batch_size, loader.remainder)
         if not loader.dataset.has_length:
@@ -158,16 +148,10 @@ def check_training(position: TrainPosition) -> None:
 def check_other_loaders(position: TrainPosition, data: Any, batches: int | float) -> str | None:
     """Check that no other loader keeps an epoch going after the end of the position's.
 
-    Args:
-        position: the position.
-        data: all training loaders.
-        batches: the length of an epoch.
+    `batches`: the length of an epoch.
 
     Returns:
         A warning about other loaders that checkpoints do not have; None if there are none.
-
-    Raises:
-        ConfigError: another loader is longer, or epochs differ in length.
     """
     own, others = split_loaders(data, position)
     names = ', '.join(type(loader).__name__ for loader in others)

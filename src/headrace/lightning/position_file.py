@@ -68,7 +68,6 @@ class PositionFiles(_WrappingCheckpointIO):
     last, exceptions, and `trainer.save_checkpoint`. A callback is not told the path.
 
     Args:
-        checkpoint_io: what reads and writes the checkpoints.
         trainer: whose rank 0 writes.
         key: which callback's state in a checkpoint is the position.
     """

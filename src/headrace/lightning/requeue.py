@@ -34,11 +34,7 @@ def act_on_signals_between_batches(trainer: Trainer) -> None:
 
 
 class RequeueCallback(Callback):
-    """Calls Lightning's signal handlers between two batches, on all ranks at once.
-
-    Args:
-        signals: the signals.
-    """
+    """Calls Lightning's signal handlers between two batches, on all ranks at once."""
 
     def __init__(self, signals: list[signal.Signals]) -> None:
         self._signals = signals

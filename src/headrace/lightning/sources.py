@@ -160,11 +160,7 @@ def sources_of_section(
 
 
 def refuse_shared(sources: Mapping[str, Sequence[LoaderSource]]) -> None:
-    """Check that each training loader has a dataset of its own, as far as datasets are there.
-
-    Raises:
-        ConfigError: another loader has it, too, and would move the training position.
-    """
+    """Check that each training loader has a dataset of its own, as far as datasets are there."""
     owners: dict[int, LoaderSource] = {}
     for source in (source for section in SECTIONS for source in sources[section]):
         dataset = source.source if source.dataset is None else source.dataset
@@ -185,13 +181,7 @@ def _is_source(value: object) -> bool:
 
 
 def module_facts(name: str, batch_size: int | None, sources: Mapping[str, Iterable[LoaderSource]]) -> Facts:
-    """The loaders of each section; of opened datasets the streams, too.
-
-    Args:
-        name: the data module's class.
-        batch_size: samples per device, if known.
-        sources: the loaders by section.
-    """
+    """The loaders of each section; of opened datasets the streams, too."""
     rows: list[tuple[str, str]] = []
     if batch_size is not None:
         rows.append(('batch', f'{batch_size:,} samples per device'))

@@ -55,12 +55,7 @@ def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> T
 def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None) -> Topology:
     """The topology of a launched Fabric; ranks that share their samples become `replication`.
 
-    Args:
-        fabric: the Fabric, launched.
-        override: replicas and nodes to use instead of the strategy's.
-
-    Raises:
-        TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
+    `override`: replicas and nodes to use instead of the strategy's.
     """
     strategy, given = fabric.strategy, _called(override, fabric)
     found = _topology(

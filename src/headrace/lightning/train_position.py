@@ -144,9 +144,7 @@ class TrainPosition(PositionTracker):
     optimizer step of `accumulate_grad_batches`.
 
     Args:
-        loaders: the training loaders by name, or the only one.
         trainer: the trainer that trains on them. May be set.
-        mode: how several loaders form an epoch.
     """
 
     advice = 'the learning rate, accumulate_grad_batches and an integer val_check_interval'

@@ -55,12 +55,7 @@ def scaled_to(counts: Mapping[str, StreamCount], samples: Mapping[str, int]) -> 
 
 
 def mix_figures(counts: Mapping[str, StreamCount], unit: str) -> dict[str, float]:
-    """Figures for a logger, if there are several streams.
-
-    Args:
-        counts: samples or tokens of each stream.
-        unit: name of what is counted, such as 'samples'.
-    """
+    """Figures for a logger, if there are several streams."""
     if len(counts) < 2:
         return {}
     figures: dict[str, float] = {}
@@ -113,9 +108,7 @@ class Read(NamedTuple):
     def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
         """The counters of a loader; `tokens` and `has_tokens` are counted elsewhere.
 
-        Args:
-            stats: the loader's.
-            sequence_length: tokens that a packed sequence can hold; None: batches are not packed.
+        `sequence_length`: tokens that a packed sequence can hold; None: batches are not packed.
         """
         read = cls._make(getattr(stats, name, 0) for name in cls._fields)
         if sequence_length is None:
@@ -209,9 +202,7 @@ class BatchTimes:
     def add(self, now: float, waited: float) -> None:
         """A batch was trained.
 
-        Args:
-            now: seconds, from anywhere.
-            waited: seconds that the trainer has waited so far, in all.
+        `waited`: seconds that the trainer has waited so far, in all.
         """
         if self._last is not None:
             self._times.append((now - self._last[0], waited - self._last[1]))
@@ -249,9 +240,6 @@ class CacheFill:
     """Counts the files in the cache folders of datasets, at most every 10 s and 1 % of the time.
 
     A large cache is counted in portions of 20 ms, so that no batch waits longer.
-
-    Args:
-        clock: seconds, from anywhere.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:

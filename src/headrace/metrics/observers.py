@@ -108,12 +108,7 @@ class DataObserver:
 
 
 class SpikeObserver:
-    """Judges the losses of a training, and writes the files of its spikes.
-
-    Args:
-        factor, window, warmup: as `SpikeDetector`'s.
-        before, after, limit: as `SpikeReports`'.
-    """
+    """Judges the losses of a training, and writes the files of its spikes."""
 
     def __init__(self, *, factor: float, window: int, warmup: int, before: int, after: int, limit: int) -> None:
         self.detector = SpikeDetector(factor=factor, window=window, warmup=warmup)
@@ -136,14 +131,6 @@ class SpikeObserver:
         optimizer_step: int | None = None,
     ) -> str | None:
         """Write the files of a spike.
-
-        Args:
-            spike: the spike.
-            number: its batch in the run.
-            batches: as of `SpikeReports.files`.
-            folder: the output folder, for the text.
-            write: writes a file there.
-            optimizer_step: as of `SpikeReports.files`.
 
         Returns:
             A warning about the spike; None long after the limit, where each step may be a spike.

@@ -35,9 +35,6 @@ def select_rows(
         where: bool[rows].
         args: each with a row for each place of the mask: tensors, arrays, lists or tuples.
         kwargs: the same, or values without rows, which stay unchanged.
-
-    Raises:
-        ConfigError: an argument by position has no rows, or any has another number of them.
     """
     rows = len(where)
     for place, value in enumerate(args):

@@ -53,12 +53,7 @@ def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = No
 
 
 def check_video(video: bytes) -> None:
-    """Read a video's packets through, and decode its first frame.
-
-    Raises:
-        FormatError: the bytes are no video, or end too early.
-        MissingDependencyError: PyAV is not installed.
-    """
+    """Read a video's packets through, and decode its first frame."""
     av = require_av()
     try:
         with _opened(av, video) as container:
@@ -90,11 +85,6 @@ def _damaged(video: bytes, error: Exception) -> str:
 
 
 def check_frames(count: int, size: tuple[int, int] | None) -> None:
-    """Refuse numbers that cannot be.
-
-    Raises:
-        ConfigError: a number is below 1.
-    """
     if count < 1 or (size is not None and (len(size) != 2 or min(size) < 1)):
         raise ConfigError(
             f'`frames` is 1 or more, and `frame_size` is (height, width) in pixels, but got {count} and {size}.'
@@ -102,11 +92,6 @@ def check_frames(count: int, size: tuple[int, int] | None) -> None:
 
 
 def require_av() -> Any:
-    """PyAV's module.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
     try:
         import av
     except ImportError as error:

@@ -36,12 +36,6 @@ class Member(NamedTuple):
         return f'{self.path}:{self.name}' if self.name else self.path
 
     def read(self, root: Path) -> bytes:
-        """Its bytes.
-
-        Raises:
-            FormatError: the file ends before the member does.
-            OSError: the file cannot be read.
-        """
         with open(root / self.path, 'rb', buffering=0) as file:
             there = os.fstat(file.fileno()).st_size
             if not 0 <= self.size <= there - self.begin:
@@ -60,11 +54,7 @@ class Member(NamedTuple):
 
 
 def files_of(root: Path, folder: str) -> list[Member]:
-    """The files of a folder, without those beneath it, by name.
-
-    Raises:
-        ObjectNotFoundError: there is no such folder.
-    """
+    """The files of a folder, without those beneath it, by name."""
     if not (root / folder).is_dir():
         raise ObjectNotFoundError(f'{root} holds no folder {folder!r}. Check the path.')
     found: list[Member] = []

@@ -29,8 +29,6 @@ class Node:
     """The shards of one machine. The prefetchers of its processes ask it as they ask the real cache.
 
     Args:
-        world: the clock.
-        conditions: the network.
         stored: bytes of each shard in the store; int64[shards].
         raw: bytes of each shard, unpacked; int64[shards].
         kept: bytes that each shard takes in the cache; int64[shards].
@@ -182,9 +180,7 @@ class Node:
     def _make_room(self, shard: int, urgency: float) -> bool:
         """Evict shards that are needed last; False, and none, if those that may go are not enough.
 
-        Args:
-            shard: the one that comes.
-            urgency: minus the number of the batch that uses it; inf for a reader that waits.
+        `urgency`: minus the number of the batch that uses it; inf for a reader that waits.
         """
         if self._limit is None:
             return True

@@ -43,10 +43,6 @@ def read_prices(path: Path | None = None) -> dict[str, float]:
 
     Args:
         path: a YAML mapping from names to numbers; None: headrace's own list prices.
-
-    Raises:
-        ConfigError: the file is no such mapping.
-        OSError: it cannot be read.
     """
     text = (
         resources.files('headrace.simulate').joinpath('prices.yaml').read_text() if path is None else path.read_text()
@@ -83,13 +79,7 @@ STYLE: Final = (
 
 
 def page(run: SimulatedRun, cost: Mapping[str, float], *, title: str) -> str:
-    """The page as HTML.
-
-    Args:
-        run: the simulated run.
-        cost: dollars of egress by provider.
-        title: its heading, such as the name of the configuration.
-    """
+    """The page as HTML."""
     conditions = html_table([(name.replace('_', ' '), str(value)) for name, value in vars(run.conditions).items()])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -101,10 +91,7 @@ def page(run: SimulatedRun, cost: Mapping[str, float], *, title: str) -> str:
 def content(run: SimulatedRun, cost: Mapping[str, float], before: SimulatedRun | None = None) -> str:
     """Figures, plots and cost of a run as a part of a page.
 
-    Args:
-        run: the simulated run.
-        cost: dollars of egress by provider.
-        before: another run, whose figures and curves stand beside.
+    `before`: another run, whose figures and curves stand beside.
     """
     if before is None:
         figures = html_table(run.rows())
@@ -208,11 +195,7 @@ class _Simulations:
         )
 
     def answer(self, given: Mapping[str, str]) -> str:
-        """Figures and plots for the values of the form.
-
-        Raises:
-            HeadraceError: a value breaks a rule.
-        """
+        """Figures and plots for the values of the form."""
         conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
         settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
         run = simulate(
@@ -263,15 +246,8 @@ class SimulationServer(ThreadingHTTPServer):
     """The server of the page. `url` is its address; `serve_forever` runs it.
 
     Args:
-        config: the training loader.
         conditions: where the form begins.
-        prices: dollars per GB by provider.
-        title: name of the configuration.
         port: of 127.0.0.1; 0: any free one.
-
-    Raises:
-        HeadraceError, OSError: as of `simulate`.
-        ConfigError: the port is in use, or there is no such port.
     """
 
     daemon_threads = True

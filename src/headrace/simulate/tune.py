@@ -42,10 +42,6 @@ def replace_settings(config: LoaderConfig, values: Mapping[str, int | None]) -> 
 def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str, int | None]:
     """The settings of a loader, with their defaults filled in.
 
-    Args:
-        config: of the loader.
-        dataset: built from it.
-
     Returns:
         The value of each of `SETTINGS`. None: the loader has no `cache_limit`, or no blocks.
     """

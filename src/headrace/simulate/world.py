@@ -82,11 +82,7 @@ class World:
 
 
 class Processor:
-    """The processor time of a process: Python does one thing after the other.
-
-    Args:
-        world: the clock.
-    """
+    """The processor time of a process: Python does one thing after the other."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -102,8 +98,6 @@ class _Transfer:
     """Bytes on their way. A store reads them in chunks, so `AlmostDone` hears of whole ones.
 
     Args:
-        world: the clock.
-        size: all bytes.
         connections: those that bring them, a chunk each.
         almost: called when the last bytes are about to come.
         done: called when all bytes are there.
@@ -164,7 +158,6 @@ class Link:
     those that the others have just sent.
 
     Args:
-        world: the clock.
         bandwidth: bytes per second of all transfers together.
         connection_bandwidth: bytes per second of one connection.
         latency: seconds from a request to the first byte.
@@ -192,12 +185,9 @@ class Link:
     ) -> None:
         """Transfer an object.
 
-        Args:
-            size: its bytes.
-            connections: connections that it uses at the same time.
-            almost: called when the rest takes less than one round trip, as far as a download can know.
-            done: called when all bytes are there.
-            sent_after: seconds until the request is sent.
+        `connections`: connections that it uses at the same time.
+        `almost`: called when the rest takes less than one round trip, as far as a download can know.
+        `sent_after`: seconds until the request is sent.
         """
         self.bytes += size
         transfer = _Transfer(self._world, size, connections, almost, done)

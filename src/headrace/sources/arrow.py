@@ -59,13 +59,7 @@ def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> ArrowSource:
-    """See `SourceFormat.index`.
-
-    Raises:
-        FormatError: a file is damaged, or has other columns than the first one; or a column cannot be stored.
-        StreamError: a file lacks one of ``columns``, or the folders hold several datasets.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """See `SourceFormat.index`."""
     del allow_unsafe_types  # no type of Arrow runs code
     import_pyarrow('Arrow files')
     scans = in_parallel(lambda info: _Scan(store, info, columns), _files(store, objects))

@@ -64,11 +64,7 @@ class Message:
 
 
 def read_messages(window: Window, where: str) -> Iterator[Message]:
-    """The messages of an IPC file, or of one or several IPC streams, in order.
-
-    Raises:
-        FormatError: the object is damaged, or no IPC stream.
-    """
+    """The messages of an IPC file, or of one or several IPC streams, in order."""
     is_file = bytes(window.take(0, 6)) == MAGIC
     at = 8 if is_file else 0
     is_ended = False

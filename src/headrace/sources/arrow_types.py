@@ -76,9 +76,6 @@ def import_pyarrow(what: str) -> Any:
 
     Args:
         what: names the data that need it, for messages, such as 'Parquet files'.
-
-    Raises:
-        MissingDependencyError: it is not installed.
     """
     try:
         import pyarrow as pa
@@ -99,9 +96,6 @@ def arrow_columns(
         columns: names of the columns to read; None: all.
         with_nulls: names of the columns that hold nulls, or empty lists.
         source: the place of the data, for messages.
-
-    Returns:
-        The columns by name, in the schema's order.
 
     Raises:
         FormatError: no encoding can store a column; or two columns have one name.
@@ -161,10 +155,6 @@ def common_columns(
         columns: see `arrow_columns`.
         with_nulls: names of the columns that hold nulls, or empty lists, in any file.
         what: the format of the files, for messages.
-
-    Raises:
-        FormatError: files differ in their columns, or see `arrow_columns`.
-        StreamError: the data lack one of `columns`.
     """
     encodings: dict[str, str] = {}
     meanings: dict[str, str] = {}
@@ -201,11 +191,8 @@ def to_columns(
 ) -> dict[str, Sequence[Any] | np.ndarray[Any, Any]]:
     """The values of a record batch for the encodings of its columns.
 
-    Args:
-        batch: the rows; has all of `columns`.
-        columns: result of `arrow_columns`.
-        source: the place of the rows, for messages.
-        first_row: number of the first row, for messages.
+    `batch`: the rows; has all of `columns`.
+    `columns`: result of `arrow_columns`.
 
     Returns:
         For each column a sequence of ``batch.num_rows`` values. Numbers are an array, without a copy where possible.

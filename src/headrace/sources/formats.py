@@ -45,11 +45,7 @@ def format_of(name: str) -> SourceFormat:
 
 
 def check_format(name: str | None) -> str | None:
-    """A stream's `format`, checked.
-
-    Raises:
-        StreamError: there is none of this name.
-    """
+    """A stream's `format`, checked."""
     if name is not None and name not in FORMATS:
         raise StreamError(f'`format` of a stream is one of {", ".join(FORMATS)}, but is {name!r:.80}.')
     return name
@@ -64,11 +60,7 @@ def formats_in(objects: Sequence[ObjectInfo]) -> dict[str, int]:
 
 
 def one_format(counts: Mapping[str, int], place: str) -> str | None:
-    """The only format; None if there is none.
-
-    Raises:
-        StreamError: there are several.
-    """
+    """The only format; None if there is none."""
     if len(counts) > 1:
         files = ', '.join(f'{name} ({count} file{"s" * (count > 1)})' for name, count in counts.items())
         raise StreamError(
@@ -107,14 +99,7 @@ _MOST: Final = 32  # columns that a message names
 def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, source: str) -> list[str]:
     """The columns to read, in the order of the data.
 
-    Args:
-        names: the columns of the data.
-        columns: the columns that are asked for; None: all.
-        source: the place of the data, for messages.
-
-    Raises:
-        FormatError: two columns have one name.
-        StreamError: the data lack one of `columns`.
+    `columns`: the columns that are asked for; None: all.
     """
     twice = sorted({name for name in names if list(names).count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:

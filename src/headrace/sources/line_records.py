@@ -50,11 +50,7 @@ class Record(NamedTuple):
 
 
 def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
-    """The objects of JSONL. Empty lines are left out.
-
-    Raises:
-        FormatError: a line is no UTF-8 or no JSON object, or is longer than 256 MiB.
-    """
+    """The objects of JSONL. Empty lines are left out."""
     at = 0
     for number, line in enumerate(lines_of(chunks, where), 1):
         start, at = at, at + len(line)
@@ -78,11 +74,7 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
 
 
 def read_texts(chunks: Iterable[bytes], separator: str, where: str) -> Iterator[Record]:
-    """The rows of CSV, the header included. Empty lines are left out.
-
-    Raises:
-        FormatError: the quotes of a row are damaged, or it is no UTF-8, or longer than 256 MiB.
-    """
+    """The rows of CSV, the header included. Empty lines are left out."""
     # The standard library refuses fields above 128 KiB until it is told otherwise, for all of its users.
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_RECORD))
     place = _Place()
@@ -131,11 +123,7 @@ def _decoded(line: bytes, end: int, where: str) -> str:
 
 
 def require_utf8(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """The chunks of a file, as they are.
-
-    Raises:
-        FormatError: it begins as UTF-16 or UTF-32 do, whose zeros UTF-8 would take for characters.
-    """
+    """The chunks of a file, as they are."""
     is_first = True
     for chunk in chunks:
         if is_first and not (found := json.detect_encoding(chunk)).startswith('utf-8'):
@@ -149,11 +137,7 @@ def require_utf8(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def lines_of(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """The lines, with their ends; the last one may have none.
-
-    Raises:
-        FormatError: a line is longer than 256 MiB.
-    """
+    """The lines, with their ends; the last one may have none."""
     pending: list[bytes] = []
     size = at = 0
     for chunk in chunks:
@@ -208,12 +192,7 @@ class JsonTypes:
     def add(self, value: dict[str, Any], *, escapes: bool) -> None:
         """Add an object.
 
-        Args:
-            value: the object.
-            escapes: whether its texts may hold lone surrogates.
-
-        Raises:
-            FormatError: the objects have more than 10,000 different keys.
+        `escapes`: whether its texts may hold lone surrogates.
         """
         self._rows += 1
         kinds, present = self._kinds, self._present

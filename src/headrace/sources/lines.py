@@ -71,12 +71,7 @@ class LineFormat:
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
     ) -> LineSource:
-        """See `SourceFormat.index`.
-
-        Raises:
-            FormatError: a record is damaged; or rows of CSV have other fields than the header, or other headers.
-            StreamError: the data lack one of ``columns``.
-        """
+        """See `SourceFormat.index`."""
         del allow_unsafe_types  # no type of text runs code
         size = sum(info.size for info in objects)
         if size > _LARGE:

@@ -67,13 +67,7 @@ def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> LitdataSource:
-    """See `SourceFormat.index`.
-
-    Raises:
-        FormatError: the index is damaged, or of a form that is not read; a chunk is lacking; or no encoding can store a
-            column.
-        StreamError: the data lack one of ``columns``, or the folders hold several datasets.
-    """
+    """See `SourceFormat.index`."""
     heads = [info for info in objects if name_of(info.key) == _INDEX]
     if len(heads) > 1:
         folders = [folder_of(info.key) for info in heads]
@@ -265,23 +259,14 @@ _ARROW: Final = b'LDARW01\0'
 
 
 def _unpack_chunk(data: memoryview, limit: int, where: str) -> memoryview:
-    """The chunk, decompressed if it is compressed as a whole.
-
-    Raises:
-        ShardError: the object is damaged, or larger than `limit`, which the index gives.
-    """
+    """The chunk, decompressed if it is compressed as a whole."""
     if bytes(data[:4]) != _ZSTD:
         return data
     return memoryview(b''.join(unpack('zstd', iter([bytes(data)]), where, limit)))
 
 
 def _arrow_rows(data: memoryview, where: str) -> Iterator[pa.RecordBatch] | None:
-    """The rows of a chunk that ends with an Arrow file; None: it has none.
-
-    Raises:
-        ShardError: the chunk is damaged.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """The rows of a chunk that ends with an Arrow file; None: it has none."""
     if len(data) < 12 or bytes(data[-8:]) != _ARROW:
         return None
     size = int.from_bytes(data[-12:-8], 'little')
@@ -307,11 +292,7 @@ def _record_batches(data: memoryview, where: str) -> Iterator[pa.RecordBatch]:
 
 
 def _read_items(data: memoryview, count: int, *, each_packed: bool, where: str) -> Iterator[list[memoryview]]:
-    """The items of a chunk, in runs.
-
-    Raises:
-        ShardError: the chunk is damaged, or has another number of items than the index says, `count`.
-    """
+    """The items of a chunk, in runs."""
     if bytes(data[:8]) == _FRAMED:
         yield from _framed_items(data, count, where)
         return

@@ -81,16 +81,7 @@ class LitdataColumn:
 def item_columns(
     config: Mapping[str, Any], scalars: Mapping[str, str], *, allow_unsafe_types: bool
 ) -> dict[str, LitdataColumn]:
-    """The columns of items, by name.
-
-    Args:
-        config: ``config`` of an index.
-        scalars: result of `scalar_encodings`.
-        allow_unsafe_types: whether pickles are read.
-
-    Raises:
-        FormatError: the config is damaged, or of a form that is not read.
-    """
+    """The columns of items, by name."""
     formats = data_formats(config)
     root = _parse_tree(config.get('data_spec'), len(formats))
     encode = _Encode(formats, scalars, allow_unsafe_types)
@@ -172,11 +163,7 @@ def _as_dict(typed: Any) -> dict[str, Any]:
 
 
 def data_formats(config: Mapping[str, Any]) -> list[str]:
-    """The serializers of the leaves.
-
-    Raises:
-        FormatError: the config has no such list.
-    """
+    """The serializers of the leaves."""
     formats = config.get('data_format')
     if not isinstance(formats, list) or not 0 < len(cast('list[Any]', formats)) <= _MAX_LEAVES:
         raise FormatError(f'`data_format` of an index of litdata is a list of names, but got {formats!r:.80}.')
@@ -184,11 +171,7 @@ def data_formats(config: Mapping[str, Any]) -> list[str]:
 
 
 def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[list[memoryview]]:
-    """The bytes of each leaf of each item: u32 size[count] and the leaves.
-
-    Raises:
-        ShardError: an item is damaged.
-    """
+    """The bytes of each leaf of each item: u32 size[count] and the leaves."""
     head = struct.Struct(f'<{count}I')
     found: list[list[memoryview]] = [[] for _ in range(count)]
     for item in items:
@@ -209,15 +192,8 @@ def leaf_values(
 ) -> Sequence[Any]:
     """The values of a column for its encoding.
 
-    Args:
-        column: the column.
-        formats: ``data_format`` of the index.
-        leaves: result of `split_leaves`.
-        rows: number of items.
-        where: the chunk, for messages.
-
-    Raises:
-        ShardError: a value is damaged, or cannot be stored.
+    `formats`: ``data_format`` of the index.
+    `leaves`: result of `split_leaves`.
     """
     place = f'column {column.name!r} of {where}'
     try:
@@ -250,14 +226,7 @@ def leaf_values(
 def arrow_values(column: LitdataColumn, rows: Sequence[Any] | None, count: int, where: str) -> Sequence[Any]:
     """The values of a column for its encoding, of rows that litdata stored as Arrow data.
 
-    Args:
-        column: the column.
-        rows: the values of the first key of its path; None: no row has it.
-        count: number of rows.
-        where: the chunk, for messages.
-
-    Raises:
-        ShardError: a value is lacking, or cannot be stored.
+    `rows`: the values of the first key of its path; None: no row has it.
     """
     found: list[Any] = []
     for value in [None] * count if rows is None else rows:
@@ -313,11 +282,7 @@ def _python(kind: str, data: memoryview) -> Any:
 
 
 def scalar_encodings(config: Mapping[str, Any], leaves: Sequence[memoryview]) -> dict[str, str]:
-    """The encodings of the arrays without axes in an item, by the number of the leaf, as text.
-
-    Raises:
-        ShardError: an array is damaged.
-    """
+    """The encodings of the arrays without axes in an item, by the number of the leaf, as text."""
     found: dict[str, str] = {}
     for number, (text, data) in enumerate(zip(data_formats(config), leaves, strict=True)):
         if text in {'tensor', 'numpy'}:
@@ -375,11 +340,7 @@ _MAX_TREE_DEPTH: Final = 64
 
 
 def _parse_tree(spec: Any, leaves: int) -> Node:
-    """The tree of items, of ``data_spec`` of the index: JSON text.
-
-    Raises:
-        FormatError: the text is damaged, or has another number of leaves.
-    """
+    """The tree of items, of ``data_spec`` of the index: JSON text."""
     value = parse_json(spec, '`data_spec` of an index of litdata') if isinstance(spec, str) else None
     if not isinstance(value, list) or len(cast('list[Any]', value)) != 2 or cast('list[Any]', value)[0] != 1:
         raise FormatError(f'`data_spec` of an index of litdata is a tree, version 1, but got {spec!r:.80}.')
@@ -429,11 +390,6 @@ _MAX_VALUE_DEPTH: Final = 200
 
 
 def parse_nested(data: bytes) -> Any:
-    """The value.
-
-    Raises:
-        FormatError: the bytes are damaged.
-    """
     try:
         if not data or data[0] > 0x20:  # JSON text
             return parse_json(data.decode('utf-8'), 'A value of litdata')

@@ -16,11 +16,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def parse_npy(data: bytes, where: str) -> Array:
-    """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds.
-
-    Raises:
-        ShardError: the file is damaged, or `storable` refuses its array.
-    """
+    """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds."""
     stream = BytesIO(data)
     try:
         version = npy_format.read_magic(stream)
@@ -39,11 +35,7 @@ def parse_npy(data: bytes, where: str) -> Array:
 
 
 def storable(array: Array, where: str) -> Array:
-    """The array as the `ndarray` encoding stores it: bools are uint8, and a scalar has one axis of length 1.
-
-    Raises:
-        ShardError: the array is empty, or of a dtype that no MDS encoding stores.
-    """
+    """The array as the `ndarray` encoding stores it: bools are uint8, and a scalar has one axis of length 1."""
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
     if array.dtype.name not in DTYPES:

@@ -77,14 +77,7 @@ def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> ParquetSource:
-    """See `SourceFormat.index`. Files of one dataset have the same columns; the order of columns may differ.
-
-    Raises:
-        FormatError: a file is damaged or encrypted, or has other columns than the first one; or a column cannot be
-            stored, or a row group is too large for a shard.
-        StreamError: a file lacks one of `columns`.
-        MissingDependencyError: pyarrow is not installed.
-    """
+    """See `SourceFormat.index`. Files of one dataset have the same columns; the order of columns may differ."""
     del allow_unsafe_types  # no type of Parquet runs code
     pa = import_pyarrow('Parquet files')
     base = store.url.rstrip('/')
@@ -267,12 +260,6 @@ class _FooterTable:
         """The different ones, each with its first file."""
 
     def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
-        """Add a file.
-
-        Raises:
-            DamagedFooterError: its footer is damaged.
-            FormatError, StreamError: see `index`.
-        """
         metadata = parse_footer(footer, source)
         groups = read_row_groups(footer)
         end = max((chunk.end for group in groups for chunk in group.columns), default=len(MAGIC))
@@ -365,9 +352,6 @@ class RangeFile:
     Args:
         ranges: offset and size of each range, ascending, without overlap.
         data: the bytes of the ranges, one after another.
-
-    Raises:
-        ShardError: there are fewer or more bytes than the ranges have.
     """
 
     closed = False
@@ -383,11 +367,7 @@ class RangeFile:
             )
 
     def read(self, size: int = -1) -> memoryview:
-        """The next bytes.
-
-        Raises:
-            ShardError: not all of them are in one range.
-        """
+        """The next bytes."""
         if size < 0:
             size = self._size - self._at
         start = 0

@@ -33,10 +33,6 @@ def read_footers(store: Store, objects: Sequence[ObjectInfo]) -> Iterator[bytes]
     """The footer of each file, in order: thrift, as `parse_footer` takes it.
 
     One ranged read of each file's end, and a second one of the few whose footer is longer.
-
-    Raises:
-        FormatError: an object is no Parquet file, or is encrypted.
-        StorageError: see `read_ranges`.
     """
     tails = read_ranges(store, (_tail(info) for info in objects))
     for info, tail in zip(objects, tails, strict=True):
@@ -71,11 +67,6 @@ def _footer_size(info: ObjectInfo, tail: bytes, url: str) -> int:
 
 
 def parse_footer(footer: bytes, source: str) -> pq.FileMetaData:
-    """The metadata of a Parquet file.
-
-    Raises:
-        FormatError: it is damaged.
-    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -50,12 +50,8 @@ def read_ranges(
 ) -> Iterator[bytes]:
     """The bytes of each range, in the order of the ranges.
 
-    Args:
-        store: the objects.
-        ranges: the bytes to read; taken as they are needed.
-        retry: how often each request is tried.
-        requests: concurrent requests.
-        window: bytes that are read ahead of the caller, at most, or one range.
+    `ranges`: the bytes to read; taken as they are needed.
+    `window`: bytes that are read ahead of the caller, at most, or one range.
 
     Raises:
         ChecksumError: an object is shorter than its range, or was replaced.

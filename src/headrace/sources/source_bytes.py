@@ -58,11 +58,6 @@ def pack_source(
 
 
 def unpack_source(data: bytes) -> SourceBytes:
-    """The parts of a source.
-
-    Raises:
-        FormatError: the bytes are damaged, or of another version.
-    """
     start = len(_MAGIC) + _DIGEST
     view = memoryview(data)
     if not data.startswith(_MAGIC):
@@ -146,11 +141,7 @@ def dump_index(name: str, columns: Mapping[str, str], parts: Iterable[Part], mor
 
 
 def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[str, Any]]:
-    """The columns, the parts, and what the format adds.
-
-    Raises:
-        FormatError: the bytes are damaged, or of another format or version.
-    """
+    """The columns, the parts, and what the format adds."""
     source = unpack_source(data)
     found = source.settings.get('format')
     if found != name:

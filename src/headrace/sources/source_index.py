@@ -76,11 +76,7 @@ class SourceIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SourceIndex:
-        """The index of `to_bytes`.
-
-        Raises:
-            FormatError: the bytes are damaged, or of another version.
-        """
+        """The index of `to_bytes`."""
         found = unpack_source(data)
         try:
             settings, sizes = found.settings, found.arrays['sizes'].tolist()
@@ -138,11 +134,7 @@ class SourceIndex:
         return builder.finish()
 
     def ranges(self, packed: str) -> tuple[ObjectInfo, Sequence[tuple[int, int]]]:
-        """The object of a packed part, and the offset and size of each of its ranges.
-
-        Raises:
-            FormatError: there is no such part.
-        """
+        """The object of a packed part, and the offset and size of each of its ranges."""
         match = _PACKED.fullmatch(packed)
         parts = [] if match is None else self._numbers[1].get(match[1], [])
         if match is None or int(match[2]) >= len(parts):
@@ -201,14 +193,8 @@ def size_at(rows: int) -> int:
 def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
     """Write the rows of a part as an MDS shard.
 
-    Args:
-        source: the dataset.
-        part: number of the part.
-        packed: the bytes of the part's ranges, one after another.
-        raw: the file to write; replaced if it exists.
-
-    Raises:
-        ShardError: the bytes contradict the index, hold a value that its column cannot store, or more than 4 GiB.
+    `packed`: the bytes of the part's ranges, one after another.
+    `raw`: the file to write; replaced if it exists.
     """
     described = source.parts[part]
     rows, where = described.rows, f'Part {part} of {source.format} data, in {described.key},'

@@ -96,16 +96,7 @@ class SourceStore:
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
     ) -> None:
-        """Make no request.
-
-        Args:
-            remote: URL or path of the dataset's folder, or a glob.
-            options: how to reach the store.
-            split: the split to read, by the names of its files; None: all files.
-            format_name: name of the format; None: the one of the listing.
-            columns: the columns to read; None: all.
-            allow_unsafe_types: whether columns may run code when they are read.
-        """
+        """Make no request."""
         root, self._glob = split_glob(remote)
         self._store = open_store(root, options)
         # As a store of the same place has it: a cache folder names its origin so.

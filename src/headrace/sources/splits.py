@@ -65,11 +65,7 @@ def splits_of(objects: Sequence[ObjectInfo]) -> list[str]:
 
 
 def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[ObjectInfo]:
-    """The objects of a split: those of its folder, else those of parts such as ``train-00000-of-00007``, else the rest.
-
-    Raises:
-        EmptyDatasetError: no object has the split's name.
-    """
+    """The objects of a split: those of its folder, else parts such as ``train-00000-of-00007``, else the rest."""
     name = re.escape(split.strip('/'))
     between = rf'(.*{_NO_LETTER})?{name}(?!_?[^\W\d_])'
     plain = rf'(.*{_NO_LETTER})?{name}_{_PLAIN}(?!_?[^\W\d_])'
@@ -87,11 +83,7 @@ def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[
 
 
 def check_split(objects: Sequence[ObjectInfo], split: str | None, place: str) -> None:
-    """Refuse objects of several splits, unless `split` names one.
-
-    Raises:
-        StreamError: there are several; the message lists them.
-    """
+    """Refuse objects of several splits, unless `split` names one."""
     if not (split and _NAME.search(split)) and (found := splits_of(objects)):
         one = 'train' if 'train' in found else found[0]
         raise StreamError(
@@ -103,13 +95,7 @@ def check_split(objects: Sequence[ObjectInfo], split: str | None, place: str) ->
 def check_parts(objects: Sequence[ObjectInfo], place: str, is_wanted: Callable[[str], object]) -> None:
     """Refuse parts such as ``train-00001-of-00003`` if others of the same number are missing.
 
-    Args:
-        objects: the listing, of one format.
-        place: the dataset, for messages.
-        is_wanted: whether an object of this name would be read.
-
-    Raises:
-        StreamError: parts are missing, or there are two of one number, or of different numbers.
+    `is_wanted`: whether an object of this name would be read.
     """
     sets: dict[tuple[str, str, str], dict[int, re.Match[str]]] = {}
     listed = {folder_of(info.key) for info in objects if name_of(info.key) == 'state.json'}  # which names its parts

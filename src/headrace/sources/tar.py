@@ -79,12 +79,7 @@ def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> TarSource:
-    """See `SourceFormat.index`. No column runs code: pickles stay bytes.
-
-    Raises:
-        FormatError: an object is no tar, or a sample lacks an extension that others have.
-        StreamError: no sample has one of ``columns``.
-    """
+    """See `SourceFormat.index`. No column runs code: pickles stay bytes."""
     del allow_unsafe_types
     scans = in_parallel(lambda info: _Scan(store, info, columns), objects)
     parts = PartTable.of(part for scan in scans for part in scan.parts)
@@ -315,10 +310,7 @@ class Member(NamedTuple):
 def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Member]:
     """The files of a tar, or of several that were joined, in order. Folders are left out.
 
-    Args:
-        window: the tar's bytes.
-        where: the tar, for messages.
-        has_end: whether the window has the end of the tar, and not only a run of its members.
+    `has_end`: whether the window has the end of the tar, and not only a run of its members.
 
     Raises:
         FormatError: the bytes are no tar, or end too early; or a member has no content, such as a link.

@@ -25,10 +25,6 @@ _KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step
 def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> dict[str, Any]:
     """Read the last status of all ranks.
 
-    Args:
-        folder: the run's folder.
-        clock: seconds since 1970.
-
     Returns:
         Plain values by these keys. Without a file there are no ranks.
 
@@ -128,11 +124,7 @@ _BAR = 20
 
 
 def live_text(live: dict[str, Any]) -> str:
-    """Lines with the totals, a table of the ranks and a table of the mix.
-
-    Args:
-        live: what `read_live` gives.
-    """
+    """Lines with the totals, a table of the ranks and a table of the mix."""
     if not live['ranks']:
         return f'{live["run"]}: no rank has written its status yet.'
     total = live['total']
@@ -191,11 +183,7 @@ class WatchServer(http.server.ThreadingHTTPServer):
     """Serves the page of a run to this machine alone.
 
     Args:
-        folder: the run's folder.
         port: of 127.0.0.1; 0: any free one.
-
-    Raises:
-        ConfigError: the folder is not that of a run with a record, or the port is in use.
     """
 
     daemon_threads = True

@@ -44,12 +44,6 @@ class RecordFile:
     """Appends entries to the record of a run.
 
     An error of the disk ends no training: it is a warning, and the next entry brings the lines that are missing.
-
-    Args:
-        folder: the run's folder; it is made.
-
-    Raises:
-        ConfigError: the folder or the file cannot be written to.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,11 +99,6 @@ class RecordRead(NamedTuple):
 
 
 def read_record(folder: Path) -> RecordRead:
-    """Read the record in a run's folder.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
     path = folder / RECORD
     try:
         content = path.read_bytes()

@@ -45,12 +45,7 @@ def choose_inputs(
     options: StoreOptions,
     retry: Retry,
 ) -> Inputs | IterableSamples:
-    """See `convert` for the arguments.
-
-    Raises:
-        ConfigError: nothing can be converted from it.
-        ObjectNotFoundError: the folder or URL holds no data of a known format.
-    """
+    """See `convert` for the arguments."""
     names = columns or []
     if _is_a(source, 'LightningDataModule', 'lightning', 'pytorch_lightning') and function is None:
         source, split = _loader_of_module(source, split), None
@@ -150,11 +145,7 @@ def _images_of(source: Any, *, columns: Collection[str] | None, limit: int | Non
 
 
 def _loader_of_module(module: Any, split: str | None) -> Any:
-    """The loader of a data module, which is prepared and set up now.
-
-    Raises:
-        ConfigError: there is no such loader, or several in its place.
-    """
+    """The loader of a data module, which is prepared and set up now."""
     which = split or 'train'
     if which not in _LOADERS:
         raise ConfigError(f'`split` of a data module is one of {", ".join(_LOADERS)}, but is {split!r:.80}.')

@@ -56,11 +56,8 @@ def is_image(key: str) -> bool:
 def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[ObjectInfo], Ledger]:
     """The images of a tree, in torchvision's order, and what was left out.
 
-    Args:
-        store: the tree's root.
-        retry: for the listing.
-        is_known: whether the data are known to be images. If not, images that hold less than half of all bytes do not
-            count: they belong to the description of other data.
+    `is_known`: whether the data are known to be images. If not, images that hold less than half of all bytes do not
+    count: they belong to the description of other data.
 
     Raises:
         StreamError: there are data of other formats among the images, which are not known to be the data.
@@ -79,11 +76,7 @@ class ImageFolder(Inputs):
     """The images of a tree as inputs.
 
     Args:
-        store: the tree's root.
-        images: those of `list_images`.
         columns: names to read of 'image', 'label', 'path'; None: the first two. 'path' is relative to the root.
-        retry: for requests.
-        ledger: that of `list_images`.
 
     Raises:
         ConfigError: images lie outside of class folders, or the first folders are splits.
@@ -155,11 +148,6 @@ class ImageFolder(Inputs):
         return f'{self._store.url}/{self._keys[number]}'
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
-        """One sample.
-
-        Raises:
-            FormatError: the file does not begin as an image does.
-        """
         key = self._keys[number]
         image = self._bytes(key) if 'image' in self._wanted else b''
         if 'image' in self._wanted and not image.startswith(_HEADS):
@@ -187,12 +175,7 @@ def open_parts(
     allow_unsafe_types: bool,
     retry: Retry,
 ) -> PartInputs:
-    """The parts of a dataset of another format, which is indexed now; see `convert` for the arguments.
-
-    Raises:
-        ObjectNotFoundError: there are no data of a known format.
-        StreamError, FormatError: see `headrace.sources`.
-    """
+    """The parts of a dataset of another format, which is indexed now; see `convert` for the arguments."""
     store = SourceStore(
         url, options, split=split, format_name=format_name, columns=columns, allow_unsafe_types=allow_unsafe_types
     )
@@ -215,11 +198,7 @@ class PartInputs(Inputs):
     """The parts of a source as inputs.
 
     Args:
-        store: reads parts.
-        index: lists them.
         limit: number of rows to convert, from the first; None: all.
-        is_local: whether the data are on this machine.
-        retry: for requests.
     """
 
     are_files = True

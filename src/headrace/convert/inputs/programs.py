@@ -90,9 +90,6 @@ class RowInputs(Inputs):
     Args:
         data: the rows by number, as in a list: mappings, or tuples of values.
         names: columns of rows that are tuples.
-        rows: number of rows to convert, from the first.
-        first: number of the first row.
-        label: what messages call a row.
     """
 
     kind = 'rows'
@@ -148,7 +145,6 @@ class HuggingFaceInputs(Inputs):
     Args:
         dataset: the rows; also a selection of others, or in another order.
         columns: names of those to convert; None: all.
-        limit: number of rows to convert, from the first; None: all.
     """
 
     kind = 'huggingface'
@@ -231,7 +227,6 @@ class IterableSamples:
     """Samples that only one process can read, one after another, once.
 
     Args:
-        samples: mappings, or tuples of values.
         names: columns of samples that are tuples.
     """
 
@@ -253,11 +248,7 @@ class IterableSamples:
         return self.first.places()
 
     def chunks(self, size: int | None) -> Iterator[RowInputs]:
-        """Samples of about ``size`` bytes each, or all at once, as they come.
-
-        Raises:
-            ConversionError: the iterable fails.
-        """
+        """Samples of about ``size`` bytes each, or all at once, as they come."""
         chunk: list[Any] = []
         begin = held = 0
         for sample in chain(self._first, self._samples):
@@ -278,11 +269,7 @@ def measure(
 ) -> float | None:
     """The mean bytes of a few rows that are spread over all; None if none can be read.
 
-    Args:
-        rows: number of all rows.
-        read: gives a row.
-        columns: the encodings.
-        is_batch: whether `read` gives it as a batch of one row.
+    `is_batch`: whether `read` gives it as a batch of one row.
     """
     sizes: list[int] = []
     for number in np.unique(np.linspace(0, rows - 1, _MEASURED).astype(int)).tolist():
@@ -297,11 +284,7 @@ def measure(
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The encodings that suit samples. Arrays get a fixed shape only if enough samples have it.
-
-    Raises:
-        ConfigError: no encoding suits a value, or the samples have different keys.
-    """
+    """The encodings that suit samples. Arrays get a fixed shape only if enough samples have it."""
     found = infer_columns(samples)
     if len(samples) >= ENOUGH:
         return found

@@ -48,11 +48,7 @@ class _TryAgainError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of downloads; those on connections are for each process.
-
-    Raises:
-        ConfigError: a value is not above 0.
-    """
+    """Bounds of downloads; those on connections are for each process."""
 
     user_agent: str
     """Tells servers who asks, and how to reach them."""
@@ -82,11 +78,6 @@ class Limits:
 
 
 def require_aiohttp() -> ModuleType:
-    """The module aiohttp.
-
-    Raises:
-        MissingDependencyError: it is not installed, or too old.
-    """
     try:
         import aiohttp
     except ImportError as error:

@@ -161,11 +161,6 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 def _open(data: bytes) -> Any:
-    """A decoded image.
-
-    Raises:
-        FormatError: it is none, or has more pixels than Pillow's limit.
-    """
     try:
         image = open_image('bytes', data)
         with reading_image('bytes', data):

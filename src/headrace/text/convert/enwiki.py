@@ -141,10 +141,8 @@ def is_multistream(path: Path) -> bool:
 def pages(path: Path, begin: int, end: int) -> Iterator[bytes | BadRow]:
     """The XML of each page.
 
-    Args:
-        path: the dump.
-        begin: first byte of a run of a multistream dump; 0 for the whole of another one.
-        end: byte behind the run.
+    `begin`: first byte of a run of a multistream dump; 0 for the whole of another one.
+    `end`: byte behind the run.
     """
     if is_multistream(path):
         with open(path, 'rb') as file:
@@ -232,11 +230,7 @@ def _cut(chunks: Iterable[bytes], where: str) -> Iterator[bytes | BadRow]:
 
 
 def parse_page(xml: bytes) -> Page | None:
-    """An article; None for a page of another namespace, a redirect, and one without wikitext.
-
-    Raises:
-        FormatError: it is not the XML of a page.
-    """
+    """An article; None for a page of another namespace, a redirect, and one without wikitext."""
     try:
         page = ET.fromstring(xml)  # noqa: S314 - `<page>` has no document type before it, so no entities of its own
     except ET.ParseError as error:
@@ -259,11 +253,6 @@ def parse_page(xml: bytes) -> Page | None:
 
 
 def _require_parser() -> ModuleType:
-    """The module mwparserfromhell.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
     try:
         import mwparserfromhell
     except ImportError as error:
@@ -277,9 +266,6 @@ def plain_text(markup: str) -> str:
     """The words of an article: without templates, tables, files, categories, references and formulas.
 
     Titles of sections stay, as lines. Links become their words.
-
-    Raises:
-        FormatError: the parser fails.
     """
     parser = _require_parser()
     try:

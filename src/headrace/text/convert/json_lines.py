@@ -34,11 +34,7 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def text_of(record: Mapping[str, Any], key: str) -> str:
-    """A text of a JSON object.
-
-    Raises:
-        FormatError: it is missing, no text, or a text that UTF-8 cannot express.
-    """
+    """A text of a JSON object."""
     value = record.get(key)
     if not isinstance(value, str):
         has = f'a {type(value).__name__}' if key in record else f'missing among {sorted(record)}'
@@ -89,13 +85,7 @@ def json_lines(
 
     A broken line is left out and reported. So is the rest of a file that cannot be unpacked further.
 
-    Args:
-        root: folder of the distribution.
-        members: the files.
-        sample_of: makes of an object the sample; a function at the top of a module. It raises FormatError.
-        kind: name of the dataset.
-        columns: the encoding of each column.
-        split: name of the split.
+    `sample_of`: makes of an object the sample; a function at the top of a module. It raises FormatError.
     """
     return RecordInputs(
         partial(_read, root, sample_of),

@@ -189,12 +189,7 @@ def _train_classes(root: Path) -> list[str]:
 
 
 def _open_devkit(root: Path) -> _Devkit | None:
-    """The devkit in the folder of the distribution, unpacked or as its tar; None if it is not there.
-
-    Raises:
-        FormatError: it is damaged.
-        MissingDependencyError: SciPy is not installed.
-    """
+    """The devkit in the folder of the distribution, unpacked or as its tar; None if it is not there."""
     if (root / _DEVKIT).is_dir():
         return _parse_devkit((root / _META).read_bytes(), (root / _TRUTH).read_bytes(), root / _DEVKIT)
     path = root / f'{_DEVKIT}.tar.gz'

@@ -33,9 +33,6 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, i
 
     Returns:
         Its width and height in pixels.
-
-    Raises:
-        FormatError: it is none, or is damaged.
     """
     with _reading(data), require_pillow().open(BytesIO(data), formats=kinds) as image:
         size: tuple[int, int] = image.size
@@ -59,11 +56,7 @@ def _reading(data: bytes) -> Generator[None]:
 
 
 def shrink(data: bytes, side: int, quality: int) -> bytes:
-    """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger.
-
-    Raises:
-        FormatError: it is none, or is damaged.
-    """
+    """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger."""
     pillow = require_pillow()
     with _reading(data), pillow.open(BytesIO(data), formats=_KINDS) as image:
         if min(image.size) <= side:
@@ -79,11 +72,6 @@ def shrink(data: bytes, side: int, quality: int) -> bytes:
 
 
 def check_resize(resize: int | None, quality: int) -> None:
-    """Refuse sizes and qualities that are out of range.
-
-    Raises:
-        ConfigError: one is.
-    """
     if (resize is not None and resize < 1) or not 1 <= quality <= 100:
         raise ConfigError(
             f'`resize` is a number of pixels from 1, or None, and `quality` is 1 to 100, but got {resize} and '

@@ -129,11 +129,7 @@ def _check_instructions(data: bytes) -> None:
 
 
 def read_inert_pickle(data: bytes) -> dict[str, Any]:
-    """The dict in a pickle: keys are texts, arrays are uint8, and texts of Python 2 are bytes.
-
-    Raises:
-        FormatError: the bytes are no such pickle, or name code.
-    """
+    """The dict in a pickle: keys are texts, arrays are uint8, and texts of Python 2 are bytes."""
     try:
         _check_instructions(data)
         found: Any = _Unpickler(io.BytesIO(data), encoding='bytes').load()

@@ -102,11 +102,7 @@ def records(
 
 
 def _rows(table: Path, folder: Path) -> list[_Record]:
-    """The rows of the table with their videos.
-
-    Raises:
-        FormatError: it is no such table.
-    """
+    """The rows of the table with their videos."""
     try:
         with open(table, newline='', encoding='utf-8', errors='surrogateescape') as file:
             reader = csv.DictReader(file)
