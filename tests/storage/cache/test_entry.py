@@ -8,7 +8,6 @@ from headrace.errors import (
     ConfigError,
 )
 from headrace.storage import CacheEntry, CachePart, LazyEntry
-from headrace.storage.cache.entry import EntrySet
 
 
 @pytest.mark.parametrize('name', ['.headrace/ledger', '.headrace-remote', 'a/.HeadRace-index'])
@@ -17,19 +16,6 @@ def test_names_are_none_of_the_cache_itself(name):
         CachePart(name, 1)
     with pytest.raises(ConfigError, match='begins with `.headrace`'):
         CachePart('shard', 1, packed_name=name, unpack=lambda *_: None)
-
-
-def test_a_set_of_entries_with_numbers_and_without():
-    def entry(number: int, name: str = 'x') -> CacheEntry:
-        return CacheEntry((CachePart(name, 1),), id=number)
-
-    found = EntrySet()
-    for number in (0, 5, 1023, 1024, 70_000):
-        found.add(entry(number))
-    found.add(entry(-1, 'y'))
-    assert [n for n in range(71_000) if entry(n) in found] == [0, 5, 1023, 1024, 70_000]
-    assert entry(-1, 'y') in found
-    assert entry(-1, 'x') not in found
 
 
 def test_a_late_entry_is_the_one_it_is_made_of():

@@ -19,8 +19,6 @@ from headrace.storage.transfer.download import DEFAULT, Transfer
 OWN_NAMES: Final = '.headrace'
 """Prefix of the names of the cache's own files in its folder."""
 
-_PAGE: Final = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
@@ -143,31 +141,6 @@ def _check_name(name: str) -> None:
             f"No part of a shard's name begins with `{OWN_NAMES}`, which is for the files of the cache itself; got "
             f'{name!r}. Write the shard under another name.'
         )
-
-
-class EntrySet:
-    """A set of entries, of those that have a number in a byte each."""
-
-    __slots__ = ('_keys', '_pages')
-
-    def __init__(self) -> None:
-        self._pages: dict[int, bytearray] = {}
-        self._keys = set[str]()
-
-    def add(self, entry: CacheEntry) -> None:
-        if entry.id < 0:
-            self._keys.add(entry.key)
-            return
-        page, place = divmod(entry.id, _PAGE)
-        if page not in self._pages:
-            self._pages[page] = bytearray(_PAGE)
-        self._pages[page][place] = 1
-
-    def __contains__(self, entry: CacheEntry) -> bool:
-        if entry.id < 0:
-            return entry.key in self._keys
-        page, place = divmod(entry.id, _PAGE)
-        return page in self._pages and bool(self._pages[page][place])
 
 
 def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> int:

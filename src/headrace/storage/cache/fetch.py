@@ -13,7 +13,7 @@ from typing import Final
 
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.cache.cached_index import CachedIndex
-from headrace.storage.cache.entry import CacheEntry, CachePart, EntrySet, FetchRequest, FetchResult, FetchStatus
+from headrace.storage.cache.entry import CacheEntry, CachePart, FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.fetch_lock import FetchLock, despite_deletion, disk_errors, reclaim_fetches
 from headrace.storage.cache.index_fetch import index_change
 from headrace.storage.cache.limit import FolderRoom
@@ -42,11 +42,11 @@ class PresentFiles:
         """
         self._folder, self._root = folder, str(folder)
         self._has_store, self._run, self._stats = has_store, run, stats
-        self._verified = EntrySet()
+        self._verified = set[int | str]()
 
     def forget(self) -> None:
         """Forget what is known of entries by their numbers: they have others now."""
-        self._verified = EntrySet()
+        self._verified.clear()
 
     def mark(self, path: Path) -> None:
         """Note in a file that this run has fetched and verified it, if the file system can do that."""
@@ -67,11 +67,11 @@ class PresentFiles:
 
     def verified(self, entry: CacheEntry) -> None:
         if self._run is not None:
-            self._verified.add(entry)
+            self._verified.add(_number_of(entry))
 
     def verify(self, entry: CacheEntry) -> bool:
         """Verify a shard at its first use, if that is wanted; False if it was bad and is now absent."""
-        if self._run is None or entry in self._verified:
+        if self._run is None or _number_of(entry) in self._verified:
             return True
         for part in entry.parts:
             path = self._folder / part.name
@@ -106,6 +106,10 @@ class PresentFiles:
                 f'{path} has {path.stat().st_size} bytes, the index gives {part.size}. Restore the file, or pass the '
                 f'`remote` that holds it.'
             )
+
+
+def _number_of(entry: CacheEntry) -> int | str:
+    return entry.key if entry.id < 0 else entry.id
 
 
 def missing(path: Path) -> CacheError:

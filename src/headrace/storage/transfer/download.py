@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO, Final, cast
@@ -82,11 +81,20 @@ class Transfer:
 DEFAULT: Final = Transfer()
 
 
+class _Calls:
+    """Calls that somebody waits for. After the first failure no other one begins."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.failure: BaseException | None = None
+        self.is_over = threading.Event()
+
+
 @dataclass(slots=True)
 class _Queue:
     """Calls that wait for a thread, and the number of running ones."""
 
-    waiting: deque[tuple[Future[None], Callable[[], None]]] = field(default_factory=deque)
+    waiting: deque[tuple[_Calls, Callable[[], None]]] = field(default_factory=deque)
     running: int = 0
 
     def unfinished(self, most: int) -> int:
@@ -122,9 +130,9 @@ class TransferPool:
             urgent: A reader waits for them.
             meanwhile: Called while it waits. Returns the seconds after which it is called again; None: not again.
         """
-        futures = _futures(len(calls))
+        together = _Calls(len(calls))
         with self._lock:
-            self._queues[not urgent].waiting.extend(zip(futures, calls, strict=True))
+            self._queues[not urgent].waiting.extend((together, call) for call in calls)
             self._start_threads()
             is_alone = not self._threads
             if is_alone:
@@ -134,10 +142,9 @@ class TransferPool:
             for call in calls:
                 call()
             return
-        while not _is_over(futures):
-            wait(futures, meanwhile(), FIRST_EXCEPTION)
-        failure = _first_failure(futures)
-        futures.clear()
+        while not together.is_over.wait(meanwhile()):
+            pass
+        failure, together.failure = together.failure, None
         if failure is not None:
             try:
                 raise failure
@@ -162,47 +169,20 @@ class TransferPool:
                 while (queue := self._next_queue()) is None:
                     self._lock.wait()
                 queue.running += 1
-                future, call = queue.waiting.popleft()
-            if future.set_running_or_notify_cancel():
+                together, call = queue.waiting.popleft()
+            failure = None
+            if not together.is_over.is_set():
                 try:
                     call()
                 except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(None)
-            del future, call  # they hold files and buffers, and the next one may be long in coming
+                    failure = error
             with self._lock:
                 queue.running -= 1
-
-
-def _futures(count: int) -> list[Future[None]]:
-    """Futures; the first failure cancels those that have not begun."""
-    futures = [Future[None]() for _ in range(count)]
-
-    def leave_out_the_rest(future: Future[None]) -> None:
-        if not future.cancelled() and future.exception() is not None:
-            for other in futures:
-                other.cancel()
-
-    for future in futures:
-        future.add_done_callback(leave_out_the_rest)
-    return futures
-
-
-def _is_over(futures: Sequence[Future[None]]) -> bool:
-    """Whether all are done, or one has failed."""
-    return all(one.done() for one in futures) or any(_is_done(one) and one.exception() for one in futures)
-
-
-def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
-    """Cancel the futures that have not begun, and return the first error of the others."""
-    for future in futures:
-        future.cancel()
-    return next((error for future in futures if _is_done(future) and (error := future.exception())), None)
-
-
-def _is_done(future: Future[None]) -> bool:
-    return future.done() and not future.cancelled()
+                together.left -= 1
+                together.failure = together.failure or failure
+                if failure is not None or not together.left:
+                    together.is_over.set()
+            del together, call, failure  # they hold files and buffers, and the next one may be long in coming
 
 
 transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
