@@ -43,3 +43,16 @@ def test_encodings_of_jsonl_columns() -> None:
             kind().is_encoded(b'x')
     with pytest.raises(ConfigError):
         jsonl.is_json_encoded('json', 3)
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    encoder = jsonl.JSONEncoder({'text': 'str', 'n': 'int'})
+    encoder.add({'text': 'a pair \U0001f600', 'n': 0})
+    for add in (
+        lambda: encoder.add({'text': 'half \ud83d a pair', 'n': 1}),
+        lambda: encoder.add_batch({'text': ['half \ud83d a pair'], 'n': [2]}),
+    ):
+        with pytest.raises(ValueError, match=r"^Sample \d, column 'text': .*half a surrogate pair. Correct the text"):
+            add()
+    (shard,) = encoder.finish()
+    assert shard.info.samples == 1

@@ -9,7 +9,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT
 from headrace.format.encodings.encoding import wrong_type
 from headrace.format.encodings.registry import check_encodings
-from headrace.format.encodings.texts import parse_json
+from headrace.format.encodings.texts import encode_text, parse_json
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
 
@@ -38,6 +38,12 @@ class Str(_Checked):
     """Text."""
 
     name, type = 'str', str
+
+    def is_encoded(self, obj: Any) -> bool:
+        """As for all columns; ValueError if the text has a lone surrogate, which JSON could write."""
+        super().is_encoded(obj)
+        encode_text(obj)
+        return True
 
 
 class Int(_Checked):
@@ -71,6 +77,7 @@ def is_json_encoded(encoding: str, obj: Any) -> bool:
     Raises:
         ConfigError: no such encoding.
         AttributeError: ``obj`` is not of its type.
+        ValueError: it is text with a lone surrogate.
     """
     return _get(encoding).is_encoded(obj)
 
