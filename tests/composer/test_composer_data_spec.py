@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import subprocess
 import sys
@@ -323,3 +324,26 @@ def test_overrides_of_what_is_no_file_are_refused(data: str) -> None:
         streaming_data_spec(local=data, batch_size=8, overrides=['train.shuffle=true'])
     with pytest.raises(ConfigError, match='`overrides` go over a file'):
         streaming_evaluators(config, overrides=['eval.shuffle=true'])
+
+
+@pytest.mark.parametrize(
+    'option', [{'num_workers': 0}, {'pin_memory': False}, {'batch_size': None}, {'remote': ''}, {'seed': 0}], ids=str
+)
+def test_an_argument_of_any_value_is_refused_beside_a_configuration(
+    data: str, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    content = {'global_batch_size': 8, 'train': {'local': data}, 'eval': {'local': data}}
+    file = tmp_path / 'x.yaml'
+    file.write_text(json.dumps(content))
+    config = load_config(content)
+    assert config.train is not None
+    for source in (file, str(file), content, config, config.train):
+        with pytest.raises(
+            ConfigError, match=f'{next(iter(option))} cannot be given here: a configuration is complete'
+        ):
+            streaming_data_spec(source, **option)
+    with pytest.raises(ConfigError, match='cannot be given here: a StreamingDataLoader is complete'):
+        streaming_data_spec(StreamingDataLoader(StreamingDataset(local=data, batch_size=8)), **option)
+    for source in (file, content, config):
+        with pytest.raises(ConfigError, match='cannot be given here'):
+            streaming_evaluators(source, **option)
