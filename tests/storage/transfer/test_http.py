@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from headrace.errors import ConfigError, StorageError, TransferError
+from headrace.errors import ChecksumError, ConfigError, StorageError, TransferError
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.http import ReadRequest, SourcePart
 
@@ -96,8 +96,13 @@ class TestNothingLeft:
 
     @pytest.mark.parametrize(('offset', 'size'), [(11, None), (10, 1), (11, 1)])
     def test_beyond_it(self, offset, size):
-        with pytest.raises(ConfigError, match='range lies inside'):
-            ReadRequest('u', offset, size).nothing_left(self.INFO)
+        message = (
+            rf'offset {offset}, size {size} of s3://b/x, which has \d bytes .* shorter than its index says: restore'
+        )
+        with pytest.raises(ChecksumError, match=message) as raised:
+            ReadRequest('s3://b/x', offset, size).nothing_left(self.INFO)
+        assert isinstance(raised.value, ConfigError)  # as all stores have raised it
+        assert str(raised.value).startswith('A range lies inside its object; got')
 
     @pytest.mark.parametrize(('offset', 'size', 'wanted'), [(10, None, 'w'), (4, None, None), (4, 2, 'v')])
     def test_of_another_version(self, offset, size, wanted):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import BinaryIO, Final, NamedTuple
 
-from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
+from headrace.errors import AccessDeniedError, ChecksumError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.retry import BrokenTransferError
 
@@ -318,8 +318,8 @@ def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
     return ObjectInfo(key, int(str(size)), version(etag))
 
 
-class BadRangeError(ConfigError):
-    """An object does not have the range that was asked for."""
+class BadRangeError(ChecksumError, ConfigError):
+    """An object does not have the range that was asked for: it is shorter than its index says, or the caller errs."""
 
 
 def bad_range(wanted: ReadRequest, found: int) -> BadRangeError:
