@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_values_that_do_not_fit_their_column(tmp_path: Path) -> None:
     report = convert(samples, tmp_path / 'out', columns={'n': 'int'}, on_error='collect')
 
     assert [error.input for error in report.errors] == ['row 9', 'row 19', 'row 29']
-    assert "column 'n'" in report.errors[0].error
+    numbers = [error.error.partition('Sample ')[2].partition(', column')[0] for error in report.errors]
+    assert numbers == ['9', '19', '29']
     assert report.rows == 27
 
 
@@ -87,7 +89,24 @@ def test_rows_of_a_batch(tmp_path: Path) -> None:
     report = convert(data, tmp_path / 'other', columns={'n': 'uint8'}, on_error='collect')
 
     assert [error.input for error in report.errors] == ['rows 0 to 99 of the dataset, row 41']
+    assert report.errors[0].error.startswith("OverflowError: Sample 41, column 'n': ")
     assert [row['n'] for row in rows_of(tmp_path / 'other')] == [i for i in range(100) if i != 41]
+
+
+def test_a_message_gives_a_row_one_number(tmp_path: Path) -> None:
+    bad = {5, 13, 17}
+    rows = '\n'.join(str(999 if row in bad else row) for row in range(20))
+    for name in ('a', 'b'):  # two inputs of one task
+        (tmp_path / f'{name}.csv').write_text(f'n\n{rows}\n')
+    report = convert(str(tmp_path / '*.csv'), tmp_path / 'out', columns={'n': 'uint8'}, on_error='collect')
+    numbers = [re.findall(r'(?:, row|Sample) (\d+)', f'{error.input} {error.error}') for error in report.errors]
+    assert numbers == [[str(row)] * 2 for row in sorted(bad)] * 2
+
+    def function(number: int) -> list[dict[str, int]]:
+        return [{'n': number}, {'n': 999 if number else 0}]
+
+    report = convert([0, 1, 2], tmp_path / 'other', function=function, columns={'n': 'uint8'}, on_error='collect')
+    assert ["Sample 1, column 'n'" in error.error for error in report.errors] == [True, True]
 
 
 def test_files_that_are_no_images(tmp_path: Path) -> None:

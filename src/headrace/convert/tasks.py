@@ -165,6 +165,9 @@ class _Shards:
         self.dropped: dict[str, None] = {}
         """Columns of samples that are not converted."""
 
+    def number_from(self, number: int) -> None:
+        self._encoder.number_from(number)
+
     def add(self, sample: Mapping[str, Any]) -> None:
         shards = self._encoder.add(sample)
         self.rows += 1
@@ -227,12 +230,16 @@ class _Worker:
         """Write the shards of a task, then its record."""
         shards = _Shards(self._job, task.number, lambda name, data: self._uploader.submit(self._put, name, data))
         errors: list[InputError] = []
+        inputs = task.inputs or self._job.inputs
+        are_rows = inputs.rows == len(inputs) and not inputs.gives_batches
         for number, read in self._reads(task):
             self._counts[0] = number
+            # Messages count the rows of all inputs if each is one, else those of the input.
+            shards.number_from(number if are_rows else 0)
             before = shards.rows
             try:
                 for place, error in self._add(read, shards):
-                    name = (task.inputs or self._job.inputs).name(number)
+                    name = inputs.name(number)
                     self._bad(f'{name}, {place}' if place else name, error, errors)
             finally:
                 self._news(1, shards.rows - before)
@@ -271,6 +278,7 @@ class _Worker:
                     shards.add_batch(rows, count)
                 except _VALUE_ERRORS:
                     # The encoder adds all rows or none. One by one, only the bad ones are left out.
+                    shards.number_from(done)
                     for row in range(count):
                         try:
                             shards.add_batch({name: values[row : row + 1] for name, values in rows.items()}, 1)

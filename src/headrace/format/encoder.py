@@ -235,7 +235,7 @@ class ShardEncoder(ABC):
         uncounted, self._empty_size = self._sizes_of_empty_shard()
         self._largest = MAX_OFFSET - uncounted
         self._limit = self._largest if self.size_limit is None else self.size_limit
-        self._refused = 0  # samples with an error
+        self._refused = 0  # samples with an error; see `number_from`
         self._encode_plain: Callable[[dict[str, Any]], bytes | None] = _not_plain
         """Bytes of a sample if that is quick to say; None for a sample that `_encode` has to look at."""
         self._column = ''  # whose encoding failed
@@ -256,6 +256,10 @@ class ShardEncoder(ABC):
     def start_at(self, shard: int, samples: int) -> None:
         """Number the first shard and the first sample; for an encoder without samples."""
         self._index, self._samples_before = shard, samples
+
+    def number_from(self, number: int) -> None:
+        """Give the next sample this number in messages, and count on from there."""
+        self._refused = number - self.num_samples
 
     @property
     def format(self) -> str:
