@@ -17,7 +17,7 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
 from headrace.convert.report import report_lines
-from headrace.errors import FormatError, HeadraceError, StreamError
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.formats import format_of
 from headrace.sources.source_bytes import pack_source, unpack_source
 from headrace.testing.oracle import World, check_resume
@@ -132,14 +132,27 @@ def test_a_mixture_of_all_formats_resumes_exactly(folders, tmp_path):
     assert check_resume(make, [World(), World(ranks=2), World(ranks=4, nodes=2)], epochs=2, every=6) == 5
 
 
-def test_a_sample_that_cannot_be_stored_is_an_error_of_ours(tmp_path):
+@pytest.mark.parametrize(
+    ('name', 'data', 'message'),
+    [
+        ('one.cls', b'cat', r"'one.cls' in a.tar is an integer of 64 bits, .* holds b'cat'. Leave its column out"),
+        ('one.cls', b'9' * 30, r"'one.cls' in a.tar is an integer of 64 bits, .* holds b'9{30}'. Leave its column out"),
+        ('one.npy', b'x', r"'one.npy' in a.tar is no .npy file that can be read: .* Write it again"),
+    ],
+)
+def test_a_value_that_cannot_be_stored_is_named_in_its_file(tmp_path, name, data, message):
     with tarfile.open(tmp_path / 'a.tar', 'w') as file:
-        info = tarfile.TarInfo('one.cls')
-        info.size = 3
-        file.addfile(info, io.BytesIO(b'cat'))
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        file.addfile(info, io.BytesIO(data))
     dataset = StreamingDataset(remote=str(tmp_path), local=str(tmp_path / 'cache'))
-    with pytest.raises(FormatError, match=r"'one.cls' in a.tar is an integer of 64 bits.*b'cat'"):
+    with pytest.raises(FormatError, match=message) as raised:
         dataset[0]
+    # The store is not to blame, and the dataset is not to be written again.
+    assert type(raised.value) is ShardError
+    assert 'index says' not in str(raised.value)
+    assert 'object in the store' not in str(raised.value)
+    assert f'read from {tmp_path} for {tmp_path}/cache/a.tar.0.mds.' in str(raised.value)
 
 
 def write_parquet(folder: Path, first: int) -> None:

@@ -215,7 +215,7 @@ def to_columns(
             last = first_row + batch.num_rows - 1
             raise ShardError(
                 f'Column {name!r} of {source.rstrip(",")}, rows {first_row} to {last}, cannot be read as '
-                f'`{column.encoding}`: {error}.'
+                f'`{column.encoding}`: {error!s:.400}. Leave it out with `columns`, or write the file again.'
             ) from error
     return values
 

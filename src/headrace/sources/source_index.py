@@ -247,7 +247,10 @@ def _encoded(
     except HeadraceError:
         raise
     except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
-        raise ShardError(f'{where} holds a value that MDS cannot store: {error}') from error
+        raise ShardError(
+            f'{where} holds a value that MDS cannot store: {error!s:.400} Leave its column out with `columns`, or '
+            f'write the value again.'
+        ) from error
     return [memoryview(shard.files[0][1]) for shard in shards]
 
 

@@ -308,18 +308,22 @@ class _FileMaker:
             raise self._explained(part, error, times=2) from error
 
     def _explained(self, part: CachePart, error: FormatError, *, times: int) -> FormatError:
-        key = part.packed_name or part.name
-        if self.fetcher.store is None:
+        key, final, store = part.packed_name or part.name, self.fetcher.folder / part.name, self.fetcher.store
+        changed = '' if store is None else index_change(self.fetcher.index, store)
+        if store is None:
             origin, fix = f'the local file {self.fetcher.folder / key}', 'Restore it, or write the dataset again.'
+        elif part.size_at is not None and not isinstance(error, ChecksumError):
+            # Data of another format, in the version that was indexed: the error names the value, and says what helps.
+            return type(error)(f'{error} It was read from {store.url} for {final}. {changed}'.rstrip())
         else:
-            origin = f'{self.fetcher.store.url.rstrip("/")}/{key}'
-            fix = index_change(self.fetcher.index, self.fetcher.store) or (
+            origin = f'{store.url.rstrip("/")}/{key}'
+            fix = changed or (
                 'The object in the store is bad, or the index is of another version: write the dataset again.'
             )
         kind = type(error) if isinstance(error, ChecksumError) else ChecksumError
         return kind(
             f'{origin} is not what its index says ({"read once" if times == 1 else "fetched more than once"}, for '
-            f'{self.fetcher.folder / part.name}): {error} {fix}'
+            f'{final}): {error} {fix}'
         )
 
 
