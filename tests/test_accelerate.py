@@ -29,6 +29,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def test_a_dataset_that_a_trainer_of_hugging_face_deals_out_is_refused(data: str) -> None:
+    """As `Trainer(train_dataset=dataset)` does on two ranks."""
+    Accelerator(cpu=True)
+    dataset = StreamingDataset(local=data, batch_size=4, topology=Topology(rank=0, world_size=2))
+    dealt = prepare_data_loader(DataLoader(dataset, 4), num_processes=2, process_index=0)
+    with pytest.raises(ConfigError, match=r'to all 2 ranks.*headrace\.accelerate\.prepare'):
+        next(iter(dealt))
+
+
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('how', [{}, {'split_batches': True}, {'dispatch_batches': True, 'put_on_device': True}])
 @pytest.mark.parametrize('batch_size', [None, 4])

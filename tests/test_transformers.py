@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ pytest.importorskip('transformers', reason='pip install -e ".[recipes]"')
 from transformers import Trainer, TrainingArguments
 
 from headrace.transformers import StreamingMixin, StreamingTrainer
+
+
+class _AnyWait:
+    def __eq__(self, other: object) -> bool:
+        return bool(re.fullmatch(r'waited \d+\.\d % for data', str(other)))
 
 
 class Model(torch.nn.Module):
@@ -69,3 +75,15 @@ def test_a_checkpoint_without_a_position_is_refused(loader: StreamingDataLoader,
     (tmp_path / 'run' / 'checkpoint-3').mkdir(parents=True)
     with pytest.raises(ResumeError, match=r'headrace\.json, but there is no .*checkpoint-3'):
         trainer(StreamingTrainer, loader, tmp_path / 'run').train(resume_from_checkpoint=True)
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_it_says_where_a_resumed_training_continues_and_how_long_it_waited(
+    loader: StreamingDataLoader, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer(StreamingTrainer, loader, tmp_path / 'run').train()
+    assert re.findall('^headrace: (.*)', capfd.readouterr().err, re.MULTILINE) == [_AnyWait()]
+    again = StreamingDataLoader(StreamingDataset(local=loader.dataset.streams[0].local), batch_size=4)
+    trainer(StreamingTrainer, again, tmp_path / 'run').train(str(tmp_path / 'run' / 'checkpoint-2'))
+    said = re.findall('^headrace: (.*)', capfd.readouterr().err, re.MULTILINE)
+    assert said == ['the data continue at epoch 0, sample 8', _AnyWait()]

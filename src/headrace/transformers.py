@@ -22,7 +22,9 @@ except ImportError as error:
 
 from headrace.accelerate import topology_of
 from headrace.dataset import StreamingDataLoader
+from headrace.dataset.tracker import describe_start
 from headrace.errors import ResumeError
+from headrace.metrics.meter import DataMeter, print_line
 from headrace.order.topology import with_replication
 
 __all__ = ['StreamingMixin', 'StreamingTrainer']
@@ -35,7 +37,8 @@ class StreamingMixin:
     """Trains on `loader`. Put it before any Trainer: ``class Mine(StreamingMixin, SFTTrainer): ...``.
 
     `train(resume_from_checkpoint=...)` continues exactly, on any number of ranks that divides the global batch.
-    `evaluate` takes a `StreamingDataLoader` as `eval_dataset`, too; give it `fixed_epoch=0`.
+    `evaluate` takes a `StreamingDataLoader` as `eval_dataset`, too; give it `fixed_epoch=0`. Rank 0 prints where a
+    resumed training continues, and at the end how long it waited for data.
 
     Args:
         loader: the training data, in place of `train_dataset`.
@@ -49,7 +52,7 @@ class StreamingMixin:
         # Otherwise it would read what was trained once more, only to leave it out.
         trainer.args.ignore_data_skip = True
         self.loader = self._bound(loader)
-        trainer.add_callback(_SavePosition(loader))
+        trainer.add_callback(_Position(loader))
 
     def _bound(self, loader: StreamingDataLoader) -> StreamingDataLoader:
         topology, dataset = topology_of(self.accelerator), loader.dataset  # pyright: ignore[reportAttributeAccessIssue]
@@ -85,6 +88,9 @@ class StreamingMixin:
                     f'Resume from a checkpoint that this Trainer saved.'
                 )
             self.loader.load_state_dict(json.loads(path.read_text()))
+            if not (topology := self.loader.dataset.topology).rank:
+                place = self.loader.dataset.progress.next(rank=0)
+                print_line(describe_start([('', *place)], None, topology.world_size))
         return parent.train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
 
@@ -92,11 +98,19 @@ class StreamingTrainer(StreamingMixin, Trainer):  # pyright: ignore[reportIncomp
     """A `Trainer` on a `StreamingDataLoader`: ``StreamingTrainer(model, arguments, loader=loader)``."""
 
 
-class _SavePosition(TrainerCallback):
-    """Writes the loader's position into the checkpoint that was just saved."""
+class _Position(TrainerCallback):
+    """Writes the loader's position into each checkpoint, and says at the end how long rank 0 waited for data."""
 
     def __init__(self, loader: StreamingDataLoader) -> None:
-        self.loader = loader
+        self.loader, self.meter = loader, DataMeter()
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.meter.follow({'': self.loader})
+        self.meter.begin()
+
+    def on_train_end(self, _: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
+        if state.is_world_process_zero:
+            print_line(self.meter.waited())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         if state.is_world_process_zero or (args.save_on_each_node and state.is_local_process_zero):
