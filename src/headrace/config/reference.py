@@ -41,6 +41,7 @@ _TABLES = {
     'workers': (schema.WorkerConfig,),
 }
 """Classes of each table; it lists the fields that they define themselves, in this order."""
+_MOST_CHOICES = 8  # the text of a key with more says where they are listed
 
 
 def field_texts(cls: type) -> dict[str, str]:
@@ -86,7 +87,7 @@ def _kind(hint: Any) -> str:
     if isinstance(constraint, Parsed):
         return constraint.what
     if choices := choices_of(hint, constraint):
-        return ', '.join(f'`{choice}`' for choice in choices)
+        return ', '.join(f'`{choice}`' for choice in choices) if len(choices) <= _MOST_CHOICES else 'a name'
     if hint in (int, float):
         return _number(hint, constraint)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:

@@ -52,7 +52,7 @@ class TransferConfig:
     """Seconds without a byte before an attempt fails. Default: 60."""
 
     validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
-    """Hash to verify shards with, one that they were written with. Default: sizes only."""
+    """Hash of the shards to verify: see `docs/mds.md`. Default: sizes only."""
 
     keep_zip: bool | None = None
     """Keep the compressed file, too. Default: false."""
@@ -182,13 +182,13 @@ class DatasetConfig(SelectionConfig):
     """The streams by name, or a list of streams with `name`."""
 
     remote: str | None = None
-    """`remote` of a single stream, in place of `streams`."""
+    """In place of `streams`: a single one's `remote`."""
 
     local: str | None = None
-    """`local` of a single stream, in place of `streams`."""
+    """In place of `streams`: a single one's `local`."""
 
     split: str | None = None
-    """`split` of a single stream, in place of `streams`."""
+    """In place of `streams`: a single one's `split`."""
 
     epoch_size: Annotated[int, Count()] | None = None
     """Samples per epoch; not with `repeat` or `choose`. Default: those of the streams."""
@@ -322,7 +322,7 @@ class LoaderConfig(DatasetConfig):
     """One loader: a dataset, the batch size, and the processes that read."""
 
     name: str = ''
-    """Name of the loader: the key that it stands at. It is not written inside."""
+    """The loader's key, not written inside."""
 
     global_batch_size: Annotated[int, AtLeast(1)] | None = None
     """Samples per step over all ranks; the ranks must divide it."""
