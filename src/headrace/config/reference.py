@@ -82,19 +82,19 @@ def _table(classes: tuple[type, ...]) -> str:
 def _kind(hint: Any) -> str:
     hint, constraint = unwrap(hint)
     if isinstance(constraint, Named):
-        single = f'a {constraint.what}, or ' if constraint.or_single else ''
+        single = f'{constraint.what}, or ' if constraint.or_single else ''
         return f'{single}{constraint.what}s by name'
     if isinstance(constraint, Parsed):
         return constraint.what
     if choices := choices_of(hint, constraint):
-        return ', '.join(f'`{choice}`' for choice in choices) if len(choices) <= _MOST_CHOICES else 'a name'
+        return ', '.join(f'`{choice}`' for choice in choices) if len(choices) <= _MOST_CHOICES else 'name'
     if hint in (int, float):
         return _number(hint, constraint)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
-        return 'a mapping'
+        return 'mapping'
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
-        return 'a list of mappings'
-    return {bool: '`true`, `false`', str: 'text'}.get(hint, 'a list of texts')
+        return 'list of mappings'
+    return {bool: '`true`, `false`', str: 'text'}.get(hint, 'list of texts')
 
 
 def _number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes) -> str:
