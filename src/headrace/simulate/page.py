@@ -16,7 +16,6 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,11 +25,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from typing_extensions import override
 
 from headrace.config.build import build_dataset
 from headrace.display import html_table, human_size, printable
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format import bytes_to_int
+from headrace.local_page import PageHandler, PageServer
 from headrace.mixing import LoaderConfig
 from headrace.redaction import redact
 from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
@@ -79,7 +80,6 @@ STYLE: Final = (
 
 
 def page(run: SimulatedRun, cost: Mapping[str, float], *, title: str) -> str:
-    """The page as HTML."""
     conditions = html_table([(name.replace('_', ' '), str(value)) for name, value in vars(run.conditions).items()])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -242,15 +242,13 @@ class _Simulations:
             sent.send(error)
 
 
-class SimulationServer(ThreadingHTTPServer):
-    """The server of the page. `url` is its address; `serve_forever` runs it.
+class SimulationServer(PageServer):
+    """The server of the page.
 
     Args:
         conditions: where the form begins.
         port: of 127.0.0.1; 0: any free one.
     """
-
-    daemon_threads = True
 
     def __init__(
         self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0
@@ -260,72 +258,43 @@ class SimulationServer(ThreadingHTTPServer):
         in_use = settings_in_use(config, build_dataset(config, topology=topology))
         self.simulations = _Simulations(config, conditions, prices, title, before, in_use)
         self.one_at_a_time = threading.Lock()
-        try:
-            super().__init__(('127.0.0.1', port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f'--port must be a free port of 127.0.0.1, or 0 for any, got {port}: {str(error).rstrip(".")}.'
-            ) from error
-
-    @property
-    def url(self) -> str:
-        """The address of the page."""
-        return f'http://127.0.0.1:{self.server_port}/'
+        super().__init__(port, _Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        """Answer with the page, or with a run."""
-        server = cast('SimulationServer', self.server)
-        names = {f'{host}:{server.server_port}' for host in ('127.0.0.1', 'localhost')}
-        if self.headers.get('Host') not in names or self.headers.get('Sec-Fetch-Site', 'none') == 'cross-site':
-            self._send(403, 'text/plain', 'This page is for this machine only.')
-            return
+class _Handler(PageHandler):
+    server: SimulationServer  # pyright: ignore[reportIncompatibleVariableOverride] - no other makes it
+
+    @override
+    def answer_path(self) -> None:
         url = urlsplit(self.path)
         if url.path == '/':
-            self._send(200, 'text/html', self._page(server.simulations), nonce=self._nonce)
+            self._answer_page(self.server.simulations)
         elif url.path == '/run':
-            status, answer = self._run(server, dict(parse_qsl(url.query, keep_blank_values=True)))
-            self._send(status, 'application/json', json.dumps(answer))
+            status, answer = self._run(dict(parse_qsl(url.query, keep_blank_values=True)))
+            self.answer(status, 'application/json', json.dumps(answer))
         else:
-            self._send(404, 'text/plain', 'There is no such page.')
+            self.answer(404, 'text/plain', 'There is no such page.')
 
-    def _page(self, simulations: _Simulations) -> str:
-        self._nonce = secrets.token_urlsafe()
+    def _answer_page(self, simulations: _Simulations) -> None:
+        nonce = secrets.token_urlsafe()
         template = Template(resources.files('headrace.simulate').joinpath('ui.html').read_text(encoding='utf-8'))
-        return template.substitute(
-            title=html.escape(simulations.title), style=STYLE, nonce=self._nonce, form=simulations.form()
+        page = template.substitute(
+            title=html.escape(simulations.title), style=STYLE, nonce=nonce, form=simulations.form()
         )
+        policy = (
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
+            "frame-ancestors 'none'"
+        )
+        self.answer(200, 'text/html', page, {'Content-Security-Policy': policy})
 
-    def _run(self, server: SimulationServer, given: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+    def _run(self, given: Mapping[str, str]) -> tuple[int, dict[str, str]]:
         try:
-            with server.one_at_a_time:
-                return 200, {'html': server.simulations.answer_in_time(given)}
+            with self.server.one_at_a_time:
+                return 200, {'html': self.server.simulations.answer_in_time(given)}
         except (HeadraceError, OSError) as error:
             return 400, {'error': printable(redact(str(error)))}
         except (ArithmeticError, ValueError) as error:
             return 400, {'error': f'a value is too small or too large: {error}'}
-
-    def _send(self, status: int, kind: str, text: str, *, nonce: str = '') -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header('Content-Type', f'{kind}; charset=utf-8')
-        self.send_header('Content-Length', str(len(body)))
-        self.send_header('Cache-Control', 'no-store')
-        self.send_header('X-Content-Type-Options', 'nosniff')
-        self.send_header(
-            'Content-Security-Policy',
-            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
-            "frame-ancestors 'none'",
-        )
-        try:
-            self.end_headers()
-            self.wfile.write(body)
-        except ConnectionError:
-            self.close_connection = True  # the page was closed or loaded again meanwhile
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parameter's name
-        """Print no line for each request."""
 
 
 def _field(name: str, value: float | None, default: float | None) -> str:

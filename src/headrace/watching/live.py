@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing_extensions import override
 
 from headrace.display import human_size, printable, text_table
 from headrace.errors import ConfigError, HeadraceError
+from headrace.local_page import PageHandler, PageServer
 from headrace.redaction import redact
 from headrace.watching.record import RECORD
 from headrace.watching.run_files import STATUS_FOLDER
@@ -90,7 +89,6 @@ def _mix(figures: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def _total(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of all ranks together."""
     if not ranks:
         return {}
     figures: list[dict[str, float]] = [status['figures'] for status in ranks]
@@ -176,68 +174,36 @@ def _seconds(seconds: float | None) -> str:
 
 
 _PAGE = Path(__file__).with_name('page.html')
-_NAMES = ('127.0.0.1', 'localhost')  # with any port: ssh may forward another one
 
 
-class WatchServer(http.server.ThreadingHTTPServer):
+class WatchServer(PageServer):
     """Serves the page of a run to this machine alone.
 
     Args:
         port: of 127.0.0.1; 0: any free one.
     """
 
-    daemon_threads = True
-
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         self.folder = Path(folder)
         """The run's folder."""
         read_live(folder)
-        try:
-            super().__init__(('127.0.0.1', port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f'`port` must be a free port of 127.0.0.1, or 0 for any, got {port}: {error}.') from error
-
-    @override
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore disconnects of browsers: the terminal is the user's."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-    @property
-    def url(self) -> str:
-        """The page's address."""
-        return f'http://127.0.0.1:{self.server_address[1]}/'
+        super().__init__(port, _Handler)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(PageHandler):
     server: WatchServer  # pyright: ignore[reportIncompatibleVariableOverride] - no other makes it
 
-    def do_GET(self) -> None:
-        # A page of another site that resolves its own name to this machine must not read the run.
-        if self.headers.get('Host', '').partition(':')[0] not in _NAMES:
-            self._answer(403, 'text/plain', b'This page is for this machine alone.')
-        elif self.path == '/':
-            self._answer(200, 'text/html', _PAGE.read_bytes())
+    @override
+    def answer_path(self) -> None:
+        if self.path == '/':
+            self.answer(200, 'text/html', _PAGE.read_text(encoding='utf-8'))
         elif self.path == '/status.json':
-            self._answer(200, 'application/json', json.dumps(self._live()).encode())
+            self.answer(200, 'application/json', json.dumps(self._live()))
         else:
-            self._answer(404, 'text/plain', b'There are / and /status.json.')
+            self.answer(404, 'text/plain', 'There are / and /status.json.')
 
     def _live(self) -> dict[str, Any]:
         try:
             return read_live(self.server.folder)
         except HeadraceError as error:  # the folder was removed
             return {'error': redact(str(error))}
-
-    def _answer(self, status: int, kind: str, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header('Content-Type', f'{kind}; charset=utf-8')
-        self.send_header('Content-Length', str(len(content)))
-        self.send_header('Cache-Control', 'no-store')
-        self.send_header('X-Content-Type-Options', 'nosniff')
-        self.end_headers()
-        self.wfile.write(content)
-
-    @override
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print no line for each request: the terminal is the user's."""
