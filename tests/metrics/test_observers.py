@@ -9,6 +9,7 @@ import pytest
 
 from headrace import StreamingDataLoader
 from headrace.metrics import SpikeFile, TrainedBatch
+from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
 
 
@@ -28,7 +29,7 @@ def test_figures_exports_and_the_line_of_a_run(loader: StreamingDataLoader, caps
 
     next(iter(loader))
     observer.batch_done(None, is_first_rank=True)
-    observer.export(observer.figures(1, lambda numbers: numbers))
+    export_figures(observer.exporters, observer.figures(1, lambda numbers: numbers))
     for is_first_rank in (False, True):
         observer.end(is_first_rank=is_first_rank)
 

@@ -15,6 +15,7 @@ from composer.utils import dist, format_name_with_dist
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, SpikeFile, TrainedBatch
+from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
 from headrace.packing import gather_of_ranks
 from headrace.redaction import warn
@@ -66,14 +67,7 @@ class DataStatistics(Callback):
             raise ConfigError(f'`every_n_batches` must be at least 1, got {every_n_batches}.')
         self.every_n_batches = every_n_batches
         self._observer = DataObserver(
-            per_stream=per_stream,
-            per_stream_reads=per_stream_reads,
-            sync_dist=sync_dist,
-            detailed=detailed,
-            summary=summary,
-            bottleneck=bottleneck,
-            exporters=exporters,
-            spans=spans,
+            per_stream, per_stream_reads, sync_dist, detailed, summary, bottleneck, exporters, spans
         )
         self._tokens = 0
 
@@ -91,7 +85,7 @@ class DataStatistics(Callback):
         if int(state.timestamp.batch) % self.every_n_batches:
             return
         figures = self._observer.figures(dist.get_world_size(), lambda numbers: _sum_over_ranks(numbers, state))
-        self._observer.export(figures)
+        export_figures(self._observer.exporters, figures)
         logger.log_metrics(figures)
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -288,7 +282,6 @@ class RunRecord(Callback):
 
 
 def _train_loader(state: State, what: str) -> StreamingDataLoader:
-    """The train loader."""
     loader = state.train_dataloader
     if not isinstance(loader, StreamingDataLoader):
         raise ConfigError(

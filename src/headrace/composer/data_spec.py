@@ -320,8 +320,6 @@ class StreamingDataSpec(DataSpec, FactsRepr):
 
 
 class _BatchCounts(NamedTuple):
-    """Rows and samples of a batch of one rank."""
-
     rows: int
     """Rows read, the same on every rank."""
     samples: int

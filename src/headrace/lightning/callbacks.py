@@ -16,6 +16,7 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.position_file import write_text
 from headrace.metrics import BatchSpans, TrainedBatch, count_tokens
+from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
 from headrace.packing import gather_of_ranks
 from headrace.redaction import redact
@@ -116,14 +117,7 @@ class DataStatistics(Callback):
         self.every_n_steps = every_n_steps
         self._count_tokens, self._progress_bar = tokens, progress_bar
         self._observer = DataObserver(
-            per_stream=per_stream,
-            per_stream_reads=per_stream_reads,
-            sync_dist=sync_dist,
-            detailed=detailed,
-            summary=summary,
-            bottleneck=bottleneck,
-            exporters=exporters,
-            spans=spans,
+            per_stream, per_stream_reads, sync_dist, detailed, summary, bottleneck, exporters, spans
         )
         self._trained = _TrainedBatches()
         self._bar: Any = None
@@ -183,7 +177,7 @@ class DataStatistics(Callback):
 
         figures = self._observer.figures(trainer.world_size, sum_over_ranks)
         if trainer.is_global_zero:
-            self._observer.export(figures)
+            export_figures(self._observer.exporters, figures)
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=_logged_steps(trainer))
 
@@ -498,7 +492,6 @@ def _logged_steps(trainer: Trainer) -> int:
 
 
 def _loaders(trainer: Trainer, what: str) -> dict[str, StreamingDataLoader]:
-    """The training loaders that are headrace's, by name."""
     loaders = dict(streaming_loaders(trainer.train_dataloader))
     if not loaders:
         raise ConfigError(

@@ -98,7 +98,6 @@ class SampleHooks:
         """Row whose transform raised, for the error message."""
 
     def __call__(self, samples: list[Any]) -> Any:
-        """A batch of samples."""
         module, section, self.row_at_hand = self._module, self._section, None
         with contextlib.closing(each_row()) as drawing:
             rows = list[Any]()

@@ -60,7 +60,6 @@ class LoaderSource:
 
     @property
     def label(self) -> str:
-        """Name in messages."""
         return f'{self.section} {self.name}'.rstrip()
 
     @property

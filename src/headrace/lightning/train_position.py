@@ -273,5 +273,4 @@ class TrainPosition(PositionTracker):
 
 
 def is_position(state: Mapping[str, Any]) -> bool:
-    """Whether a state is of a `TrainPosition`."""
     return 'position' in state or 'loaders' in state

@@ -37,7 +37,6 @@ def to_state(counts: Mapping[str, StreamCount]) -> dict[str, list[float]]:
 
 
 def from_state(plain: Mapping[str, Sequence[float]]) -> dict[str, StreamCount]:
-    """The counts of a checkpoint."""
     return {name: StreamCount(int(n), float(m)) for name, (n, m) in plain.items()}
 
 
@@ -129,7 +128,6 @@ class StreamRead(NamedTuple):
 
     @classmethod
     def of(cls, stats: StreamStats) -> StreamRead:
-        """The counters of a stream."""
         return cls._make(getattr(stats, name) for name in cls._fields)
 
 
@@ -158,7 +156,6 @@ class FollowedLoader:
         return cls(loader, Read.of(stats, _sequence_length(loader)), mix, remote, tokens, tokens)
 
     def reads(self) -> Read:
-        """Counters since then."""
         return difference_of(Read.of(self.loader.stats(), _sequence_length(self.loader)), self.before)
 
     def stream_reads(self, label: str) -> dict[str, StreamRead]:

@@ -398,5 +398,4 @@ class DataMeter:
 
 
 def print_line(text: str) -> None:
-    """Print a line about the run on stderr."""
     print(f'headrace: {text}', file=sys.stderr, flush=True)

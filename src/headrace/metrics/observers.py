@@ -6,45 +6,34 @@ The callbacks of `headrace.lightning` and `headrace.composer` translate their tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.metrics.bottleneck import BottleneckWatch
-from headrace.metrics.exporters import BatchSpans, export_figures
+from headrace.metrics.exporters import BatchSpans
 from headrace.metrics.meter import DataMeter, print_line
 from headrace.metrics.spikes import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
 from headrace.redaction import warn
 
 
+@dataclass(eq=False)
 class DataObserver:
-    """Counts the batches of a training, and gives figures of its data.
+    """Counts the batches of a training, and gives figures of its data. `DataStatistics` describes its options."""
 
-    Args:
-        per_stream, per_stream_reads, detailed: as `DataMeter.read`'s.
-        sync_dist: add up counters over all ranks.
-        summary: print one line at the end of the training.
-        bottleneck: warn if the first rank waits for data, at most every 10 minutes.
-        exporters: functions that get each log's figures.
-        spans: makes OpenTelemetry spans of each batch.
-    """
+    per_stream: bool
+    per_stream_reads: bool | None
+    sync_dist: bool
+    detailed: bool
+    summary: bool
+    bottleneck: bool
+    exporters: Sequence[Callable[[Mapping[str, float]], object]]
+    spans: BatchSpans | None
 
-    def __init__(
-        self,
-        *,
-        per_stream: bool,
-        per_stream_reads: bool | None,
-        sync_dist: bool,
-        detailed: bool,
-        summary: bool,
-        bottleneck: bool,
-        exporters: Sequence[Callable[[Mapping[str, float]], object]],
-        spans: BatchSpans | None,
-    ) -> None:
-        self._per_stream, self._per_stream_reads, self._detailed = per_stream, per_stream_reads, detailed
-        self.sync_dist, self._summary, self.exporters, self._spans = sync_dist, summary, tuple(exporters), spans
-        self._watch = BottleneckWatch() if bottleneck else None
+    def __post_init__(self) -> None:
+        self._watch = BottleneckWatch() if self.bottleneck else None
         self.meter = DataMeter()
         self.loaders: dict[str, StreamingDataLoader] = {}
 
@@ -69,8 +58,8 @@ class DataObserver:
     ) -> None:
         """A batch of each loader was trained; arguments as those of `DataMeter.batch_done`."""
         self.meter.batch_done(tokens, is_step=is_step, trained=trained)
-        if self._spans is not None:
-            self._spans(self.loaders.values())
+        if self.spans is not None:
+            self.spans(self.loaders.values())
         found = self._watch.look(self.loaders) if self._watch is not None and is_first_rank else None
         if found is not None:
             warn(str(found))
@@ -81,14 +70,10 @@ class DataObserver:
             ranks=ranks,
             replicas=self.meter.loaders[0].dataset.topology.replicas,
             sum_over_ranks=sum_over_ranks if self.sync_dist and ranks > 1 else None,
-            per_stream=self._per_stream,
-            per_stream_reads=self._per_stream_reads,
-            detailed=self._detailed,
+            per_stream=self.per_stream,
+            per_stream_reads=self.per_stream_reads,
+            detailed=self.detailed,
         )
-
-    def export(self, figures: Mapping[str, float]) -> None:
-        """Give figures to the exporters."""
-        export_figures(self.exporters, figures)
 
     def resume(self) -> None:
         """Restart the clock after an evaluation, for which `meter.pause` stopped it."""
@@ -98,12 +83,11 @@ class DataObserver:
             self._watch.skip()
 
     def _begin_spans(self) -> None:
-        if self._spans is not None:
-            self._spans.begin(self.loaders.values())
+        if self.spans is not None:
+            self.spans.begin(self.loaders.values())
 
     def end(self, *, is_first_rank: bool) -> None:
-        """Print the line about the run."""
-        if self._summary and is_first_rank:
+        if self.summary and is_first_rank:
             print_line(self.meter.summary())
 
 
@@ -116,7 +100,6 @@ class SpikeObserver:
 
     @staticmethod
     def figures(spike: LossSpike) -> dict[str, float]:
-        """The figures of a spike for the trainer's loggers."""
         figures = {'spikes/loss': spike.loss, 'spikes/threshold': spike.threshold}
         return {name: value for name, value in figures.items() if value is not None}
 
