@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -77,6 +78,17 @@ def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
     add_store_arguments(parser, 'to-', of=to)
 
 
+def print_answer(arguments: argparse.Namespace, found: object, text: object) -> None:
+    """Print what was found as JSON, under ``--json``, or else the text for people."""
+    print(json.dumps(found) if arguments.json else text)
+
+
+def check_new_file(path: Path | None) -> None:
+    """Refuse a ``--write`` that names a file that is there."""
+    if path is not None and path.exists():
+        raise ConfigError(f'--write must name a new file, but {path} is there already.')
+
+
 @contextlib.contextmanager
 def printing_to_stderr(is_json: bool = True) -> Generator[None]:
     """Under ``--json`` send to stderr what is printed meanwhile, also by child processes: stdout is for the JSON."""
@@ -109,7 +121,6 @@ def shown_progress(what: str, **unit: Any) -> Generator[Callable[[int, int | Non
 
 
 def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptions:
-    """The options that `add_store_arguments` declared."""
     from headrace.storage import StoreOptions
 
     name = prefix.replace('-', '_')
@@ -193,10 +204,11 @@ def train_of_dataset(arguments: argparse.Namespace, place: Mapping[str, str]) ->
 
 
 def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the topology."""
     parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
     parser.add_argument('--nodes', type=int, default=1, help='nodes')
-    parser.add_argument('--replication', type=int, default=1, help='neighbouring ranks that get the same samples')
+    parser.add_argument(
+        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; a YAML says it, too'
+    )
 
 
 def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int = 0) -> StreamingDataLoader:
@@ -231,13 +243,8 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
 
     `batches`: default of the batches of an epoch that are simulated.
     """
-    parser.add_argument('config', type=Path, help='YAML file of the loaders')
-    parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
-    parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
-    parser.add_argument('--nodes', type=int, default=1, help='nodes')
-    parser.add_argument(
-        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; a YAML says it, too'
-    )
+    add_config_arguments(parser)
+    add_topology_arguments(parser)
     parser.add_argument('--step-seconds', type=float, default=0.1, help='a training step without waiting for data')
     parser.add_argument('--bandwidth', default='119mb', help='of each node, in bytes per second, such as 1.2gb')
     parser.add_argument('--connection-bandwidth', help='of one connection, in bytes per second')
@@ -259,7 +266,6 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
 
 
 def read_conditions(arguments: argparse.Namespace) -> Conditions:
-    """The conditions that `add_condition_arguments` declared."""
     from headrace.format import bytes_to_int
     from headrace.simulate import Conditions
 
@@ -271,7 +277,6 @@ def read_conditions(arguments: argparse.Namespace) -> Conditions:
 
 
 def train_config(arguments: argparse.Namespace) -> LoaderConfig:
-    """The training loader of the configuration."""
     return _train_section(arguments.config, arguments.overrides, 'a simulation')
 
 

@@ -9,12 +9,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import STATUS, show_examples
+from headrace.cli.arguments import print_answer, show_examples
 from headrace.cli.commands import command
 from headrace.redaction import HIDDEN, redact
 
 if TYPE_CHECKING:
-    from headrace.mixing import Config, LoaderConfig
+    from headrace.mixing import LoaderConfig
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,6 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         'headrace config check train.yaml             # every mistake, with file and line',
         'headrace config show train.yaml shuffle_seed=7  # with includes and interpolations resolved',
         'headrace config schema > headrace.schema.json   # for an editor: docs/configuration.md',
-        status=STATUS,
     )
 
 
@@ -42,29 +41,17 @@ def _run_config(arguments: argparse.Namespace) -> int:
     if arguments.config is None:
         print(f'headrace: config {arguments.action} needs the YAML file of the loaders', file=sys.stderr)
         return 2
+    from headrace.config.schema import named_loaders
     from headrace.mixing import load_config, to_mapping, to_yaml
-    from headrace.redaction import redact
 
     config = load_config(arguments.config, overrides=arguments.overrides)
     if arguments.action == 'check':
-        loaders = _loaders(config)
-        described = {name: _described(loader) for name, loader in loaders.items()}
-        if arguments.json:
-            print(json.dumps({'config': str(arguments.config), 'loaders': described}))
-        else:
-            lines = (f'  {name}: {text}' for name, text in described.items())
-            print(f'{arguments.config}: no mistakes', *lines, sep='\n')
+        described = {name: _described(loader) for name, loader in named_loaders(config).items()}
+        lines = [f'{arguments.config}: no mistakes', *(f'  {name}: {text}' for name, text in described.items())]
+        print_answer(arguments, {'config': str(arguments.config), 'loaders': described}, '\n'.join(lines))
     else:
         print(redact(json.dumps(to_mapping(config)) + '\n' if arguments.json else to_yaml(config)), end='')
     return 0
-
-
-def _loaders(config: Config) -> dict[str, LoaderConfig]:
-    found = {} if config.train is None else {'train': config.train}
-    for section in ('eval', 'test', 'predict'):
-        loaders: tuple[LoaderConfig, ...] = getattr(config, section)
-        found |= {section if loader.name == section else f'{section}.{loader.name}': loader for loader in loaders}
-    return found
 
 
 def _described(loader: LoaderConfig) -> str:

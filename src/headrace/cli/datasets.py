@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import json
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.cli.arguments import (
     add_store_arguments,
     add_two_stores,
     count,
+    print_answer,
     show_examples,
     shown_progress,
     store_options,
@@ -20,24 +19,15 @@ from headrace.cli.arguments import (
 from headrace.cli.commands import Command, command
 from headrace.display import human_size, printable
 from headrace.errors import ConfigError
+from headrace.multimodal.convert import LAION400M, WEBVID, WEBVID_OUTSIDE
+from headrace.originals import add_arguments, run
 from headrace.redaction import without_credentials
+from headrace.text.convert import C4, ENWIKI, PILE
+from headrace.vision.convert import ADE20K, CIFAR10, COCO, IMAGENET
 
-if TYPE_CHECKING:
-    from headrace.originals import Original
-
-ORIGINALS: Final = {
-    'ade20k': 'headrace.vision.convert:ADE20K',
-    'c4': 'headrace.text.convert:C4',
-    'cifar10': 'headrace.vision.convert:CIFAR10',
-    'coco': 'headrace.vision.convert:COCO',
-    'enwiki': 'headrace.text.convert:ENWIKI',
-    'imagenet': 'headrace.vision.convert:IMAGENET',
-    'laion400m': 'headrace.multimodal.convert:LAION400M',
-    'pile': 'headrace.text.convert:PILE',
-    'webvid': 'headrace.multimodal.convert:WEBVID',
-    'webvid-outside': 'headrace.multimodal.convert:WEBVID_OUTSIDE',
-}
-"""By name, the module of the description, and its name there."""
+_KNOWN = (ADE20K, C4, CIFAR10, COCO, ENWIKI, IMAGENET, LAION400M, PILE, WEBVID, WEBVID_OUTSIDE)
+ORIGINALS: Final = {original.name: original for original in _KNOWN}
+"""The known datasets, by name."""
 
 
 def _add_cp(parser: argparse.ArgumentParser) -> None:
@@ -70,16 +60,9 @@ def _run_cp(arguments: argparse.Namespace) -> int:
             options=store_options(arguments, 'to-'),
             progress=show,
         )
-    if arguments.json:
-        print(json.dumps(report.to_json()))
-    else:
-        there = report.files - report.copied
-        print(
-            printable(
-                f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), '
-                f'{there:,} were there.'
-            )
-        )
+    there = report.files - report.copied
+    text = f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), {there:,} were there.'
+    print_answer(arguments, report.to_json(), printable(text))
     return 0
 
 
@@ -113,10 +96,8 @@ def _run_merge(arguments: argparse.Namespace) -> int:
     shards = open_stored(arguments.out, options).shards
     samples = int(shards.samples.sum())
     out = without_credentials(arguments.out)
-    if arguments.json:
-        print(json.dumps({'out': out, 'shards': len(shards), 'samples': samples}))
-    else:
-        print(printable(f'{out}: {len(shards):,} shards with {samples:,} samples'))
+    text = f'{out}: {len(shards):,} shards with {samples:,} samples'
+    print_answer(arguments, {'out': out, 'shards': len(shards), 'samples': samples}, printable(text))
     return 0
 
 
@@ -165,10 +146,8 @@ def _run_reshard(arguments: argparse.Namespace) -> int:
             options=store_options(arguments, 'to-'),
             progress=show,
         )
-    if arguments.json:
-        print(json.dumps(report.to_json()))
-    else:
-        print(printable(f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}'))
+    text = f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}'
+    print_answer(arguments, report.to_json(), printable(text))
     return 0
 
 
@@ -198,10 +177,7 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
     else:
         found = [rollback(arguments.out, arguments.to, options=options)]
         lines = [f'{out} has the index {arguments.to} again. The replaced one is {found[0].name}.']
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(kept) for kept in found]))
-    else:
-        print(printable('\n'.join(lines), keep='\n'))
+    print_answer(arguments, [dataclasses.asdict(kept) for kept in found], printable('\n'.join(lines), keep='\n'))
     return 0
 
 
@@ -264,10 +240,7 @@ def _run_convert(arguments: argparse.Namespace) -> int:
             allow_unsafe_types=arguments.allow_unsafe_types,
             progress_bar=not arguments.json and sys.stderr.isatty(),
         )
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(report)))
-    else:
-        print('\n'.join(report_lines(report)))
+    print_answer(arguments, dataclasses.asdict(report), '\n'.join(report_lines(report)))
     return 0
 
 
@@ -291,10 +264,7 @@ def _columns(text: str) -> dict[str, str] | list[str]:
 
 def original_command(name: str) -> Command:
     """The command ``headrace convert NAME IN OUT`` of a known dataset, in the layout of its owners' distribution."""
-    from headrace.originals import add_arguments, run
-
-    module, _, described = ORIGINALS[name].partition(':')
-    original: Original = getattr(importlib.import_module(module), described)
+    original = ORIGINALS[name]
 
     def add(parser: argparse.ArgumentParser) -> None:
         add_arguments(parser, original)

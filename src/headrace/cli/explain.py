@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.arguments import (
     add_config_arguments,
     add_topology_arguments,
+    check_new_file,
     choose_loader,
     open_loader,
     show_examples,
@@ -205,7 +206,6 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Check that the arguments of a recorded run come together."""
     if arguments.run is None and arguments.step is not None:
         raise ConfigError(
             f'--step is a step of a recorded run, got --step {arguments.step} without --run. Name the folder of the '
@@ -390,8 +390,7 @@ def _run_skip(arguments: argparse.Namespace) -> int:
     from headrace.metrics import explain_step, report_text, skip_yaml
 
     out: Path | None = arguments.write
-    if out is not None and out.exists():
-        raise ConfigError(f'--write must name a new file, but {out} is there already.')
+    check_new_file(out)
     loader = open_loader(arguments)
     first_step = _load_state(loader, arguments)
     report = explain_step(

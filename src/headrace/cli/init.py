@@ -30,8 +30,6 @@ _ROW_OF_INTEGERS: Final = re.compile(r'u?int\d+ array of shape \((\d+),\)')
 
 @dataclass(frozen=True)
 class FirstData:
-    """The data of a first run."""
-
     place: str
     """Folder, URL or glob."""
     format: str
@@ -318,7 +316,6 @@ if __name__ == '__main__':
 
 
 def training_script(data: FirstData, framework: str) -> str:
-    """The text of ``train.py``."""
     base = _CLASS[framework]
     more = ''
     if data.tokens is not None:

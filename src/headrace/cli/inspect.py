@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import add_store_arguments, count, show_examples, shown_progress, store_options
+from headrace.cli.arguments import (
+    add_store_arguments,
+    count,
+    print_answer,
+    show_examples,
+    shown_progress,
+    store_options,
+)
 from headrace.cli.commands import command
 from headrace.display import count_text, human_size, printable, shorten, text_table
 from headrace.errors import ConfigError, HeadraceError
@@ -27,7 +34,6 @@ _WIDTH = 100
 
 
 def has_colours() -> bool:
-    """Whether standard output is a terminal with colours."""
     return sys.stdout.isatty() and not os.environ.get('NO_COLOR') and os.environ.get('TERM', 'dumb') != 'dumb'
 
 
@@ -140,7 +146,7 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     except HeadraceError as error:
         print(printable(f'headrace: {error}'), file=sys.stderr)
         return 2
-    print(json.dumps(report.to_json()) if arguments.json else report)
+    print_answer(arguments, report.to_json(), report)
     return 1 if report.damaged else 0 if report.is_good else 2
 
 
@@ -183,10 +189,8 @@ def _run_cache(arguments: argparse.Namespace) -> int:
     contents = [look_into(folder) for folder in limits]
     if is_clear:
         return _clear(contents, is_agreed=arguments.yes, as_json=arguments.json)
-    if arguments.json:
-        print(json.dumps([{**each.to_json(), 'limit': limits[each.folder]} for each in contents]))
-    else:
-        print('\n'.join(_lines(contents, limits)))
+    found = [{**each.to_json(), 'limit': limits[each.folder]} for each in contents]
+    print_answer(arguments, found, '\n'.join(_lines(contents, limits)))
     return 0
 
 
@@ -199,13 +203,13 @@ def _folders(place: Path, overrides: list[str]) -> Mapping[Path, int | None]:
             raise ConfigError(f'KEY=VALUE goes over a YAML file, but {place} is none. Leave {overrides[0]!r} out.')
         return dict.fromkeys(find_caches(place))
     from headrace.config.build import build_streams
+    from headrace.config.schema import named_loaders
     from headrace.mixing import load_config
 
     config = load_config(place, overrides=overrides)
-    loaders = [*([config.train] if config.train else []), *config.eval, *config.test, *config.predict]
     found = {
         Path.cwd() / stream.folder: loader.cache_limit
-        for loader in loaders
+        for loader in named_loaders(config).values()
         for stream in build_streams(loader)
         if not stream.is_local
     }

@@ -18,7 +18,9 @@ from headrace.cli.arguments import (
     add_data_arguments,
     add_store_arguments,
     add_topology_arguments,
+    check_new_file,
     count,
+    print_answer,
     read_conditions,
     show_examples,
     shown_progress,
@@ -136,15 +138,11 @@ def _run_bench(arguments: argparse.Namespace) -> int:
             limit = limit_of(chosen, rates)
     fewest = min(rates, key=lambda rate: rate.workers)
     read_seconds, batch_size = fewest.cpu_seconds_per_batch, round(fewest.samples / (fewest.batches - 1))
-    if arguments.json:
-        found = [rate.to_json() for rate in rates]
-        print(json.dumps({'data': arguments.what, 'rates': found, 'limit': limit, 'read_seconds': read_seconds}))
-        return 0
+    found = {'data': arguments.what, 'rates': [rate.to_json() for rate in rates], 'limit': limit}
     header = ('workers', 'samples/s', 'values', 'downloaded', 'first batch', 'wait p50', 'p99', 'CPU of a batch')
-    print('\n'.join(text_table([header, *map(_row, rates)], indent=0)))
-    print(limit)
-    of = f'if a rank has batches of {batch_size:,}'
-    print(f'For headrace simulate and tune: --read-seconds {read_seconds:.2g}, {of}.')
+    advice = f'--read-seconds {read_seconds:.2g}, if a rank has batches of {batch_size:,}.'
+    lines = [*text_table([header, *map(_row, rates)], indent=0), limit, f'For headrace simulate and tune: {advice}']
+    print_answer(arguments, {**found, 'read_seconds': read_seconds}, '\n'.join(lines))
     return 0
 
 
@@ -245,13 +243,11 @@ def _run_warm(arguments: argparse.Namespace) -> int:
             jobs=arguments.jobs,
             progress=lambda done: show(done, len(dataset.shards)),
         )
-    if arguments.json:
-        print(json.dumps(report.to_json()))
-        return 0
     there = report.shards - report.fetched
-    print(f'Fetched {count_text(report.fetched, "shard")} ({human_size(report.bytes)}), {there:,} were there.')
+    text = f'Fetched {count_text(report.fetched, "shard")} ({human_size(report.bytes)}), {there:,} were there.'
     if report.is_full:
-        print('The cache is full: cache_limit has no room for the shards that are needed later.')
+        text += '\nThe cache is full: cache_limit has no room for the shards that are needed later.'
+    print_answer(arguments, report.to_json(), text)
     return 0
 
 
@@ -299,13 +295,9 @@ def _run_simulate(arguments: argparse.Namespace) -> int:
     cost = costs(simulated.epoch_fetched_bytes * arguments.nodes, prices)
     if arguments.html is not None:
         arguments.html.write_text(page(simulated, cost, title=str(arguments.config)))
-    if arguments.json:
-        print(json.dumps({**simulated.to_json(), 'egress_cost': cost}))
-    else:
-        print(simulated)
-        print('  egress of an epoch, all nodes:')
-        for provider, dollars in cost.items():
-            print(f'    {provider:34}  ${dollars:,.2f}')
+    dollars = (f'    {provider:34}  ${price:,.2f}' for provider, price in cost.items())
+    text = '\n'.join([str(simulated), '  egress of an epoch, all nodes:', *dollars])
+    print_answer(arguments, {**simulated.to_json(), 'egress_cost': cost}, text)
     return 0
 
 
@@ -351,8 +343,7 @@ def _run_tune(arguments: argparse.Namespace) -> int:
     from headrace.simulate import tune
 
     out: Path | None = arguments.write
-    if out is not None and out.exists():
-        raise ConfigError(f'--write must name a new file, but {out} is there already.')
+    check_new_file(out)
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f'--write must name a file in a folder that is there, but {out.parent} is none.')
     with shown_progress('tune', unit=' runs') as show:
@@ -372,7 +363,7 @@ def _run_tune(arguments: argparse.Namespace) -> int:
             seconds=arguments.seconds,
             progress=progress,
         )
-    print(json.dumps(tuning.to_json()) if arguments.json else tuning)
+    print_answer(arguments, tuning.to_json(), tuning)
     if out is not None:
         out.write_text(_changed(arguments, tuning, out.resolve().parent), encoding='utf-8')
         if not arguments.json:

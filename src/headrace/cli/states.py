@@ -27,8 +27,6 @@ _OF_TRAINERS: Final = ('callbacks.headrace.position', 'state.dataset_state.train
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """The position in a checkpoint."""
-
     state: dict[str, Any]
     """The loader's state."""
     batches: int | None

@@ -245,7 +245,6 @@ class _Section:
 
     @property
     def is_training(self) -> bool:
-        """Whether it is ``train_loader``."""
         return self.path[0] == 'train_loader'
 
     def read(self, validator: Validator, sizes: _BatchSizes) -> None:
@@ -274,7 +273,6 @@ class _Section:
         return [(*self.path, 'dataset', name) for name in given]
 
     def config(self, sizes: _BatchSizes) -> LoaderConfig:
-        """Our loader."""
         assert self._loader.dataset is not None
         workers = {
             name: getattr(self._loader, name) for name in field_types(WorkerConfig) if name in field_types(_Loader)
@@ -298,7 +296,6 @@ class _Section:
 
 
 def _sections(plain: Mapping[Any, Any], problems: list[Problem]) -> Iterator[_Section]:
-    """The loaders of a file."""
     named: set[str] = set()
     for key in _LOADERS:
         value = plain.get(key)

@@ -101,7 +101,6 @@ class YamlSource:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """The keys at the top level."""
         return tuple(self._values)
 
     def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
@@ -264,7 +263,6 @@ class _File(NamedTuple):
 
 
 def _named(path: FilePath) -> str:
-    """A path for a message."""
     text = str(path)
     return text if text.isprintable() and len(text) <= _MAX_PATH else shown(text)
 

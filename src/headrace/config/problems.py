@@ -40,8 +40,6 @@ MAX_LINES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a configuration."""
-
     path: Path
     rule: str
     got: str | None = None

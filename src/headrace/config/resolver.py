@@ -266,7 +266,6 @@ def _rule(error: BaseException) -> str:
 
 
 def is_omegaconf(source: object) -> bool:
-    """Whether a configuration is given as OmegaConf's mapping."""
     return isinstance(source, DictConfig)
 
 

@@ -451,6 +451,15 @@ def _broken_batch_size_rules(config: LoaderConfig | Config) -> Iterator[BrokenRu
         yield BrokenRule(('global_batch_size', 'device_batch_size'), rule)
 
 
+def named_loaders(config: Config) -> dict[str, LoaderConfig]:
+    """All loaders by name: ``train``, ``eval`` for an unnamed one, ``eval.books``."""
+    found = {} if config.train is None else {'train': config.train}
+    for section in ('eval', 'test', 'predict'):
+        loaders = _loaders(config, section)
+        found |= {section if loader.name == section else f'{section}.{loader.name}': loader for loader in loaders}
+    return found
+
+
 def to_yaml(config: Config) -> str:
     """The configuration as YAML that `load_config` reads back as an equal one; defaults are left out."""
     return yaml_text(to_mapping(config))

@@ -333,8 +333,6 @@ class Validator:
 
 
 class _Outer(NamedTuple):
-    """A section that is being read."""
-
     path: Path
     cls: type
     raw: Mapping[Any, Any]

@@ -49,7 +49,6 @@ class Budget:
 
 
 def read_file(path: str | os.PathLike[str]) -> str:
-    """The text of a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not wait for a writer
     except ValueError as error:  # a NUL, or a letter that no file name can have

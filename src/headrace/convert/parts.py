@@ -156,7 +156,6 @@ class OpenPart:
                 self.add(dict(zip(columns, values, strict=True)))
 
     def finish(self) -> WrittenPart:
-        """Write the last shard and the index."""
         self._writer.finish()
         shards = self._writer.shards
         if self._writer.remote is not None:

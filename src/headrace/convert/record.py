@@ -74,16 +74,13 @@ class TaskRecord:
 
     @staticmethod
     def key(task: int) -> str:
-        """The name of a task's record."""
         return f'{FOLDER}/task-{task:08}.json'
 
     def dump(self) -> bytes:
-        """The record as JSON."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> TaskRecord:
-        """Read what `dump` gave."""
         found = json.loads(data)
         errors = tuple(InputError(**error) for error in found.pop('errors'))
         dropped = tuple(found.pop('dropped', ()))

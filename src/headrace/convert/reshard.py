@@ -227,7 +227,6 @@ def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardI
 def _rows(
     info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Columns:
-    """Rows of a shard as a writer takes them: numbers in arrays, other values of MDS as their stored bytes."""
     stored = with_stored_values(info)
     batch = stored.schema.allocate(len(rows), names)
     open_shard(stored, buffers, source=info.files[0].raw.basename, columns=names).gather(

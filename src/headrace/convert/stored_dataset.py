@@ -27,6 +27,7 @@ from headrace.format import (
     parse_index,
     unpack_stream,
 )
+from headrace.format.encodings import fixed_array_type
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
@@ -37,8 +38,6 @@ PATIENT: Final = Retry(attempts=4)
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """A dataset's store and index."""
-
     store: Store
     index: bytes
     """The content of ``index.json``."""
@@ -75,7 +74,6 @@ def folder_of(store: Store) -> Path | None:
 
 
 def object_url(store: Store, key: str) -> str:
-    """The URL of an object, for messages."""
     return f'{store.url.rstrip("/")}/{key}'
 
 
@@ -185,17 +183,23 @@ def map_file(file: BinaryIO, size: int) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b'')
 
 
-def with_stored_values(info: ShardInfo) -> ShardInfo:
+def _is_number(encoding: str) -> bool:
+    return fixed_array_type(encoding) is not None
+
+
+def with_stored_values(info: ShardInfo, is_decoded: Callable[[str], bool] = _is_number) -> ShardInfo:
     """An MDS shard as one whose values are read as they are stored, without decoding.
 
     Columns of fixed-size numbers keep their encodings, whose values are the stored numbers. Every other column is read
     as ``bytes``, which any writer stores unchanged. So no image is encoded twice, and no pickle runs.
+
+    `is_decoded`: whether columns of an encoding keep it.
     """
     schema = info.schema
     if schema.format != 'mds':
         return info
-    encodings = [
-        encoding if array is not None else 'bytes' if size is None else f'ndarray:uint8:{size}'
-        for encoding, size, array in zip(schema.encodings, schema.sizes, schema.arrays, strict=True)
-    ]
-    return dataclasses.replace(info, schema=Schema('mds', schema.names, tuple(encodings), schema.sizes))
+    encodings = tuple(
+        encoding if is_decoded(encoding) else 'bytes' if size is None else f'ndarray:uint8:{size}'
+        for encoding, size in zip(schema.encodings, schema.sizes, strict=True)
+    )
+    return dataclasses.replace(info, schema=Schema('mds', schema.names, encodings, schema.sizes))

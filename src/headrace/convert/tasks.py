@@ -227,7 +227,6 @@ class _Worker:
             self._readers.shutdown(cancel_futures=True)
 
     def run(self, task: Task) -> TaskRecord:
-        """Write the shards of a task, then its record."""
         shards = _Shards(self._job, task.number, lambda name, data: self._uploader.submit(self._put, name, data))
         errors: list[InputError] = []
         inputs = task.inputs or self._job.inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files
+from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.errors import ConfigError, EmptyDatasetError, MissingDependencyError
-from headrace.format import Schema, ShardInfo, open_shard
+from headrace.format import ShardInfo, open_shard
 from headrace.format.encodings import fixed_array_type, get_mds_encoding, is_mds_encoding_safe
 from headrace.storage import StoreOptions
 
@@ -107,7 +106,6 @@ class _Rows:
         return self._stored[1]
 
     def __call__(self, shards: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """The rows of shards, one after another."""
         stored = self.open()
         for number in shards:
             yield from self._rows(stored, stored.shards[number])
@@ -124,9 +122,9 @@ class _Rows:
         if not info.samples:
             return
         names = [column for column, _ in self.columns]
-        reader = open_shard(
-            self._with_raw_values(info), raw_files(stored.store, info, PATIENT), source=name, columns=names
-        )
+        # Images and texts of JSON stay bytes: none is decoded here to be encoded again.
+        raw = with_stored_values(info, lambda encoding: encoding not in _FILES and not self._is_raw_text(encoding))
+        reader = open_shard(raw, raw_files(stored.store, info, PATIENT), source=name, columns=names)
         pictures = [column for column, encoding in self.columns if encoding == 'pil' and info.format == 'mds']
         texts = [column for column, encoding in self.columns if self._is_raw_text(encoding) and info.format == 'mds']
         files = [column for column, encoding in self.columns if encoding in _FILES and info.format == 'mds']
@@ -142,16 +140,6 @@ class _Rows:
 
     def _is_raw_text(self, encoding: str) -> bool:
         return encoding == 'str_decimal' or (encoding == 'json' and not self._has_features)
-
-    def _with_raw_values(self, info: ShardInfo) -> ShardInfo:
-        """The shard with bytes for images and texts of JSON: none is decoded here to be encoded again."""
-        schema = info.schema
-        if schema.format != 'mds':
-            return info
-        encodings = tuple(
-            'bytes' if encoding in _FILES or self._is_raw_text(encoding) else encoding for encoding in schema.encodings
-        )
-        return dataclasses.replace(info, schema=Schema('mds', schema.names, encodings, schema.sizes))
 
 
 def _png(image: Any) -> dict[str, Any]:

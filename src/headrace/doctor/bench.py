@@ -63,7 +63,6 @@ class Rate:
         return self.batch_bytes / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         derived = {'samples_per_second': self.samples_per_second, 'bytes_per_second': self.bytes_per_second}
         return {**dataclasses.asdict(self), **derived}
 
@@ -166,7 +165,6 @@ def _loader(config: LoaderConfig, workers: int) -> StreamingDataLoader:
 
 
 def _for_ever(loader: StreamingDataLoader) -> Generator[Any]:
-    """Batches of one epoch after the other."""
     while True:
         number = 0
         for batch in loader:
@@ -185,7 +183,6 @@ def _cpu_seconds() -> float:
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of a batch's values."""
     if isinstance(value, Mapping):
         return sum(map(_bytes, cast('Mapping[Any, Any]', value).values()))
     if isinstance(value, str | bytes):

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from headrace.config.build import build_streams
+from headrace.config.schema import named_loaders
 from headrace.dataset.streams.open_streams import store_options_of
 from headrace.display import human_size
 from headrace.doctor.machine import Finding
@@ -55,9 +56,8 @@ class Place:
 
 def places_of(config: Config) -> list[Place]:
     """The streams of a configuration's loaders, each place once."""
-    train = () if config.train is None else (config.train,)
     found: dict[tuple[str, Path | None], Place] = {}
-    for loader in (*train, *config.eval, *config.test, *config.predict):
+    for loader in named_loaders(config).values():
         for stream in build_streams(loader):
             url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
             name, options = stream.name or loader.name or 'train', store_options_of(stream)

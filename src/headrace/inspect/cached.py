@@ -27,8 +27,6 @@ _DEEPEST: Final = 3
 
 @dataclass(frozen=True)
 class CacheContent:
-    """One stream's cache folder."""
-
     folder: Path
     remote: str
     """As the folder's marker has it, without credentials; empty: headrace has not filled the folder."""
@@ -46,7 +44,6 @@ class CacheContent:
     """Bytes that fetches have reserved or written, those of killed processes included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             'folder': str(self.folder),
             'remote': self.remote,
@@ -74,7 +71,6 @@ class Removal:
     """Shards that stay, since a file of theirs is a symbolic link."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             'folder': str(self.folder),
             'removed': self.num_removed,
@@ -158,8 +154,6 @@ def _has_link(folder: Path, entry: CacheEntry) -> bool:
 
 
 def _present(folder: Path, tables: Sequence[ShardTable]) -> list[Present]:
-    """The entries with files in the folder."""
-
     def find(name: str) -> CacheEntry | None:
         for table in tables:
             shard = table.find(name)

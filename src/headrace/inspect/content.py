@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.stored_dataset import PATIENT, object_url, open_stored, raw_files, with_stored_values
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ChecksumError, ConfigError, FormatError, ObjectNotFoundError, ShardError
 from headrace.format import FileInfo, MDSEncoder, ShardFile, ShardInfo, ShardTable, open_shard
 from headrace.sources.source_index import SourceIndex
@@ -95,8 +96,6 @@ def _read_range(store: Store, info: FileInfo, offset: int, size: int, retry: Ret
 
 @dataclass(frozen=True)
 class Content:
-    """A dataset's shards."""
-
     format: str
     """Name of the format; several with commas."""
     is_estimate: bool
@@ -143,21 +142,11 @@ def _source_store(url: str, options: StoreOptions | None) -> SourceStore:
 
 def _other_format(url: str, options: StoreOptions | None) -> Content:
     store = _source_store(url, options)
-    index = SourceIndex.from_bytes(_read(store, store.index_name))
-    store.index = index
+    index = store.open_index(PATIENT)
     shards = index.shards()
     return Content(
         format=index.source.format, is_estimate=True, shards=shards, read=partial(_first_rows, store, index, shards)
     )
-
-
-def _read(store: SourceStore, key: str) -> bytes:
-    def attempt() -> bytes:
-        out = io.BytesIO()
-        store.get(key, out)
-        return out.getvalue()
-
-    return PATIENT.call(f'Reading {store.url}', attempt)
 
 
 def _first_rows(
@@ -166,7 +155,8 @@ def _first_rows(
     """The first rows of a part, as the shard that it becomes has them."""
     packed = shards[shard].files[0].zip
     assert packed is not None
-    batch = next(iter(index.source.batches(shard, memoryview(_read(store, packed.basename)))))
+    data = memoryview(StorePlace(store, PATIENT).read(packed.basename))
+    batch = next(iter(index.source.batches(shard, data)))
     encoder = MDSEncoder(index.source.columns, size_limit=None)
     encoder.add_batch({name: values[:count] for name, values in batch.items()})
     (encoded,) = encoder.finish()

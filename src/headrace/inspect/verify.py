@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from typing_extensions import Self
 
-from headrace.convert.stored_dataset import INDEX, PATIENT, folder_of, open_stored, raw_files
+from headrace.convert.stored_dataset import INDEX, PATIENT, folder_of, open_stored, raw_files, with_stored_values
 from headrace.display import printable
 from headrace.errors import (
     AccessDeniedError,
@@ -35,7 +35,7 @@ from headrace.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from headrace.format import Schema, ShardInfo, ShardTable, open_shard
+from headrace.format import ShardInfo, ShardTable, open_shard
 from headrace.format.encodings import is_mds_encoding_safe
 from headrace.redaction import redact, without_credentials
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
@@ -114,8 +114,7 @@ def _variants(store: Store, info: ShardInfo) -> list[bool]:
 
 
 def _check_content(info: ShardInfo, buffers: list[memoryview], step: Callable[[str], None]) -> None:
-    """Check a shard's mapped raw files."""
-    readable = _with_pickles_as_bytes(info)
+    readable = with_stored_values(info, is_mds_encoding_safe)  # what would run code is bytes
     reader = open_shard(readable, buffers, source=info.files[0].raw.basename)
     if info.format == 'mds':
         step('columns')
@@ -127,18 +126,6 @@ def _check_content(info: ShardInfo, buffers: list[memoryview], step: Callable[[s
         reader.gather(rows, np.arange(len(rows)), batch)
         for name in pickles:
             _check_pickles(name, rows, batch.columns[name])
-
-
-def _with_pickles_as_bytes(info: ShardInfo) -> ShardInfo:
-    """The shard with values that run code read as bytes."""
-    schema = info.schema
-    if schema.format != 'mds' or all(map(is_mds_encoding_safe, schema.encodings)):
-        return info
-    encodings = tuple(
-        encoding if is_mds_encoding_safe(encoding) else 'bytes' if size is None else f'ndarray:uint8:{size}'
-        for encoding, size in zip(schema.encodings, schema.sizes, strict=True)
-    )
-    return dataclasses.replace(info, schema=Schema('mds', schema.names, encodings, schema.sizes))
 
 
 def _blocks(info: ShardInfo) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:

@@ -10,7 +10,6 @@ An input of another format is a part, such as a row group of Parquet or a run of
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +48,6 @@ _AHEAD: Final = 2
 
 
 def is_image(key: str) -> bool:
-    """Whether a file counts as an image, by its extension."""
     return key.lower().endswith(_EXTENSIONS)
 
 
@@ -144,7 +142,6 @@ class ImageFolder(Inputs):
         return len(self._keys)
 
     def name(self, number: int) -> str:
-        """The path or URL."""
         return f'{self._store.url}/{self._keys[number]}'
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
@@ -188,10 +185,8 @@ def open_parts(
             f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'
             f'{place}'
         )
-    index = io.BytesIO()
-    store.get(store.index_name, index)
-    store.index = SourceIndex.from_bytes(index.getvalue())
-    return PartInputs(store, store.index, limit=limit, is_local=local_path(url) is not None, retry=retry)
+    index = store.open_index(retry)
+    return PartInputs(store, index, limit=limit, is_local=local_path(url) is not None, retry=retry)
 
 
 class PartInputs(Inputs):
@@ -231,7 +226,6 @@ class PartInputs(Inputs):
         return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
 
     def places(self) -> Iterator[str]:
-        """The objects."""
         return (f'{self._store.root_url}/{key}' for key in self._index.objects)
 
     def digest(self, begin: int, end: int) -> str:
@@ -245,7 +239,6 @@ class PartInputs(Inputs):
         return digest_of(listing)
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
-        """The batches of a part."""
         data = self._place.read(self._keys[number])
         left = self._end - self._first_row[number]
         for batch in self._index.source.batches(number, memoryview(data)):

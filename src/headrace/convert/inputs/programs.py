@@ -68,7 +68,6 @@ class FunctionInputs(Inputs):
         return f'input {number} ({self._inputs[number]!r:.200})'
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
-        """The samples of an input."""
         found = self._function(self._inputs[number])
         if found is None:
             return
@@ -115,7 +114,6 @@ class RowInputs(Inputs):
         return f'{self._label} {number}'
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
-        """One sample."""
         return (_to_sample(self._data[number - self.first], self._names),)
 
     def with_mean(self, mean: float | None) -> RowInputs:
@@ -182,11 +180,9 @@ class HuggingFaceInputs(Inputs):
         return (self._count + self._step - 1) // self._step
 
     def name(self, number: int) -> str:
-        """The rows."""
         return f'rows {number * self._step} to {min((number + 1) * self._step, self._count) - 1} of the dataset'
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
-        """The batches of a block."""
         return self._columns(number * self._step, min((number + 1) * self._step, self._count))
 
     def _columns(self, begin: int, end: int) -> Iterator[Mapping[str, Any]]:

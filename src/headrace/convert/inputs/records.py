@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,7 +44,7 @@ class BadRow:
     error: Exception
 
 
-class Inputs:
+class Inputs(ABC):
     """Inputs by number, from 0: files, rows, parts. Picklable, so that each worker has its own."""
 
     kind: str
@@ -67,12 +68,12 @@ class Inputs:
     gives_batches: bool = False
     """Whether `read` gives batches of columns instead of single samples."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def name(self, number: int) -> str:
         """An input as its owner knows it: a path, a URL, a row. For messages."""
-        raise NotImplementedError
 
     def places(self) -> Iterable[Place]:
         """Paths and URLs that are read, as far as they are known. An output must hold none of them.
@@ -88,6 +89,7 @@ class Inputs:
         """
         del begin, end
 
+    @abstractmethod
     def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
         """The samples of an input, or batches of columns: each value of a batch is a sequence with one value per row.
 
@@ -95,7 +97,6 @@ class Inputs:
 
         Any exception means that this input is bad, except errors of headrace's stores.
         """
-        raise NotImplementedError
 
 
 class RecordInputs(Inputs, Generic[T]):
@@ -152,7 +153,6 @@ class RecordInputs(Inputs, Generic[T]):
         return len(self._records)
 
     def name(self, number: int) -> str:
-        """The record's label."""
         return self._label(self._records[number])
 
     def places(self) -> Iterator[Place]:
@@ -160,17 +160,14 @@ class RecordInputs(Inputs, Generic[T]):
         return places_in([value for name, value in self.identity.items() if name not in _NO_INPUTS])
 
     def digest(self, begin: int, end: int) -> str:
-        """Of the records' JSON."""
         return digest_of(self._records[begin:end])
 
     def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
-        """The samples of a record."""
         found = self._read(self._records[number])
         return (cast('Mapping[str, Any]', found),) if isinstance(found, Mapping) else found
 
 
 def digest_of(values: object) -> str:
-    """Digest of JSON."""
     return xxhash.xxh3_128_hexdigest(json.dumps(values, sort_keys=True).encode('utf-8', 'surrogatepass'))
 
 
