@@ -13,8 +13,6 @@ from headrace.storage.stores.local import mapped_path_errors
 
 
 class Member(NamedTuple):
-    """A file, or a run of bytes in one, as JSON."""
-
     path: str
     """Of the file, relative to the root of the distribution."""
     begin: int

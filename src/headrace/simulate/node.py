@@ -73,11 +73,9 @@ class Node:
     # -- what a prefetcher asks ------------------------------------------------------------------------------------
 
     def is_ready(self, shard: int) -> bool:
-        """Whether a shard needs no fetching."""
         return shard in self._present or bool(self._in_place[shard])
 
     def size_of(self, shard: int) -> int:
-        """Bytes that a shard takes in the cache."""
         return int(self._kept[shard])
 
     # -- the processes ---------------------------------------------------------------------------------------------
@@ -87,7 +85,6 @@ class Node:
         self._leased[shard] = self._leased.get(shard, 0) + 1
 
     def release(self, shard: int) -> None:
-        """End a lease."""
         self._leased[shard] -= 1
         if not self._leased[shard]:
             del self._leased[shard]
@@ -205,8 +202,6 @@ _Shards = npt.NDArray[np.int64]
 
 @dataclass
 class Rank:
-    """One rank in a simulated epoch."""
-
     world: World
     node: Node
     source: StreamingDataset

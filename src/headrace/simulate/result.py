@@ -87,8 +87,6 @@ class Conditions:
 
 
 class SimulatedStep(NamedTuple):
-    """A simulated training step."""
-
     epoch: int
     number: int
     end: float

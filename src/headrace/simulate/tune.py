@@ -81,8 +81,6 @@ _MOST_CANONICAL_NODES: Final = 1024
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated run of the search."""
-
     setting: str
     """The setting that differs from the choice before; empty in the run before all changes."""
     value: int | None
@@ -98,7 +96,6 @@ class Trial:
 
     @property
     def seconds_waiting(self) -> float:
-        """Seconds of an epoch that are spent waiting for data."""
         return self.waiting * self.epoch_seconds
 
     @property

@@ -59,7 +59,6 @@ def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> ArrowSource:
-    """See `SourceFormat.index`."""
     del allow_unsafe_types  # no type of Arrow runs code
     import_pyarrow('Arrow files')
     scans = in_parallel(lambda info: _Scan(store, info, columns), _files(store, objects))
@@ -157,11 +156,9 @@ class _Chain(io.RawIOBase):
         self._pieces = [piece for piece in pieces if len(piece)]
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with the next bytes."""
         view = memoryview(buffer).cast('B')
         if not self._pieces or not len(view):
             return 0

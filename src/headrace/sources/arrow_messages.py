@@ -41,8 +41,6 @@ _NONE: Final[_Numbers] = np.empty((0, 2), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of an IPC stream."""
-
     kind: int
     start: int
     """Offset of its first byte."""

@@ -58,8 +58,6 @@ _MAX_DEPTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumn:
-    """A column of Arrow data that is read."""
-
     name: str
     encoding: str
     """Its MDS encoding."""
@@ -445,7 +443,6 @@ class NullValueError(Exception):
 
 
 def _decode_runs(array: Any) -> Any:
-    """The values of a run-end encoded array."""
     import pyarrow.compute as pc
 
     return pc.call_function('run_end_decode', [array])
@@ -499,7 +496,6 @@ def _texts_or_bytes(array: Any) -> list[Any]:
 
 
 def _decimals(array: Any) -> list[Any]:
-    """`decimal.Decimal` objects."""
     _require_values(array)
     return array.to_pylist()
 

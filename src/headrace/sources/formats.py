@@ -89,7 +89,6 @@ def folder_of(key: str) -> str:
 
 
 def name_of(key: str) -> str:
-    """The name of an object in its folder."""
     return key.rpartition('/')[2]
 
 

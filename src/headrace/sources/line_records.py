@@ -237,14 +237,12 @@ class TextTypes:
         self._kinds = [0] * count
 
     def add(self, row: Sequence[str]) -> None:
-        """Add a row of so many fields."""
         kinds = self._kinds
         for column, text in enumerate(row):
             if not kinds[column] & _OTHER:
                 kinds[column] |= _text_kind(text)
 
     def encodings(self) -> list[str]:
-        """The encoding of each column."""
         known = {_INT: 'int', _INT | _INEXACT: 'int', _FLOAT: 'float64', _INT | _FLOAT: 'float64'}
         return [known.get(kind, 'str') for kind in self._kinds]
 

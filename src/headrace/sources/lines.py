@@ -71,7 +71,6 @@ class LineFormat:
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
     ) -> LineSource:
-        """See `SourceFormat.index`."""
         del allow_unsafe_types  # no type of text runs code
         size = sum(info.size for info in objects)
         if size > _LARGE:
@@ -197,13 +196,11 @@ class _ObjectReader:
         self.header_of: dict[str, int] = {}
 
     def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
-        """The records of a file."""
         for record in read_objects(chunks, info.key):
             self._types.add(record.value, escapes=record.escapes)
             yield record
 
     def encodings(self) -> dict[str, str]:
-        """The encoding of each column."""
         return self._types.encodings()
 
 

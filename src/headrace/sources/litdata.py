@@ -67,7 +67,6 @@ def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> LitdataSource:
-    """See `SourceFormat.index`."""
     heads = [info for info in objects if name_of(info.key) == _INDEX]
     if len(heads) > 1:
         folders = [folder_of(info.key) for info in heads]

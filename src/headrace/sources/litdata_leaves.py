@@ -62,8 +62,6 @@ _MAX_LEAVES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LitdataColumn:
-    """A column of litdata's items."""
-
     name: str
     encoding: str
     """Its MDS encoding; empty: none can store it."""
@@ -81,7 +79,6 @@ class LitdataColumn:
 def item_columns(
     config: Mapping[str, Any], scalars: Mapping[str, str], *, allow_unsafe_types: bool
 ) -> dict[str, LitdataColumn]:
-    """The columns of items, by name."""
     formats = data_formats(config)
     root = _parse_tree(config.get('data_spec'), len(formats))
     encode = _Encode(formats, scalars, allow_unsafe_types)

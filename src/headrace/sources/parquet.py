@@ -367,7 +367,6 @@ class RangeFile:
             )
 
     def read(self, size: int = -1) -> memoryview:
-        """The next bytes."""
         if size < 0:
             size = self._size - self._at
         start = 0
@@ -383,13 +382,11 @@ class RangeFile:
         )
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to an offset of the whole file."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def tell(self) -> int:
-        """The offset in the whole file."""
         return self._at
 
     def close(self) -> None:

@@ -33,8 +33,6 @@ PATIENT: Final = Retry(patience=30.0)
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes of one object."""
-
     key: str
     """The object, relative to the store's root."""
     offset: int
@@ -134,8 +132,6 @@ class Window(Protocol):
 
 
 class MemoryWindow:
-    """Bytes that are in memory."""
-
     def __init__(self, data: memoryview, where: str) -> None:
         self._data, self._where = data, where
 

@@ -24,8 +24,6 @@ _DIGEST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SourceBytes:
-    """The parts of a packed source."""
-
     settings: Mapping[str, Any]
     """The JSON object."""
     arrays: Mapping[str, np.ndarray[Any, Any]]
@@ -98,7 +96,6 @@ class PartTable(Sequence[Part]):
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> PartTable:
-        """The table of these parts."""
         parts = list(parts)
         keys = list(dict.fromkeys(part.key for part in parts))
         number = {key: i for i, key in enumerate(keys)}

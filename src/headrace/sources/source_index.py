@@ -35,7 +35,6 @@ _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 
 
 def index_name(columns: Collection[str] | None) -> str:
-    """The name of the index in the cache folder, for these columns."""
     return f'source{_tag(columns)}.index'
 
 
@@ -52,8 +51,6 @@ def _tag(columns: Collection[str] | None) -> str:
 
 
 class SourceIndex:
-    """A dataset of another format."""
-
     def __init__(self, source: Source, objects: Sequence[ObjectInfo], columns: Collection[str] | None) -> None:
         self.source = source
         self.objects = {info.key: info for info in objects}
@@ -76,7 +73,6 @@ class SourceIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SourceIndex:
-        """The index of `to_bytes`."""
         found = unpack_source(data)
         try:
             settings, sizes = found.settings, found.arrays['sizes'].tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
-    from headrace.storage import StoreOptions
+    from headrace.storage import Retry, StoreOptions
 
 _log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')
@@ -229,6 +230,13 @@ class SourceStore:
         if self.index is None:
             raise FormatError(f'{key!r:.200} was asked for before the index of {self.url} was read.')
         return self.index.ranges(key)
+
+    def open_index(self, retry: Retry) -> SourceIndex:
+        """Make the index, by which parts are read from now on."""
+        out = io.BytesIO()
+        retry.call(f'Reading {self.url}', lambda: self.get(self.index_name, out))
+        self.index = SourceIndex.from_bytes(out.getvalue())
+        return self.index
 
     def _make_index(self, out: BinaryIO) -> str:
         name, listed, of_format, objects = self._require()

@@ -72,7 +72,6 @@ class _Sample:
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-    """The tars among the objects."""
     return [info for info in objects if _ENDINGS.search(info.key) and not is_hidden(info.key)]
 
 
@@ -295,8 +294,6 @@ _REFUSED: Final = {
 
 
 class Member(NamedTuple):
-    """A file in a tar."""
-
     name: str
     start: int
     """Offset of its first header."""
@@ -372,8 +369,6 @@ def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Membe
 
 
 class _Header:
-    """One header block."""
-
     def __init__(self, block: bytes, at: int, where: str) -> None:
         if len(block) < _BLOCK:
             raise _truncated(where, at)

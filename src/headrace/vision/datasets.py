@@ -29,7 +29,6 @@ class StandardTransform:
         self.transform, self.target_transform = transform, target_transform
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """The transformed image and target."""
         x = to_tensor(x) if self.transform is None else self.transform(x)
         return x, y if self.target_transform is None else self.target_transform(y)
 

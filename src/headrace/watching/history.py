@@ -17,7 +17,7 @@ from headrace.watching.record import RECORD, read_record
 
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
-    from headrace.order import BatchPlan
+    from headrace.order import BatchPlan, SampleUse
 
 _FORMAT = 1
 
@@ -392,15 +392,7 @@ class RecordedRun:
             first = place.first_step
             for epoch in range(place.epoch, use.epoch):
                 first += (plan if epoch == place.epoch else loader.plan(epoch)).num_batches
-            yield SampleSeen(
-                step=first + use.batch,
-                segment=segment.number,
-                epoch=use.epoch,
-                position=use.position,
-                rank=use.rank,
-                row=use.row,
-                is_past=False,
-            )
+            yield _seen(use, first + use.batch, segment.number, is_past=False)
 
     def to_json(self) -> dict[str, Any]:
         """The segments as plain values."""
@@ -435,18 +427,15 @@ def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
     return None
 
 
+def _seen(use: SampleUse, step: int, segment: int, *, is_past: bool) -> SampleSeen:
+    where = {'epoch': use.epoch, 'position': use.position, 'rank': use.rank, 'row': use.row}
+    return SampleSeen(step=step, segment=segment, **where, is_past=is_past)
+
+
 def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:
     while batch < end:
         use = next_use(lambda _: plan, sample_id, epoch=plan.order.epoch, batch=batch, epochs=1)
         if use is None or use.batch >= end:
             return
-        yield SampleSeen(
-            step=first_step + use.batch,
-            segment=segment,
-            epoch=use.epoch,
-            position=use.position,
-            rank=use.rank,
-            row=use.row,
-            is_past=True,
-        )
+        yield _seen(use, first_step + use.batch, segment, is_past=True)
         batch = use.batch + 1

@@ -90,8 +90,6 @@ class RecordFile:
 
 
 class RecordRead(NamedTuple):
-    """The content of a record."""
-
     entries: list[dict[str, Any]]
     """In the order in which they were written."""
     damaged: int

@@ -131,27 +131,22 @@ class RunFiles:
             self._status.begin(loaders, step=step)
 
     def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Follow these loaders from now on, which the trainer may have replaced."""
         for file in self._files():
             file.follow(loaders)
 
     def batch_done(self) -> None:
-        """A batch of each loader was trained."""
         for file in self._files():
             file.batch_done()
 
     def pause(self) -> None:
-        """Stop the clock for an evaluation."""
         if self._status is not None:
             self._status.pause()
 
     def resume(self) -> None:
-        """Restart the clock after `pause`."""
         if self._status is not None:
             self._status.resume()
 
     def checkpoint(self, step: int | None = None) -> None:
-        """Record a checkpoint, as `RunRecorder.checkpoint`."""
         if self._recorder is not None:
             self._recorder.checkpoint(step)
 

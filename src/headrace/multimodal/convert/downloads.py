@@ -119,7 +119,6 @@ class _Fetches:
         self._of_host: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limits.per_host))
 
     async def close(self) -> None:
-        """End all requests."""
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,7 +204,6 @@ def records(
     max_bytes: int,
     private_hosts: bool,
 ) -> RecordInputs[_Block]:
-    """The records of a split; see `Original.module`."""
     del split
     import_pyarrow('The files of LAION')
     import pyarrow.parquet as pq
@@ -271,4 +269,4 @@ def _label(block: _Block) -> str:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,7 +8,6 @@ the new dataset are 'train' and 'val'. A file is the smallest unit of work: a re
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,6 @@ _log = logger_of(__name__)
 
 
 def records(root: Path, split: str) -> RecordInputs[Member]:
-    """The records of a split; see `Original.module`."""
     found: list[Member] = []
     for folder in ('.', 'en'):
         if not found and (root / folder).is_dir():
@@ -55,4 +53,4 @@ def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -55,8 +54,6 @@ _LINES: Final = re.compile(r'\n{3,}')
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An article."""
-
     id: int
     title: str
     markup: str
@@ -83,7 +80,6 @@ def _read(root: Path, member: Member) -> Iterator[dict[str, Any] | BadRow]:
 
 
 def records(source: Path, split: None) -> RecordInputs[Member]:
-    """The records of a split; see `Original.module`."""
     del split
     _require_parser()
     root = source if source.is_dir() else source.parent
@@ -286,4 +282,4 @@ def plain_text(markup: str) -> str:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

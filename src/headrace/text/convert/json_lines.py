@@ -34,7 +34,6 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def text_of(record: Mapping[str, Any], key: str) -> str:
-    """A text of a JSON object."""
     value = record.get(key)
     if not isinstance(value, str):
         has = f'a {type(value).__name__}' if key in record else f'missing among {sorted(record)}'

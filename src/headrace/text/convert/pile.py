@@ -7,7 +7,6 @@ restart reads unfinished files again.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,6 @@ _ENDINGS: Final = ('.jsonl.zst', '.jsonl')
 
 
 def records(root: Path, split: str) -> RecordInputs[Member]:
-    """The records of a split; see `Original.module`."""
     folder = f'{split}/' if split == 'train' else ''
     listed = files_of(root, folder or '.') if (root / folder).is_dir() else []
     found = {
@@ -56,4 +54,4 @@ def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ annotation.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -50,7 +49,6 @@ def _read(root: Path, validate: bool, record: _Record) -> dict[str, Any]:
 
 
 def records(root: Path, split: str, *, validate: bool, shuffle: bool) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     require_pillow()
     base = f'{_FOLDER}/' if (root / _FOLDER).is_dir() else ''
     scenes = _by_name(files_of(root, f'{base}images/{_SPLITS[split]}'), '.jpg')
@@ -85,4 +83,4 @@ def _label(record: _Record) -> str:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ beside the shards names the classes. The order is that of the distribution, whic
 from __future__ import annotations
 
 import json
-import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -68,7 +67,6 @@ def _read(root: Path, record: _Record) -> Iterator[Mapping[str, Any] | BadRow]:
 
 
 def records(root: Path, split: str) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     require_pillow()
     folder = _FOLDER if (root / _FOLDER).is_dir() else '.'
     names = _BATCHES[split]
@@ -143,4 +141,4 @@ def _classes(root: Path, meta: Member) -> list[str]:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,7 +78,6 @@ def _read(root: Path, validate: bool, record: _Record) -> dict[str, Any]:
 
 
 def records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     require_pillow()
     path, folder = f'annotations/instances_{split}{year}.json', f'{split}{year}'
     if not (root / path).is_file():
@@ -156,4 +154,4 @@ def _add_box(found: dict[int, _Image], labels: Mapping[int, int], entry: Mapping
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -16,7 +16,6 @@ import io
 import json
 import re
 import stat
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -78,7 +77,6 @@ def _read(root: Path, validate: bool, resize: int | None, quality: int, record: 
 def records(
     root: Path, split: str, *, validate: bool, resize: int | None, quality: int, shuffle: bool
 ) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     require_pillow()
     check_resize(resize, quality)
     devkit = _open_devkit(root)
@@ -228,4 +226,4 @@ def _parse_devkit(meta: bytes, truth: bytes, path: Path) -> _Devkit:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -66,7 +65,6 @@ def _read(videos: Path, inside: bool, out_mp4: str | None, validate: bool, recor
 def records(
     table: Path, split: None, *, videos: str | None, inside: bool, out_mp4: str | None, validate: bool
 ) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     del split
     require_av()
     folder = table.parent / 'videos' if videos is None else Path(videos)
@@ -102,7 +100,6 @@ def records(
 
 
 def _rows(table: Path, folder: Path) -> list[_Record]:
-    """The rows of the table with their videos."""
     try:
         with open(table, newline='', encoding='utf-8', errors='surrogateescape') as file:
             reader = csv.DictReader(file)
@@ -168,4 +165,4 @@ def put_video(url: str, path: str, video: bytes) -> None:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())

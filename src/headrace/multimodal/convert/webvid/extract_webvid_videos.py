@@ -6,7 +6,6 @@ shards have its path in the column ``content_path``.
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -45,7 +44,6 @@ def _read(folder: str, out_mp4: str, record: _Record) -> dict[str, Any]:
 
 
 def records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_Record]:
-    """The records of a split; see `Original.module`."""
     del split
     if out_mp4 is None:
         raise ConfigError('The videos go to a folder or URL, but none is given. Pass `out_mp4`.')
@@ -69,4 +67,4 @@ def _label(record: _Record) -> str:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    raise SystemExit(main())
