@@ -103,7 +103,7 @@ class TestLedger:
         return cache_of(self.remote, self.folder, limit=3 * SIZE)
 
     def test_where_nothing_could_go_what_is_there_is_looked_at_again(self, cache, monkeypatch):
-        monkeypatch.setattr('headrace.storage.cache.limit.SURE', 0)
+        monkeypatch.setattr('headrace.storage.cache.limit.SURE', 1e-6)
         entries, uses = self.remote.entries, dict(enumerate([1.0, 2.0, 9.0, 1.5, 3.0, 4.0]))
         next_use = lambda entry: uses[entry.id]  # noqa: E731
         for number in (0, 1, 2, 3):

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from headrace.errors import CacheError, ConfigError
-from headrace.storage.cache.control_folder import OpenFolder
 from headrace.storage.cache.entry import (
     CacheEntry,
     CachePart,
@@ -59,7 +58,7 @@ CHEAP: Final = 0.002
 SHARE: Final = 100
 """How long a count that is not cheap stays valid, in multiples of its duration."""
 SURE: Final = 25
-"""The same factor, after a scan that found nothing evictable."""
+"""The same factor, where older counts show too little that could be evicted."""
 
 USE_COUNTS: Final = 1.5
 """A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
@@ -106,9 +105,9 @@ class LimitedFolder:
         """As ``find``, but reuses the entries of the last count."""
         return self.found.get(name) or self.find(name)
 
-    def is_counted(self, *, surely: bool) -> bool:
-        """Whether the last count is recent enough to pick a victim, or (`surely`) to conclude there is none."""
-        return time.monotonic() < self.counted_at + _good_for(self.cost, SURE if surely else SHARE)
+    def is_old(self, age: float) -> bool:
+        """Whether the last count is older than that many times its cost."""
+        return time.monotonic() >= self.counted_at + _good_for(self.cost, age)
 
     def fixed(self) -> int:
         total = 0
@@ -190,31 +189,19 @@ def count_fetches(folder: Path) -> tuple[int, list[Path]]:
     return 0, []
 
 
-def _read(state: OpenFolder) -> tuple[int, float] | None:
-    """The bytes in a ledger, and the end of their validity; None without valid text.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+def _read(folder: Path) -> tuple[int, float] | None:
+    """The bytes in a ledger, and the end of their validity; None without valid text."""
     try:
-        record = json.loads(state.read(LEDGER, 1024))
+        with fetch_folder(folder).opened(only_read=True) as state:
+            record = json.loads(state.read(LEDGER, 1024))
         return int(record['bytes']), float(record['until'])
-    except FileNotFoundError:
-        raise
     except (OSError, CacheError, ValueError, KeyError, TypeError):
         return None
 
 
 def read_ledger(folder: Path) -> int | None:
     """Bytes of a folder's shards, if a recent count exists. Needs the folder's lock."""
-    try:
-        with fetch_folder(folder).opened(only_read=True) as state:
-            record = _read(state)
-    except OSError:
-        return None
-    if record is None:
-        return None
-    size, until = record
+    size, until = _read(folder) or (-1, 0.0)
     # The far future is a clock that was set back.
     return size if 0 <= until - time.time() < 3600 and size >= 0 else None
 
@@ -229,13 +216,7 @@ def write_ledger(folder: Path, size: int, seconds: float) -> None:
 
 def add_to_ledger(folder: Path, change: int) -> None:
     """Note that bytes are about to come, or have gone. Needs the folder's lock."""
-    try:
-        with fetch_folder(folder).opened(only_read=True) as state:
-            record = _read(state)
-    except FileNotFoundError:
-        return
-    except OSError:
-        record = None
+    record = _read(folder)
     if record is None:
         drop_ledger(folder)
     else:
@@ -289,30 +270,24 @@ class _RoomRequest:
         return next_use(self.fetch.entry) if self.fetch.ahead and next_use is not None else -math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """The reasons for a lack of room, as far as this process knows the folders."""
-
-    needed: int
-    """Bytes for which there was no room."""
-    totals: _Totals
-    busy: list[Path]
-    """Files in use, which could be evicted otherwise."""
-    stale: list[LimitedFolder]
-    """Folders of which this process knows too little to choose an entry to evict."""
-
-
 @dataclass(slots=True)
 class _Totals:
     """Bytes that count against the limit."""
 
-    size: int
-    fixed: int
-    """The part of it that is never evicted."""
-    fetching: list[Path]
-    """Lock files of the fetches in progress."""
-    counted: list[LimitedFolder]
-    """Folders that were counted for this, so that ledgers did not have to be believed."""
+    fixed: int = 0
+    """Those that are never evicted."""
+    reserved: int = 0
+    """Those of fetches in progress."""
+    fetching: list[Path] = field(default_factory=list[Path])
+    """The lock files of these fetches."""
+    shards: dict[Path, int] = field(default_factory=dict[Path, int])
+    """Those of shards, by folder."""
+    counted: list[LimitedFolder] = field(default_factory=list[LimitedFolder])
+    """Folders that were counted for this, so that their ledgers did not have to be believed."""
+
+    @property
+    def size(self) -> int:
+        return self.fixed + self.reserved + sum(self.shards.values())
 
 
 class CacheLimit:
@@ -349,62 +324,43 @@ class CacheLimit:
     def admit(self, request: _RoomRequest) -> FetchResult | None:
         """Reserve the bytes of a fetch and evict for it; None if that succeeded.
 
-        Each step looks closer: at remembered counts, at every file without the lock, at every file under the lock.
+        Each turn looks closer: at remembered counts, at the files without the folders' locks, at last with the locks.
         """
-        refusal = self._reserve(request)
-        if refusal is not None and refusal.stale:
-            for folder in refusal.stale:
-                count_files(folder)
-            self._rank(request.fetch.next_use)
-            refusal = self._reserve(request, looked=True)
-        if refusal is not None and not self._is_final(request, refusal):
-            refusal = self._reserve(request, exactly=True)
-        if refusal is None:
-            return None
-        busy = refusal.busy
-        if not (busy or (request.fetch.ahead and self._heap)):
-            busy = [path for path in refusal.totals.fetching if path != request.lock.path]
+        fetch, busy = request.fetch, list[Path]()
+        for age in (SHARE, SURE, SURE, 0.0):
+            with locked_folders(list(self._folders)):
+                totals, needed = self._add_up(exactly=not age), request.needed()
+                if totals.fixed + needed > self.size:
+                    raise self._too_low(fetch.entry, totals.fixed + needed)
+                if totals.size + needed > self.size:
+                    # Files of killed fetches are harmless before room is short.
+                    found = [reclaim_fetches(folder) for folder in self._folders]
+                    totals = self._add_up(exactly=not age) if any(found) else totals
+                stale: list[LimitedFolder] = []
+                if totals.size + needed > self.size:
+                    stale = [one for one in self._folders.values() if one not in totals.counted and one.is_old(age)]
+                    if totals.counted and not stale:
+                        self._rank(fetch.next_use)
+                if not stale:
+                    busy = self._evict(totals, totals.size + needed - self.size, request)
+                    if totals.size + needed <= self.size:
+                        request.lock.reserve(needed)
+                        return None
+            if stale:
+                for one in stale:
+                    count_files(one)
+                self._rank(fetch.next_use)
+                continue
+            others_are_sooner = fetch.ahead and self._heap and not busy
+            if len(totals.counted) == len(self._folders) or (others_are_sooner and age != SHARE):
+                break
+        if not (busy or (fetch.ahead and self._heap)):
+            busy = [path for path in totals.fetching if path != request.lock.path]
         if busy:
             return FetchResult(FetchStatus.BLOCKED, blocker=busy[0])
-        if request.fetch.ahead:
+        if fetch.ahead:
             return FetchResult(FetchStatus.NO_ROOM)
-        raise self._too_low(request.fetch.entry, refusal.totals.size + refusal.needed)
-
-    def _is_final(self, request: _RoomRequest, refusal: _Refusal) -> bool:
-        """Whether an exact count could not change a refusal."""
-        is_exact = len(refusal.totals.counted) == len(self._folders)
-        return is_exact or bool(request.fetch.ahead and self._heap and not refusal.busy)
-
-    def _reserve(self, request: _RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
-        """Evict victims and reserve, if there is room then.
-
-        Args:
-            request: The room that is needed.
-            looked: This process has just looked at every file.
-            exactly: Count all files under the lock.
-        """
-        with locked_folders(list(self._folders)):
-            totals = self._add_up(exactly=exactly)
-            needed = request.needed()
-            if totals.fixed + needed > self.size:
-                raise self._too_low(request.fetch.entry, totals.fixed + needed)
-            if totals.size + needed > self.size:
-                # Files of killed fetches are harmless before room is short.
-                found = [reclaim_fetches(folder) for folder in self._folders]
-                if any(found):
-                    totals = self._add_up(exactly=exactly)
-            over = totals.size + needed - self.size
-            if over > 0:
-                if not looked and (stale := self._stale(totals, surely=False)):
-                    return _Refusal(needed, totals, [], stale)
-                if totals.counted:
-                    self._rank(request.fetch.next_use)
-                freed, busy = self._evict(over, request)
-                if freed < over:
-                    stale = self._stale(totals, surely=True) if request.fetch.ahead and not looked else []
-                    return _Refusal(needed, totals, busy, stale)
-            request.lock.reserve(needed)
-            return None
+        raise self._too_low(fetch.entry, totals.size + needed)
 
     def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
         return ConfigError(
@@ -413,30 +369,22 @@ class CacheLimit:
         )
 
     def _add_up(self, *, exactly: bool) -> _Totals:
-        """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""
-        totals = _Totals(0, 0, [], [])
+        """Add up all folders, with their locks held; each is counted if its ledger is too old, or ``exactly``."""
+        totals = _Totals()
         # Fetches first: one that ends in between is counted twice, in the other order it would not be counted at all.
         for folder in self._folders:
             size, locks = count_fetches(folder)
-            totals.size += size
+            totals.reserved += size
             totals.fetching += locks
         for limited in self._folders.values():
+            totals.fixed += limited.fixed()
             size = None if exactly else read_ledger(limited.folder)
             if size is None:
                 size, seconds = count_files(limited)
                 write_ledger(limited.folder, size, seconds)
                 totals.counted.append(limited)
-            fixed = limited.fixed()
-            totals.fixed += fixed
-            totals.size += size + fixed
+            totals.shards[limited.folder] = size
         return totals
-
-    def _stale(self, totals: _Totals, *, surely: bool) -> list[LimitedFolder]:
-        return [
-            limited
-            for limited in self._folders.values()
-            if limited not in totals.counted and not limited.is_counted(surely=surely)
-        ]
 
     def _rank(self, next_use: NextUse | None) -> None:
         """Order the entries of the last counts: needed latest first, then unused for longest."""
@@ -447,16 +395,16 @@ class CacheLimit:
         heapq.heapify(heap)
         self._heap = heap
 
-    def _evict(self, room: int, request: _RoomRequest) -> tuple[int, list[Path]]:
-        """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
+    def _evict(self, totals: _Totals, room: int, request: _RoomRequest) -> list[Path]:
+        """Delete until ``room`` more bytes are free; returns the files that were in use.
 
         The ranking may be older than the folders: an entry that is needed sooner, or was used since, is ranked anew
         at its turn.
         """
-        freed, busy, kept = 0, list[Path](), list[_Ranked]()
+        busy, kept = list[Path](), list[_Ranked]()
         heap, next_use, bound = self._heap, request.fetch.next_use, request.bound
         own = request.into.folder, request.fetch.entry.key
-        while freed < room and heap:
+        while room > 0 and heap:
             rank, used, _, item = heapq.heappop(heap)
             if (item.limited.folder, item.entry.key) == own:
                 kept.append((rank, used, next(self._tie), item))
@@ -474,12 +422,13 @@ class CacheLimit:
                 busy.append(outcome)
                 kept.append((rank, used, next(self._tie), item))
             elif outcome:
-                freed += outcome
+                room -= outcome
+                totals.shards[item.limited.folder] -= outcome
                 add_to_ledger(item.limited.folder, -outcome)
                 item.limited.stats.add(CacheCounts(evictions=1))
         for ranked in kept:
             heapq.heappush(heap, ranked)
-        return freed, busy
+        return busy
 
 
 def _last_use(path: Path) -> float:
