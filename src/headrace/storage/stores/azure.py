@@ -30,40 +30,35 @@ The first four are passed over for a URL of another account than the environment
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
-from headrace.error_mapping import mapping_errors
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
-    HeadraceError,
     MissingDependencyError,
     ObjectNotFoundError,
     StorageError,
 )
-from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
     ANONYMOUS,
     CHUNK,
-    UNREADABLE,
     ReadRequest,
     SourcePart,
     described,
     error_of_status,
     not_found,
-    unreadable,
     version,
     why_absent,
 )
-from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
@@ -269,36 +264,14 @@ class AzureStore(BucketStore):
         self.container = container
         super().__init__(prefix, options, extra=EXTRA, title='an Azure store')
         self.scheme, self.host = scheme, host
-        self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         host = f'{self.host}/' if self.host else ''
         return f'{self.scheme}://{host}{self.container}/{self.prefix}'.rstrip('/')
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        blob = self._blob(key)
-        if size == 0:
-            return ''
-        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        answer = self._open(blob, key, wanted)
-        if isinstance(answer, str):
-            return answer
-        # The body as it is stored, also where its Content-Encoding says that it is compressed.
-        body = answer.stream_download(None, decompress=False)
-        with contextlib.closing(answer.internal_response):
-            found = version(answer.headers.get('ETag'))
-            return wanted.receive(
-                lambda: next(body, b''),
-                out,
-                etag=found,
-                length=answer.headers.get('Content-Length'),
-                part=answer.headers.get('Content-Range', '') if answer.status_code == 206 else None,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
-            )
-
-    def _open(self, blob: Any, key: str, wanted: ReadRequest) -> Any:
-        """The answer to a GET, whose body has not been read; the version if nothing is left from the offset.
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
+        """See `BucketStore._open`.
 
         The SDK's own downloader keeps whole answers in memory, and repeats those that break off. Its hook for raw
         answers comes before that.
@@ -315,20 +288,28 @@ class AzureStore(BucketStore):
             how.update(offset=wanted.offset, length=wanted.size)
         if wanted.etag:
             how.update(etag=f'"{wanted.etag}"', match_condition=MatchConditions.IfNotModified)
-        with self._mapped_errors('Reading', key):
-            try:
-                blob.download_blob(**how)
-            except _AnsweredError as answered:
-                response = answered.response
-                if response.headers.get(f'x-ms-meta-{FOLDER}') == 'true':
-                    response.internal_response.close()
-                    raise self._is_folder(key) from None
-                return response
-            except HttpResponseError as error:
-                if error.status_code != 416:
-                    raise
-                return wanted.nothing_left(self.head(key))
-        raise AssertionError('the hook above is called for every answer')
+        try:
+            self._client.get_blob_client(name).download_blob(**how)
+        except _AnsweredError as answered:
+            answer = answered.response
+        except HttpResponseError as error:
+            if error.status_code != 416:
+                raise
+            return None
+        else:
+            raise AssertionError('the hook above is called for every answer')
+        if answer.headers.get(f'x-ms-meta-{FOLDER}') == 'true':
+            answer.internal_response.close()
+            raise self._is_folder(self._key(name))
+        # The body as it is stored, also where its Content-Encoding says that it is compressed.
+        body = answer.stream_download(None, decompress=False)
+        return Body(
+            lambda: next(body, b''),
+            answer.internal_response.close,
+            version(answer.headers.get('ETag')),
+            answer.headers.get('Content-Length'),
+            answer.headers.get('Content-Range', '') if answer.status_code == 206 else None,
+        )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         blob = self._blob(key)
@@ -384,40 +365,27 @@ class AzureStore(BucketStore):
         account = connect(self.url, self.host, self.options, self._pool)
         return account, account.service.get_container_client(self.container)
 
-    @mapping_errors
-    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        server = self._server()  # before azure is imported: it says what is missing if that is not installed
+    def _network_errors(self) -> tuple[type[Exception], ...]:
         from azure.core import exceptions
         from requests.exceptions import RequestException
         from urllib3.exceptions import HTTPError
 
-        what = f'{doing} {self.url}/{key} at {server}'
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except exceptions.ClientAuthenticationError as error:
-            raise self._denied(what, error) from error
-        except exceptions.HttpResponseError as error:
+        of_azure = exceptions.ServiceRequestError, exceptions.ServiceResponseError, exceptions.DecodeError
+        return *of_azure, RequestException, HTTPError
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: tuple[Account, Any]) -> Exception | None:
+        from azure.core import exceptions
+
+        what = f'{doing} {self.url}/{key} at {connection[0].server}'
+        if isinstance(error, exceptions.ClientAuthenticationError):
+            return self._denied(what, error)
+        if isinstance(error, exceptions.HttpResponseError):
             if error.status_code is None:
-                raise BrokenTransferError.at(f'{what} broke: {error}.', etag=etag) from error
-            raise self._from_answer(what, key, error) from error
-        except (
-            exceptions.ServiceRequestError,
-            exceptions.ServiceResponseError,
-            exceptions.DecodeError,
-            RequestException,
-            HTTPError,
-            ConnectionError,
-            TimeoutError,
-        ) as error:
-            raise BrokenTransferError.at(f'{what} broke: {type(error).__name__}: {error}.', etag=etag) from error
-        except exceptions.AzureError as error:
-            raise StorageError(f'{what} failed: {type(error).__name__}: {error}.') from error
-        except UNREADABLE as error:
-            if doing == 'Writing':  # they may be those of the source
-                raise
-            raise unreadable(what, error, etag=etag) from error
+                return BrokenTransferError.at(f'{what} broke: {error}.')
+            return self._from_answer(what, key, error)
+        if isinstance(error, exceptions.AzureError) and not isinstance(error, self._network_errors()):
+            return StorageError(f'{what} failed: {type(error).__name__}: {error}.')
+        return None
 
     def _denied(self, what: str, error: Any) -> StorageError:
         credentials = self._connection.get()[0].credentials

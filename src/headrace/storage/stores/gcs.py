@@ -24,28 +24,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
-from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, ObjectNotFoundError
-from headrace.storage.protocol import BucketStore, ObjectInfo, Store, StoreOptions
+from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, ObjectNotFoundError
+from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.stores.s3 import S3Service, S3Store
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
     ANONYMOUS,
     CHUNK,
-    UNREADABLE,
     ReadRequest,
     SourcePart,
     described,
     error_of_status,
-    unreadable,
     why_absent,
 )
-from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
@@ -186,53 +183,41 @@ class GCSStore(BucketStore):
     def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
         self.bucket = bucket
         super().__init__(prefix, options, extra=EXTRA, title='a GCS store')
-        self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         return f'gs://{self.bucket}/{self.prefix}'.rstrip('/')
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        name, wanted = self._name(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        if size == 0:
-            return ''
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         # Encoded objects are read as they are stored.
         headers = {'Accept-Encoding': 'gzip'}
         if wanted.range:
             headers['Range'] = wanted.range
-        parameters = {'alt': 'media'}
-        with self._mapped_errors('Reading', key):
-            connection = self._connection.get()
-            if etag:
-                parameters['ifGenerationMatch'] = etag
-            if connection.payer:
-                parameters['userProject'] = connection.payer
-            answer = connection.session.get(
-                f'{self._server()}/download/storage/v1/b/{quote(self.bucket, safe="")}/o/{quote(name, safe="")}',
-                params=parameters,
-                headers=headers,
-                stream=True,
-                timeout=self._timeout,
-            )
-        with contextlib.closing(answer):
+        connection, parameters = self._connection.get(), {'alt': 'media'}
+        if wanted.etag:
+            parameters['ifGenerationMatch'] = wanted.etag
+        if connection.payer:
+            parameters['userProject'] = connection.payer
+        answer = connection.session.get(
+            f'{self._server()}/download/storage/v1/b/{quote(self.bucket, safe="")}/o/{quote(name, safe="")}',
+            params=parameters,
+            headers=headers,
+            stream=True,
+            timeout=self._timeout,
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(answer.close)
             if answer.status_code == 416:
-                return wanted.nothing_left(self.head(key))
+                return None
             if answer.status_code not in {200, 206}:
-                with self._mapped_errors('Reading', key):
-                    text = answer.text
-                raise self._from_answer('Reading', key, answer, text)
+                raise self._from_answer('Reading', self._key(name), answer, answer.text)
             found = answer.headers.get('x-goog-generation', '')
             part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
-            if not found and (etag or part is not None):  # emulators may say none, and ignore the condition on it
-                found = self.head(key).etag
-            return wanted.receive(
-                lambda: answer.raw.read(CHUNK, decode_content=False),
-                out,
-                etag=found,
-                length=answer.headers.get('Content-Length'),
-                part=part,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found or None),
-            )
+            if not found and (wanted.etag or part is not None):  # emulators may say none, and ignore the condition
+                found = self.head(self._key(name)).etag
+            stack.pop_all()
+        length = answer.headers.get('Content-Length')
+        return Body(lambda: answer.raw.read(CHUNK, decode_content=False), answer.close, found, length, part)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         name = self._name(key)
@@ -265,8 +250,7 @@ class GCSStore(BucketStore):
 
     def delete(self, key: str) -> None:
         name = self._name(key)
-        # A missing bucket holds no such object either.
-        with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
+        with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key):
             self._bucket().blob(name).delete(retry=None, timeout=self._timeout)
 
     def _bucket(self) -> Any:
@@ -286,56 +270,39 @@ class GCSStore(BucketStore):
     def _credentials(self) -> str:
         return describe(self._connection.get().credentials, self.options)
 
-    @mapping_errors
-    def _mapped_errors(
-        self, doing: str, key: str, *, etag: str | None = None, asks_bucket: bool = True
-    ) -> Generator[None]:
-        self._connection.get()  # before they are imported: it says what is missing
-        from google.api_core.exceptions import GoogleAPICallError
-        from google.auth import exceptions as auth
-        from requests.exceptions import InvalidURL, MissingSchema, RequestException
+    def _network_errors(self) -> tuple[type[Exception], ...]:
+        from requests.exceptions import RequestException
         from urllib3.exceptions import HTTPError
 
+        return RequestException, HTTPError, _corruption()
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: Connection) -> Exception | None:
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth import exceptions as auth
+        from requests.exceptions import InvalidURL, MissingSchema
+
         what = f'{doing} {self.url}/{key}'
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except GoogleAPICallError as error:
-            raise self._from_answer(
-                doing, key, error.response, error.message, status=error.code or 0, asks_bucket=asks_bucket
-            ) from error
-        except auth.TransportError as error:
-            raise BrokenTransferError.at(f'{what} broke while {self._credentials()} was renewed: {error}.') from error
-        except auth.GoogleAuthError as error:
-            if error.retryable:
-                raise BrokenTransferError.at(
-                    f'{what} broke while {self._credentials()} was renewed: {error}.'
-                ) from error
-            raise AccessDeniedError(
-                f'{what} at {self._server()} was refused. The request was made with {self._credentials()}, which '
+        credentials = describe(connection.credentials, self.options)
+        if isinstance(error, GoogleAPICallError):
+            return self._from_answer(doing, key, error.response, error.message, status=error.code or 0)
+        if isinstance(error, auth.GoogleAuthError):
+            if isinstance(error, auth.TransportError) or error.retryable:
+                return BrokenTransferError.at(f'{what} broke while {credentials} was renewed: {error}.')
+            return AccessDeniedError(
+                f'{what} at {self._server()} was refused. The request was made with {credentials}, which '
                 f'could not be renewed: {error}. Use credentials that may do this, or correct the endpoint.'
-            ) from error
-        except (InvalidURL, MissingSchema) as error:
-            raise ConfigError(
+            )
+        if isinstance(error, (InvalidURL, MissingSchema)):
+            return ConfigError(
                 f'{what}: {error}. An endpoint is a URL such as https://storage.googleapis.com; correct it (options, '
                 f'STORAGE_EMULATOR_HOST).'
-            ) from error
-        except (RequestException, HTTPError, ConnectionError, TimeoutError, _corruption()) as error:
-            raise BrokenTransferError.at(
-                f'{what} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
-            ) from error
-        except UNREADABLE as error:
-            if doing == 'Writing':  # they may be those of the source
-                raise
-            raise unreadable(f'{what} at {self._server()}', error, etag=etag) from error
+            )
+        return None
 
-    def _from_answer(
-        self, doing: str, key: str, answer: Any, text: str, *, status: int = 0, asks_bucket: bool = True
-    ) -> Exception:
+    def _from_answer(self, doing: str, key: str, answer: Any, text: str, *, status: int = 0) -> Exception:
         def absent() -> str:
             known = None
-            if asks_bucket:
+            if doing != 'Deleting':  # a missing bucket holds no such object either
                 known = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
             reason = why_absent(
                 known,

@@ -19,25 +19,23 @@ import importlib.util
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, Final
 
-from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
-from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
+from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.transfer.answer_bounds import bound_botocore, exceeded, items_of
 from headrace.storage.transfer.http import (
     ANONYMOUS,
     CHUNK,
-    UNREADABLE,
     ReadRequest,
     SourcePart,
     described,
     error_of_status,
     not_found,
-    unreadable,
     version,
     why_absent,
 )
@@ -285,55 +283,48 @@ class S3Store(BucketStore):
         self.bucket = bucket
         super().__init__(prefix, options, extra=EXTRA, title='an S3 store')
         self.service = service
-        self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         scheme = self.service.scheme if self.service else 's3'
         return f'{scheme}://{self.bucket}/{self.prefix}'.rstrip('/')
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        where = self._where(key)
-        if size == 0:
-            return ''
-        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
+        where = {'Bucket': self.bucket, 'Key': name, **self._payer()}
         if wanted.range:
             where['Range'] = wanted.range
-        if etag:
-            where['IfMatch'] = f'"{etag}"'
+        if wanted.etag:
+            where['IfMatch'] = f'"{wanted.etag}"'
         try:
-            answer, connection = self._ask('Reading', key, lambda client: client.get_object(**where))
+            answer = self._ask('Reading', self._key(name), lambda client: client.get_object(**where))
         except _NothingThereError:
-            return wanted.nothing_left(self.head(key))
-        is_part = answer['ResponseMetadata']['HTTPStatusCode'] == 206
-        with contextlib.closing(answer['Body']) as body:
-            found = version(answer.get('ETag'))
-            return wanted.receive(
-                lambda: body.read(CHUNK),
-                out,
-                etag=found,
-                length=answer.get('ContentLength'),
-                part=answer.get('ContentRange', '') if is_part else None,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
-            )
+            return None
+        is_part, body = answer['ResponseMetadata']['HTTPStatusCode'] == 206, answer['Body']
+        return Body(
+            lambda: body.read(CHUNK),
+            body.close,
+            version(answer.get('ETag')),
+            answer.get('ContentLength'),
+            answer.get('ContentRange', '') if is_part else None,
+        )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         where = self._where(key)
         body = SourcePart(source, size)
         connection = self._connection.get()
-        with self._mapped_errors('Writing', key, connection):
+        with self._mapped_errors('Writing', key, connection=connection):
             connection.client.put_object(**where, Body=body, ContentLength=size)
 
     def head(self, key: str) -> ObjectInfo:
         where = self._where(key)
-        answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
+        answer = self._ask('Looking up', key, lambda client: client.head_object(**where))
         info = described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
         return replace(info, version=f'{info.etag} {answer.get("LastModified", "")}')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         where = {'Bucket': self.bucket, 'Prefix': self._name_prefix(prefix), **self._payer()}
         connection = self._connection.get()
-        with self._mapped_errors('Listing', prefix, connection):
+        with self._mapped_errors('Listing', prefix, connection=connection):
             pages = connection.client.get_paginator('list_objects_v2').paginate(**where)
             contents: Iterator[Any] = (page.get('Contents', ()) for page in pages)
             for item in items_of(f'{self.url}/{prefix}', contents, lambda item: item['Key']):
@@ -351,19 +342,19 @@ class S3Store(BucketStore):
     def _payer(self) -> dict[str, str]:
         return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
 
-    def _ask(self, doing: str, key: str, request: Callable[[Any], Any]) -> tuple[Any, S3Connection]:
-        """The answer to a request that a client is given to make, and the connection that it came over.
+    def _ask(self, doing: str, key: str, request: Callable[[Any], Any]) -> Any:
+        """The answer to a request that a client is given to make.
 
         One that is refused is made again if its credentials have been renewed.
         """
         connection = self._connection.get()
         try:
-            with self._mapped_errors(doing, key, connection):
-                return request(connection.client), connection
+            with self._mapped_errors(doing, key, connection=connection):
+                return request(connection.client)
         except _RenewedCredentialsError:
             connection = self._connection.get()
-            with self._mapped_errors(doing, key, connection):
-                return request(connection.client), connection
+            with self._mapped_errors(doing, key, connection=connection):
+                return request(connection.client)
 
     @property
     def _client(self) -> Any:
@@ -384,61 +375,41 @@ class S3Store(BucketStore):
             self._forget(than)
         return True
 
-    @mapping_errors
-    def _mapped_errors(
-        self, doing: str, key: str, connection: S3Connection, *, etag: str | None = None
-    ) -> Generator[None]:
+    def _server(self) -> str:
+        return self._connection.get().server
+
+    def _network_errors(self) -> tuple[type[Exception], ...]:
         from botocore import exceptions
         from botocore.parsers import ResponseParserError
         from urllib3.exceptions import HTTPError
 
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except exceptions.ClientError as error:
-            raise self._from_answer(doing, key, error, connection) from error
-        except (
-            exceptions.NoCredentialsError,
-            exceptions.PartialCredentialsError,
-            exceptions.CredentialRetrievalError,
-            exceptions.TokenRetrievalError,
-            exceptions.SSOError,
-            RuntimeError,  # the renewed credentials have expired, too
-        ) as error:
+        of_bodies = exceptions.IncompleteReadError, exceptions.ResponseStreamingError, ResponseParserError, HTTPError
+        return exceptions.HTTPClientError, exceptions.ConnectionError, *of_bodies
+
+    def _told(self, error: BaseException) -> str:
+        return f'{super()._told(error)}{exceeded(error)}'
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: S3Connection) -> Exception | None:
+        from botocore import exceptions
+
+        lacking = exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.SSOError
+        expired = exceptions.CredentialRetrievalError, exceptions.TokenRetrievalError, RuntimeError
+        if isinstance(error, exceptions.ClientError):
+            return self._from_answer(doing, key, error, connection)
+        if isinstance(error, (*lacking, *expired)):
             self._forget(connection)  # a client without credentials never looks for some again
-            raise AccessDeniedError(
+            return AccessDeniedError(
                 f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
                 f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'
-            ) from error
-        except exceptions.ParamValidationError as error:
-            raise ConfigError(
-                f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.'
-            ) from error
-        except exceptions.FlexibleChecksumError as error:
+            )
+        if isinstance(error, exceptions.ParamValidationError):
+            return ConfigError(f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.')
+        if isinstance(error, exceptions.FlexibleChecksumError):
             # Told after the last byte, and without a version, so that nobody goes on from what has come.
-            raise BrokenTransferError.at(f'{doing} {self.url}/{key} at {connection.server} broke: {error}.') from error
-        except (
-            exceptions.HTTPClientError,
-            exceptions.ConnectionError,
-            exceptions.IncompleteReadError,
-            exceptions.ResponseStreamingError,
-            ResponseParserError,
-            HTTPError,
-            ConnectionError,
-            TimeoutError,
-        ) as error:
-            raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} at {connection.server} broke: {type(error).__name__}: {error}'
-                f'{exceeded(error)}.',
-                etag=etag,
-            ) from error
-        except exceptions.BotoCoreError as error:
-            raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
-        except UNREADABLE as error:
-            if doing == 'Writing':  # they may be those of the source
-                raise
-            raise unreadable(f'{doing} {self.url}/{key} at {connection.server}', error, etag=etag) from error
+            return BrokenTransferError.at(f'{doing} {self.url}/{key} at {connection.server} broke: {error}.')
+        if isinstance(error, exceptions.BotoCoreError) and not isinstance(error, self._network_errors()):
+            return StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.')
+        return None
 
     def _from_answer(self, doing: str, key: str, error: Any, connection: S3Connection) -> Exception:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)

@@ -23,36 +23,32 @@ import base64
 import contextlib
 import email.utils
 import os
+from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
-from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key
+from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.stores.local import temporary_name, walk
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
     CHUNK,
-    UNREADABLE,
     ReadRequest,
     SourcePart,
     changed,
     error_of_status,
     not_found,
     truncated,
-    unreadable,
     why_absent,
 )
-from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 from headrace.version import __version__
 
 EXTRA: Final = frozenset({'profile'})
-CONNECTIONS: Final = 32
-"""Kept open, per process."""
 MEANINGS: Final = {
     **dict.fromkeys(('NOT_FOUND', 'RESOURCE_DOES_NOT_EXIST'), 404),
     **dict.fromkeys(('REQUEST_LIMIT_EXCEEDED', 'RESOURCE_EXHAUSTED'), 429),
@@ -82,24 +78,19 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
 
-class WorkspaceFolder:
+class WorkspaceFolder(BucketStore):
     """A folder of a workspace: what the stores for volumes and for DBFS have in common."""
 
-    def __init__(self, root: str, options: StoreOptions) -> None:
-        self.root = '/' + root.strip('/')
-        self.options = options
-        check_extra(options, EXTRA, 'a Databricks store')
-        self._connection = PerProcess(self._connect)
+    def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
+        super().__init__(root, options, extra=EXTRA, title='a Databricks store')
+        self.root = f'/{self.prefix}'
 
     @property
     def url(self) -> str:
         return f'dbfs:{self.root}'
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.url!r})'
-
     def _path(self, key: str) -> str:
-        return f'{self.root.rstrip("/")}/{check_key(key)}'
+        return f'/{self._name(key)}'
 
     def _connect(self) -> tuple[Any, Any]:
         """The SDK's configuration, with its credentials, and a session of requests."""
@@ -113,17 +104,19 @@ class WorkspaceFolder:
         from requests.adapters import HTTPAdapter
 
         try:
-            with self._mapped_errors('Finding the workspace of', ''):
-                config = Config(
-                    host=self.options.endpoint_url,
-                    profile=self.options.extra.get('profile'),
-                    http_timeout_seconds=self.options.read_timeout,
-                    retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
-                    product='headrace',
-                    product_version=__version__,
-                )
-        except ConfigError:
-            raise
+            config = Config(
+                host=self.options.endpoint_url,
+                profile=self.options.extra.get('profile'),
+                http_timeout_seconds=self.options.read_timeout,
+                retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
+                product='headrace',
+                product_version=__version__,
+            )
+        except OSError as error:  # those of requests, too
+            if isinstance(error, ValueError):
+                raise self._bad_address('Finding the workspace of', '', error) from error
+            what = f'Finding the workspace of {self.url}/'
+            raise BrokenTransferError.at(f'{what} broke: {self._told(error)}.') from error
         except ValueError as error:
             text = _without_settings(error)
             if ' auth: ' in text:
@@ -134,7 +127,7 @@ class WorkspaceFolder:
             ) from error
         session = requests.Session()
         for scheme in ('https://', 'http://'):
-            session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS, max_retries=0))
+            session.mount(scheme, HTTPAdapter(pool_maxsize=self._pool, max_retries=0))
         bound_session(session, self.options.answer_seconds)
         return config, session
 
@@ -195,36 +188,48 @@ class WorkspaceFolder:
                 return answer.json() if content else {}
             except ValueError as error:
                 raise StorageError(
-                    f'{doing} {self.url}/{key}: {self._host()} answered with something else than JSON. Check that it '
+                    f'{doing} {self.url}/{key}: {self._server()} answered with something else than JSON. Check that it '
                     f'is the address of a workspace (DATABRICKS_HOST, or the profile).'
                 ) from error
 
-    @contextlib.contextmanager
-    def _refusals(self, doing: str, key: str) -> Generator[None]:
-        try:
-            yield
-        except RefusedError as error:
-            if 300 <= error.status < 400:
-                raise ConfigError(
-                    f'{doing} {self.url}/{key}: {self._host()} redirects to a login page or elsewhere, as no API does. '
-                    f'Check that it is the address of a workspace (DATABRICKS_HOST, or the profile).'
-                ) from error
-            raise error_of_status(
-                error.status,
-                f'{doing} {self.url}/{key} at {self._host()}: {str(error).rstrip(".")}',
-                url=f'{self.url}/{key}',
-                absent=lambda: (
-                    f'{self._why_absent(key)}. Check the URL and the workspace (DATABRICKS_HOST, or the profile).'
-                ),
-                credentials=self._credentials,
-                remedy='Use credentials that may do this, or have them granted what is missing.',
-                retry_after=error.retry_after,
-            ) from error
+    def _network_errors(self) -> tuple[type[Exception], ...]:
+        from requests import RequestException
+        from urllib3.exceptions import HTTPError
 
-    def _why_absent(self, key: str) -> str:
-        raise NotImplementedError
+        return RequestException, HTTPError, OSError
 
-    def _host(self) -> str:
+    def _bad_address(self, doing: str, key: str, error: Exception) -> ConfigError:
+        return ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.')
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: tuple[Any, Any]) -> Exception | None:
+        from requests.exceptions import InvalidURL, MissingSchema
+
+        host = connection[0].host
+        if isinstance(error, (InvalidURL, MissingSchema)):
+            return self._bad_address(doing, key, error)
+        if not isinstance(error, RefusedError):
+            return None
+        if 300 <= error.status < 400:
+            return ConfigError(
+                f'{doing} {self.url}/{key}: {host} redirects to a login page or elsewhere, as no API does. '
+                f'Check that it is the address of a workspace (DATABRICKS_HOST, or the profile).'
+            )
+        return error_of_status(
+            error.status,
+            f'{doing} {self.url}/{key} at {host}: {str(error).rstrip(".")}',
+            url=f'{self.url}/{key}',
+            absent=lambda: (
+                f'{self._why_absent(key)}. Check the URL and the workspace (DATABRICKS_HOST, or the profile).'
+            ),
+            credentials=self._credentials,
+            remedy='Use credentials that may do this, or have them granted what is missing.',
+            retry_after=error.retry_after,
+        )
+
+    @abstractmethod
+    def _why_absent(self, key: str) -> str: ...
+
+    def _server(self) -> str:
         return str(self._connection.get()[0].host)
 
     def _credentials(self) -> str:
@@ -234,30 +239,6 @@ class WorkspaceFolder:
         used = [name for name in variables if os.environ.get(name)]
         profile = [f'the profile {config.profile!r}'] if config.profile else []
         return f'{config.auth_type!r} credentials from {", ".join(profile + used) or "the default profile"}'
-
-    @mapping_errors
-    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        from requests import RequestException
-        from requests.exceptions import InvalidURL, MissingSchema
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except (InvalidURL, MissingSchema) as error:
-            raise ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.') from error
-        except (RequestException, HTTPError, OSError) as error:
-            raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
-            ) from error
-
-    @mapping_errors
-    def _mapped_headers(self, doing: str, key: str) -> Generator[None]:
-        try:
-            yield
-        except UNREADABLE as error:
-            raise unreadable(f'{doing} {self.url}/{key} at {self._host()}', error) from error
 
 
 def _without_settings(error: ValueError) -> str:
@@ -298,42 +279,43 @@ def etag_of(modified: float, size: int) -> str:
 class DbfsStore(WorkspaceFolder):
     """Files of DBFS, below a folder."""
 
-    def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
-        super().__init__(root, options or StoreOptions())
-
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        url = f'{self.url}/{key}'
-        info = self._status('Reading', key)
-        if etag and etag != info.etag:
-            raise changed(url, etag, info.etag)
-        left = ReadRequest(url, offset, size).check(info)
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
+        info = self._status('Reading', self._key(name))
+        if wanted.etag and wanted.etag != info.etag:
+            raise changed(wanted.url, wanted.etag, info.etag)
+        left, begin = wanted.check(info), wanted.offset
         if not left:
-            return info.etag
+            return None
+        blocks = self._blocks(info, begin, left)
+        part = f'bytes {begin}-{begin + left - 1}/{info.size}'
+        return Body(lambda: next(blocks, b''), blocks.close, info.etag, left, part)
+
+    def _blocks(self, info: ObjectInfo, offset: int, left: int) -> Generator[bytes]:
+        url = f'{self.url}/{info.key}'
         try:
             while left:
-                block = self._block(key, offset, min(BLOCK, left))
+                block = self._block(info.key, offset, min(BLOCK, left))
                 if not block:
                     raise truncated(url, left)
-                out.write(block)
+                yield block
                 offset += len(block)
                 left -= len(block)
             # Each block is a request of its own, so the file may have been replaced before one of them.
-            if (now := self._status('Reading', key)).etag != info.etag:
+            if (now := self._status('Reading', info.key)).etag != info.etag:
                 raise changed(url, info.etag, now.etag)
         except BrokenTransferError as error:
             if not error.changed:
                 error.etag = info.etag
             raise
-        return info.etag
 
     def _block(self, key: str, offset: int, size: int) -> bytes:
         query = {'path': self._path(key), 'offset': offset, 'length': size}
-        with self._refusals('Reading', key):
+        with self._mapped_errors('Reading', key):
             answer = self._fetch('Reading', key, 'GET', f'{API}/read', query=query)
         block = base64.b64decode(answer.get('data', ''))
         if len(block) > size:
             raise StorageError(
-                f'{self._host()} sent {len(block)} bytes of {self.url}/{key} where it was asked for {size}. Use a '
+                f'{self._server()} sent {len(block)} bytes of {self.url}/{key} where it was asked for {size}. Use a '
                 f'server that honours the length.'
             )
         return block
@@ -344,7 +326,7 @@ class DbfsStore(WorkspaceFolder):
         folder = path.rpartition('/')[0]
         temporary = f'{folder}/{temporary_name()}'
         body = SourcePart(source, size)
-        with self._refusals('Writing', key):
+        with self._mapped_errors('Writing', key):
             try:
                 handle = self._post(key, 'create', path=temporary)['handle']
             except RefusedError as error:
@@ -376,7 +358,7 @@ class DbfsStore(WorkspaceFolder):
 
         def children(folder: str) -> Iterator[ObjectInfo | str]:
             path = f'{base}/{folder}' if folder else self.root
-            with self._refusals('Listing', prefix):
+            with self._mapped_errors('Listing', prefix):
                 try:
                     page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
                 except RefusedError as error:
@@ -392,7 +374,7 @@ class DbfsStore(WorkspaceFolder):
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._refusals('Deleting', key):
+        with self._mapped_errors('Deleting', key):
             try:
                 self._post(key, 'delete', doing='Deleting', path=path)
             except RefusedError as error:
@@ -401,7 +383,7 @@ class DbfsStore(WorkspaceFolder):
 
     def _status(self, doing: str, key: str) -> ObjectInfo:
         path = self._path(key)
-        with self._refusals(doing, key):
+        with self._mapped_errors(doing, key):
             answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': path})
         if answer.get('is_dir'):
             raise not_found(f'{self.url}/{key}', 'it is a folder.')
@@ -420,7 +402,7 @@ class DbfsStore(WorkspaceFolder):
             exists = False if error.status == 404 else None
         except StorageError:
             pass
-        return why_absent(exists, container=f'the folder {folder}', server=self._host(), name='such a file in it')
+        return why_absent(exists, container=f'the folder {folder}', server=self._server(), name='such a file in it')
 
 
 def _info(key: str, told: dict[str, Any]) -> ObjectInfo:
@@ -453,38 +435,28 @@ class VolumeStore(WorkspaceFolder):
 
     def __init__(self, root: str, options: StoreOptions | None = None) -> None:
         """Take the path, which begins with ``Volumes/catalog/schema/volume``."""
-        super().__init__(root, options or StoreOptions())
+        super().__init__(root, options)
         self.volume = '/'.join(self.root.split('/')[:5])
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        path, wanted = self._path(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        if size == 0:
-            return ''
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         headers = {'Accept': 'application/octet-stream'}
         if wanted.range:
             headers['Range'] = wanted.range
-        if etag:
-            headers['If-Unmodified-Since'] = email.utils.formatdate(int(etag.partition('-')[0], 16), usegmt=True)
-        with self._refusals('Reading', key):
+        if wanted.etag:
+            since = int(wanted.etag.partition('-')[0], 16)
+            headers['If-Unmodified-Since'] = email.utils.formatdate(since, usegmt=True)
+        with contextlib.ExitStack() as stack:
+            request = self._answer('Reading', self._key(name), 'GET', FILES + quote(f'/{name}'), headers=headers)
             try:
-                with self._answer('Reading', key, 'GET', FILES + quote(path), headers=headers) as answer:
-                    part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
-                    with self._mapped_headers('Reading', key):
-                        expected = int(answer.headers['Content-Length'])
-                        whole = int(part.rpartition('/')[2]) if part else expected
-                        found = _etag(answer, whole)
-                    return wanted.receive(
-                        lambda: answer.raw.read(CHUNK),
-                        out,
-                        etag=found,
-                        length=expected,
-                        part=part,
-                        mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
-                    )
+                answer = stack.enter_context(request)
             except RefusedError as error:
                 if error.status != 416:
                     raise
-                return wanted.nothing_left(self.head(key))
+                return None
+            part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
+            length = int(answer.headers['Content-Length'])
+            found = _etag(answer, int(part.rpartition('/')[2]) if part else length)
+            return Body(lambda: answer.raw.read(CHUNK), stack.pop_all().close, found, length, part)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. The service takes up to 5 GiB at once."""
@@ -494,7 +466,7 @@ class VolumeStore(WorkspaceFolder):
             'query': {'overwrite': 'true'},
             'headers': {'Content-Type': 'application/octet-stream', 'Content-Length': str(size)},
         }
-        with self._refusals('Writing', key):
+        with self._mapped_errors('Writing', key):
             try:
                 self._upload(key, path, SourcePart(source, size), how)
             except RefusedError as error:
@@ -514,11 +486,7 @@ class VolumeStore(WorkspaceFolder):
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         doing = 'Looking up', key
-        with (
-            self._refusals(*doing),
-            self._answer(*doing, 'HEAD', FILES + quote(path)) as answer,
-            self._mapped_headers(*doing),
-        ):
+        with self._mapped_errors(*doing), self._answer(*doing, 'HEAD', FILES + quote(path)) as answer:
             size = int(answer.headers['Content-Length'])
             return ObjectInfo(key, size, _etag(answer, size))
 
@@ -538,7 +506,7 @@ class VolumeStore(WorkspaceFolder):
     def _pages(self, folder: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
         query: dict[str, Any] = {}
         while True:
-            with self._refusals('Listing', prefix):
+            with self._mapped_errors('Listing', prefix):
                 try:
                     page = self._fetch('Listing', prefix, 'GET', FOLDERS + quote(folder), query=query)
                 except RefusedError as error:
@@ -552,7 +520,7 @@ class VolumeStore(WorkspaceFolder):
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._refusals('Deleting', key):
+        with self._mapped_errors('Deleting', key):
             try:
                 with self._answer('Deleting', key, 'DELETE', FILES + quote(path)):
                     pass
@@ -573,7 +541,7 @@ class VolumeStore(WorkspaceFolder):
         return why_absent(
             self._volume_exists(),
             container=f'the volume {self.volume}',
-            server=self._host(),
+            server=self._server(),
             name=f'the file {self.root}/{key}',
         )
 

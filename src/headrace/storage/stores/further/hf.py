@@ -31,13 +31,12 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
-from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.transfer.answer_bounds import Pace, bound_session, items_of
 from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, described, error_of_status
-from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
@@ -244,31 +243,32 @@ class HFStore(BucketStore):
         super().__init__(prefix, options, extra=(), title='a store of the Hugging Face Hub')
         self.kind = kind
         self.revision = revision
-        self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
         revision = '' if self.revision == 'main' else f'@{self.revision}'
         return f'hf://{self.kind}/{self.repo}{revision}/{self.prefix}'.rstrip('/')
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        if size == 0:
-            return ''
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         headers = {'Range': wanted.range} if wanted.range else {}
-        with self._ask('Reading', key, 'GET', where, headers=headers, accepted={200, 206, 416}) as answer:
-            if answer.status == 416:
-                return wanted.nothing_left(self.head(key))
-            chunks = answer.chunks()
-            return wanted.receive(
-                lambda: next(chunks, b''),
-                out,
-                # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
-                etag=answer.etag,
-                length=answer.headers.get('content-length'),
-                part=answer.headers.get('content-range', '') if answer.status == 206 else None,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
+        with contextlib.ExitStack() as stack:
+            answer = stack.enter_context(
+                self._ask(
+                    'Reading', self._key(name), 'GET', self._where(name), headers=headers, accepted={200, 206, 416}
+                )
             )
+            if answer.status == 416:
+                return None
+            close = stack.pop_all().close
+        chunks = answer.chunks()
+        return Body(
+            lambda: next(chunks, b''),
+            close,
+            # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
+            answer.etag,
+            answer.headers.get('content-length'),
+            answer.headers.get('content-range', '') if answer.status == 206 else None,
+        )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`; it makes a commit. A file that the Hub does not keep in LFS is held in memory."""
@@ -298,8 +298,8 @@ class HFStore(BucketStore):
         def describes(headers: Mapping[str, str]) -> bool:
             return LINKED_ETAG in headers
 
-        accepted = {200, 301, 302, 303, 307, 308}
-        with self._ask('Looking up', key, 'HEAD', self._where(key), accepted=accepted, until=describes) as answer:
+        where, accepted = self._where(self._name(key)), {200, 301, 302, 303, 307, 308}
+        with self._ask('Looking up', key, 'HEAD', where, accepted=accepted, until=describes) as answer:
             size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
             return described(key, f'{self.url}/{key}', size, answer.etag)
 
@@ -333,8 +333,8 @@ class HFStore(BucketStore):
         path = self._name(key)
         self._commit('Deleting', key, f'Delete {path}', 'deletedFile', {'path': path})
 
-    def _where(self, key: str) -> str:
-        return f'{self._site()}/resolve/{self._quoted_revision}/{quote(self._name(key))}'
+    def _where(self, name: str) -> str:
+        return f'{self._site()}/resolve/{self._quoted_revision}/{quote(name)}'
 
     def _site(self) -> str:
         """The repository's page, below which its files are."""
@@ -469,24 +469,21 @@ class HFStore(BucketStore):
             with self._ask('Writing', key, 'POST', url, headers=LFS, body=content, accepted={200}):
                 pass
 
-    @mapping_errors
-    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        hub = self._connection.get()
+    def _server(self) -> str:
+        return self._connection.get().endpoint
+
+    def _network_errors(self) -> tuple[type[Exception], ...]:
+        return self._connection.get().network_errors
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: _Hub) -> Exception | None:  # noqa: ARG002
         from huggingface_hub.errors import OfflineModeIsEnabled
 
-        try:
-            yield
-        except StorageError:
-            raise
-        except OfflineModeIsEnabled as error:
-            raise ConfigError(
-                f'{doing} {self.url}/{key} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a '
-                f'local copy instead of the URL.'
-            ) from error
-        except hub.network_errors as error:
-            raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} at {hub.endpoint} broke: {type(error).__name__}: {error}.', etag=etag
-            ) from error
+        if not isinstance(error, OfflineModeIsEnabled):
+            return None
+        return ConfigError(
+            f'{doing} {self.url}/{key} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a local '
+            f'copy instead of the URL.'
+        )
 
     def _from_answer(self, doing: str, key: str, answer: Answer) -> Exception:
         code, text = answer.headers.get('x-error-code', ''), answer.headers.get('x-error-message', '')

@@ -36,30 +36,27 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
-from headrace.storage.protocol import BucketStore, ObjectInfo, StoreOptions
+from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
     ANONYMOUS,
     CHUNK,
-    UNREADABLE,
     ReadRequest,
     SourcePart,
     described,
     error_of_status,
-    unreadable,
     version,
     why_absent,
 )
 from headrace.storage.transfer.process_local import PerProcess
-from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
 AUTH: Final = ('api_key', 'security_token', 'instance_principal', 'resource_principal', 'oke_workload_identity')
@@ -271,7 +268,6 @@ class OCIStore(BucketStore):
         super().__init__(prefix, options, extra=EXTRA, title='an OCI store')
         self.namespace = namespace
         """Empty for that of the tenancy."""
-        self._connection = PerProcess(self._connect)
         self._own_namespace = PerProcess(self._ask_for_namespace)
 
     @property
@@ -279,37 +275,28 @@ class OCIStore(BucketStore):
         place = f'{self.bucket}@{self.namespace}' if self.namespace else self.bucket
         return f'oci://{place}/{self.prefix}'.rstrip('/')
 
-    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
-        name = self._name(key)
-        if size == 0:
-            return ''
-        how: dict[str, str] = {}
-        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
-        if wanted.range:
-            how['range'] = wanted.range
-        if etag:
-            how['if_match'] = etag
-        client = self._client
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         from oci.exceptions import ServiceError
 
-        with self._mapped_errors('Reading', key):
-            try:
-                answer = client.get_object(*self._place(), name, **how)
-            except ServiceError as error:
-                if error.status != 416:
-                    raise
-                return wanted.nothing_left(self.head(key))
-        with contextlib.closing(answer.data):
-            found = version(answer.headers.get('ETag'))
-            return wanted.receive(
-                # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
-                lambda: answer.data.raw.read(CHUNK, decode_content=False),
-                out,
-                etag=found,
-                length=answer.headers.get('Content-Length'),
-                part=answer.headers.get('Content-Range', '') if answer.status == 206 else None,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
-            )
+        how: dict[str, str] = {}
+        if wanted.range:
+            how['range'] = wanted.range
+        if wanted.etag:
+            how['if_match'] = wanted.etag
+        try:
+            answer = self._client.get_object(*self._place(), name, **how)
+        except ServiceError as error:
+            if error.status != 416:
+                raise
+            return None
+        return Body(
+            # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
+            lambda: answer.data.raw.read(CHUNK, decode_content=False),
+            answer.data.close,
+            version(answer.headers.get('ETag')),
+            answer.headers.get('Content-Length'),
+            answer.headers.get('Content-Range', '') if answer.status == 206 else None,
+        )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         name = self._name(key)
@@ -409,44 +396,33 @@ class OCIStore(BucketStore):
         bound_session(client.base_client.session, options.answer_seconds)
         return _Connection(client, credentials.source)
 
-    @mapping_errors
-    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
-        what = f'{doing} {self.url}/{key} at {self._server()}'  # before oci is imported: it says if that is missing
+    def _network_errors(self) -> tuple[type[Exception], ...]:
         from oci import exceptions
         from urllib3.exceptions import HTTPError
 
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except exceptions.ServiceError as error:
-            raise self._from_answer(what, key, error) from error
-        except (
-            exceptions.RequestException,
-            exceptions.ConnectTimeout,
-            HTTPError,
-            ConnectionError,
-            TimeoutError,
-        ) as error:
-            # The SDK wraps the error that says it, and adds where to read about errors.
-            cause: BaseException = error
-            while cause.args and isinstance(cause.args[0], BaseException):
-                cause = cause.args[0]
-            told = cause.args[0] if cause.args else cause
-            raise BrokenTransferError.at(f'{what} broke: {type(cause).__name__}: {told}.', etag=etag) from error
-        except UNREADABLE as error:
-            if doing == 'Writing':  # they may be those of the source
-                raise
-            raise unreadable(what, error, etag=etag) from error
+        return exceptions.RequestException, exceptions.ConnectTimeout, HTTPError
 
-    def _from_answer(self, what: str, key: str, error: Any) -> StorageError:
+    def _told(self, error: BaseException) -> str:
+        # The SDK wraps the error that says it, and adds where to read about errors.
+        while error.args and isinstance(error.args[0], BaseException):
+            error = error.args[0]
+        return f'{type(error).__name__}: {error.args[0] if error.args else error}'
+
+    def _explained(self, doing: str, key: str, error: Exception, connection: _Connection) -> Exception | None:
+        from oci.exceptions import ServiceError
+
+        if not isinstance(error, ServiceError):
+            return None
+        return self._from_answer(f'{doing} {self.url}/{key} at {self._server()}', key, error, connection.source)
+
+    def _from_answer(self, what: str, key: str, error: Any, source: str) -> StorageError:
         told = ' '.join(str(part) for part in (error.status, error.code, error.message) if part).rstrip('.')
         return error_of_status(
             int(error.status),
             f'{what}: {told}',
             url=f'{self.url}/{key}',
             absent=lambda: self._absent(key, str(error.code)),
-            credentials=lambda: self._connection.get().source,
+            credentials=lambda: source,
             remedy='Use credentials that may do this, check the clock of this machine (a signature is good for five '
             'minutes), or set `anonymous` for a public bucket.',
             retry_after=error.headers.get('Retry-After'),

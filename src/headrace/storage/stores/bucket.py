@@ -1,0 +1,146 @@
+"""What the stores over HTTP share: names below a prefix, reads of ranges, and the errors of requests."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, BinaryIO, NamedTuple
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import HeadraceError
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix, count_option
+from headrace.storage.transfer.http import UNREADABLE, ReadRequest, unreadable
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+
+
+class Body(NamedTuple):
+    """The body of an answer to a GET, which has not been read. See `ReadRequest.receive`."""
+
+    read: Callable[[], bytes]
+    close: Callable[[], object]
+    etag: str
+    length: int | str | None
+    part: str | None
+
+
+class BucketStore(ABC):
+    """Objects with names below a prefix, as in a bucket. The client is made at the first request of each process."""
+
+    def __init__(
+        self, prefix: str, options: StoreOptions | None, *, extra: Iterable[str], title: str, connections: int = 32
+    ) -> None:
+        """Check the options.
+
+        Args:
+            prefix: Of all names.
+            options: Of the store.
+            extra: The names of its extra options; see `check_extra`.
+            title: The backend's name in messages.
+            connections: Of a process, unless `max_pool_connections` is set.
+        """
+        self.prefix = prefix.strip('/')
+        self._root = f'{self.prefix}/' if self.prefix else ''
+        self.options = options or StoreOptions()
+        check_extra(self.options, extra, title)
+        self._pool = count_option(self.options, 'max_pool_connections', connections)
+        self._connection: PerProcess[Any] = PerProcess(self._connect)
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """See `Store.url`."""
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.url!r})'
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        name = self._name(key)
+        if size == 0:
+            return ''
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        with self._mapped_errors('Reading', key):
+            body = self._open(name, wanted)
+        if body is None:
+            return wanted.nothing_left(self.head(key))
+        with contextlib.ExitStack() as stack:
+            stack.callback(body.close)
+            return wanted.receive(
+                body.read,
+                out,
+                etag=body.etag,
+                length=body.length,
+                part=body.part,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=body.etag or None),
+            )
+
+    @abstractmethod
+    def _open(self, name: str, wanted: ReadRequest) -> Body | None:
+        """Ask for the object of a name; None: it ends before the range begins."""
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Make the client of a process."""
+
+    @abstractmethod
+    def _server(self) -> str:
+        """Where requests go, for messages."""
+
+    @abstractmethod
+    def _explained(self, doing: str, key: str, error: Exception, connection: Any) -> Exception | None:
+        """What headrace says of an error of the client, if more than that the network failed.
+
+        Args:
+            doing: What failed: 'Reading', 'Writing', 'Looking up', 'Listing' or 'Deleting'.
+            key: The object, or the prefix of a listing.
+            error: The error.
+            connection: What made the request.
+        """
+
+    @abstractmethod
+    def _network_errors(self) -> tuple[type[Exception], ...]:
+        """Errors with which the client says that the network failed, besides Python's own."""
+
+    def _told(self, error: BaseException) -> str:
+        """What an error of the network says."""
+        return f'{type(error).__name__}: {error}'
+
+    @mapping_errors
+    def _mapped_errors(
+        self, doing: str, key: str, *, etag: str | None = None, connection: Any = None
+    ) -> Generator[None]:
+        used = connection or self._connection.get()  # which says what is missing, before the client is imported
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except Exception as error:
+            found = self._explained(doing, key, error, used)
+            if found is None:
+                what = f'{doing} {self.url}/{key} at {self._server()}'
+                if isinstance(error, (*self._network_errors(), ConnectionError, TimeoutError)):
+                    found = BrokenTransferError.at(f'{what} broke: {self._told(error)}.', etag=etag)
+                elif isinstance(error, UNREADABLE) and doing != 'Writing':  # else it may be the source's
+                    found = unreadable(what, error, etag=etag)
+                else:
+                    raise
+            raise found from error
+
+    def _name(self, key: str) -> str:
+        return self._root + check_key(key)
+
+    def _name_prefix(self, prefix: str) -> str:
+        """The common prefix of the names of all objects whose keys begin with ``prefix``."""
+        return self._root + check_prefix(prefix)
+
+    def _shown(self, key: str) -> str:
+        """A result of `_name` or `_name_prefix`, for messages."""
+        return self._root + key
+
+    def _key(self, name: str) -> str:
+        return name[len(self._root) :]
