@@ -67,7 +67,6 @@ class StoreOptions:
 
     @property
     def answer_seconds(self) -> float:
-        """``request_timeout``, or its default."""
         return max(300.0, 2 * self.read_timeout) if self.request_timeout is None else self.request_timeout
 
 

@@ -57,7 +57,6 @@ _factories: dict[str, StoreFactory] = {
 
 
 def backends() -> tuple[Backend, ...]:
-    """The stores of headrace, one for each scheme."""
     return tuple(factory for factory in _factories.values() if isinstance(factory, Backend))
 
 

@@ -55,12 +55,10 @@ Counters = TypeVar('Counters', bound=NamedTuple)
 
 
 def sum_of(one: Counters, other: Counters) -> Counters:
-    """The sum of two tuples of counters, counter by counter."""
     return one._make(map(add, one, other))
 
 
 def difference_of(one: Counters, other: Counters) -> Counters:
-    """The difference of two tuples of counters, counter by counter."""
     return one._make(map(sub, one, other))
 
 
@@ -82,7 +80,6 @@ class CacheStats:
         self._told: tuple[tuple[weakref.ref[set[int]], int], ...] = ()
 
     def add(self, change: CacheCounts) -> None:
-        """Count."""
         with _counting:
             self.counts = sum_of(self.counts, change)
         for reference, number in self._told:
@@ -91,7 +88,6 @@ class CacheStats:
                 changed.add(number)
 
     def add_wait(self, seconds: float) -> None:
-        """Add to `seconds_waiting`."""
         with _counting:
             self.seconds_waiting += seconds
 

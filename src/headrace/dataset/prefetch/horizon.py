@@ -35,9 +35,7 @@ class Located(Protocol):
     """A dataset that knows the shards of its samples."""
 
     @property
-    def cache_limit(self) -> int | None:
-        """Bytes that the shards may take on disk; None: any number."""
-        ...
+    def cache_limit(self) -> int | None: ...
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them."""

@@ -81,8 +81,6 @@ def check_predownload(predownload: int | None, batch_size: int | None) -> None:
 
 
 class ShardsAhead:
-    """The shards that were fetched ahead of the reader and not used yet."""
-
     def __init__(self, limits: PrefetchLimits) -> None:
         self._limits = limits
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
@@ -101,7 +99,6 @@ class ShardsAhead:
         return 'bytes' if self.bytes >= limits.bytes and count >= _FEWEST else ''
 
     def add(self, first: int, size: int) -> None:
-        """Count a shard of `size` bytes that batch `first` uses."""
         bisect.insort(self._first_uses, (first, size))
         self.bytes += size
 

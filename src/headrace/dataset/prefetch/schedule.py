@@ -98,8 +98,6 @@ class Concurrency:
 
 
 class Starvation:
-    """Total seconds that batches were late."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waited = self._since = 0.0
@@ -127,8 +125,6 @@ _RETRIES = 5  # retries of a failed prefetch, after twice, four times, ... the p
 
 
 class Fetch(NamedTuple):
-    """A fetch that may begin."""
-
     shard: int
     first: int
     """The first batch that uses the shard."""
@@ -293,7 +289,6 @@ class FetchSchedule:
         return self._failed.pop(shard, None)
 
     def close(self) -> None:
-        """Forget the queue, so that no fetch begins."""
         self._queue.clear()
         self._failed.clear()
 

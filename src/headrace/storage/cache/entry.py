@@ -155,8 +155,6 @@ def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A shard to be made present."""
-
     entry: CacheEntry
     next_use: NextUse | None = None
     """See `ShardCache.fetch`, as for the next two."""
@@ -167,8 +165,6 @@ class FetchRequest:
 
 
 class FetchStatus(enum.Enum):
-    """The end of an attempt."""
-
     PRESENT = 'present'
     ELSEWHERE = 'elsewhere'
     """Another process is fetching the shard."""

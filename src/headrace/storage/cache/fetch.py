@@ -139,7 +139,6 @@ class Fetcher:
     """By which process; a forked one may find what one before it left."""
 
     def fetch(self, request: FetchRequest) -> FetchResult:
-        """Fetch the absent parts of a shard; again if the folder is deleted meanwhile."""
         entry = request.entry
         if self.store is None:
             self.files.require(entry)
@@ -233,7 +232,6 @@ class _FileMaker:
     lock: FetchLock
 
     def make(self, parts: list[CachePart]) -> list[tuple[Path, Path]]:
-        """Make the files of these parts; returns (temporary, final) of each."""
         made: list[tuple[Path, Path]] = []
         for number, part in enumerate(parts):
             raw = self.lock.temporary(number, 'raw')

@@ -337,7 +337,7 @@ class IndexFetch:
         """
         path, folder, url = self.index.path, self.index.folder, self.store.url
         target, note, has_changed = fetched.target, fetched.note, fetched.has_changed
-        if has_changed and not fetched.is_cache and not self._is_readable():
+        if has_changed and not fetched.is_cache and not self._is_valid():
             has_changed = False  # damaged, as by a power failure: no other dataset, and nothing to compare with
         if has_changed and not fetched.is_cache:
             raise StreamError(
@@ -376,13 +376,6 @@ class IndexFetch:
             folder,
             removed,
         )
-
-    def _is_readable(self) -> bool:
-        try:
-            self.reader.read(self.index.path)
-        except (FormatError, OSError):
-            return False
-        return True
 
     def _remove(self, names: Iterable[str]) -> int:
         removed = 0

@@ -128,8 +128,6 @@ class _Pages:
 
 
 class MappedFile:
-    """One file in memory, read-only."""
-
     __slots__ = ('_handle', '_pid', 'buffer', 'size', 'written')
 
     def __init__(self, handle: int, *, locked: bool) -> None:
@@ -167,7 +165,6 @@ class MappedFile:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the file is kept from being evicted."""
         return self._handle >= 0
 
     def unlock(self) -> None:
@@ -273,7 +270,6 @@ class Lease:
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
-        """The bytes of each part, in the entry's order."""
         return tuple(file.buffer for file in self._files)
 
     def release(self) -> None:

@@ -89,8 +89,6 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A connection to a storage account."""
-
     service: Any
     """A BlobServiceClient."""
     source: str
@@ -443,7 +441,6 @@ class AzureStore(BucketStore):
 
 
 def _code(error: Any) -> str:
-    """The service's code of an error, such as BlobNotFound."""
     code = getattr(error, 'error_code', None)
     return str(getattr(code, 'value', code) or '')
 

@@ -49,15 +49,13 @@ class BucketStore(ABC):
 
     @property
     @abstractmethod
-    def url(self) -> str:
-        """See `Store.url`."""
+    def url(self) -> str: ...
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.url!r})'
 
     @abstractmethod
-    def head(self, key: str) -> ObjectInfo:
-        """See `Store.head`."""
+    def head(self, key: str) -> ObjectInfo: ...
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         name = self._name(key)
@@ -84,8 +82,7 @@ class BucketStore(ABC):
         """Ask for the object of a name; None: it ends before the range begins."""
 
     @abstractmethod
-    def _connect(self) -> Any:
-        """Make the client of a process."""
+    def _connect(self) -> Any: ...
 
     @abstractmethod
     def _server(self) -> str:
@@ -107,7 +104,6 @@ class BucketStore(ABC):
         """Errors with which the client says that the network failed, besides Python's own."""
 
     def _told(self, error: BaseException) -> str:
-        """What an error of the network says."""
         return f'{type(error).__name__}: {error}'
 
     @mapping_errors

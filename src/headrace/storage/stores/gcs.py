@@ -62,8 +62,6 @@ HMAC: Final = S3Service(
 
 
 class Connection(NamedTuple):
-    """A process's client, session and credentials."""
-
     client: Any
     session: Any
     """Of the same credentials: the client hides the answers that bodies are read from."""
@@ -119,7 +117,6 @@ def connect(url: str, options: StoreOptions, connections: int) -> Connection:
 
 
 def _find(options: StoreOptions, *, emulated: bool) -> tuple[Any, str | None]:
-    """The credentials of requests, and the project that they belong to."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.oauth2.service_account import Credentials
@@ -339,7 +336,6 @@ class GCSStore(BucketStore):
 
 
 def _corruption() -> type[Exception]:
-    """The SDK's error for an upload whose checksum does not match."""
     try:
         from google.cloud.storage.exceptions import DataCorruption
     except ImportError:  # before its 3.0

@@ -29,7 +29,6 @@ TEMPORARY: Final = '.headrace-put-'
 
 
 def temporary_name() -> str:
-    """A name that no other file has, for an object that is being written."""
     return f'{TEMPORARY}{os.urandom(8).hex()}'
 
 
@@ -62,7 +61,6 @@ _log = logger_of(__name__)
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:
-    """The store for a plain path or a ``file://`` URL."""
     path = local_path(url)
     assert path is not None
     check_extra(options, (), 'a folder')

@@ -259,7 +259,6 @@ def _configured_endpoint(session: Any) -> str | None:
 
 
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
-    """The store for ``s3://bucket/prefix``."""
     _, rest = split_url(url)
     bucket, _, prefix = rest.partition('/')
     if not bucket:

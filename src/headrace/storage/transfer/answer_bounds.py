@@ -90,8 +90,6 @@ def _bounded_pool(pool: type[Any], seconds: float) -> type[Any]:
 
 
 class _BoundedConnection:
-    """Mixed into a connection of http.client."""
-
     bound_seconds: float
     _answers: Any = http.client.HTTPResponse
 
@@ -224,8 +222,6 @@ def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives, counted."""
-
     def __init__(self, raw: io.RawIOBase, seconds: float) -> None:
         self._raw, self._pace = raw, Pace(seconds)
         self._head = 0

@@ -336,7 +336,6 @@ class _Download:
 
 
 def _other_size(found: int, expected: int, version: str) -> ChecksumError:
-    """The error for an object of another size; of the right one if that changed in the middle."""
     told = f', in its version {version!r}' if version else ''
     return ChecksumError(f'It has {found} bytes{told}, the index gives {expected}.')
 

@@ -96,7 +96,6 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
 
 
 def changed(url: str, asked: str | None = None, found: str = '') -> BrokenTransferError:
-    """The error for an object whose version is not the one ``asked`` for, but another that is ``found`` now."""
     versions = f', from version {asked!r} to {found!r}' if asked and found else ''
     return BrokenTransferError.at(f'{url} changed while it was being read{versions}.', changed=True)
 
@@ -128,7 +127,6 @@ class SourcePart:
         return True
 
     def tell(self) -> int:
-        """The position, from the beginning of the part."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -157,8 +155,6 @@ class SourcePart:
 
 
 class ReadRequest(NamedTuple):
-    """The part of an object that `Store.get` is asked for."""
-
     url: str
     """Of the object."""
     offset: int = 0
@@ -287,7 +283,6 @@ class ReadRequest(NamedTuple):
 
 
 def lacks(url: str, header: str) -> BrokenTransferError:
-    """The error for an answer without a header that says what must be known."""
     return BrokenTransferError.at(
         f'The answer to a request for {url} has no {header}. Check that the endpoint is such a store, and whether a '
         f'proxy takes headers away.'
@@ -323,7 +318,6 @@ class BadRangeError(ChecksumError, ConfigError):
 
 
 def bad_range(wanted: ReadRequest, found: int) -> BadRangeError:
-    """The error for a range that its object does not have; ``found`` bytes are there from its offset."""
     return BadRangeError(
         f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
         f'{found} bytes from there. It is shorter than its index says: restore it, or make the index again.'
@@ -331,5 +325,4 @@ def bad_range(wanted: ReadRequest, found: int) -> BadRangeError:
 
 
 def truncated(url: str, missing: int, *, etag: str | None = None) -> BrokenTransferError:
-    """The error for an object that ended before the size that it had when its reading began."""
     return BrokenTransferError.at(f'{url} ended {missing} bytes early: it was truncated while being read.', etag=etag)

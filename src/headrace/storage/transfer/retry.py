@@ -110,7 +110,6 @@ _servers: Final[dict[tuple[str, Callable[[], float]], Server]] = {}
 
 
 def server_of(url: str, clock: Callable[[], float]) -> Server:
-    """The server of an object, as this process knows it."""
     scheme, rest = split_url(url)
     name = f'{scheme}://{rest.partition("/")[0]}' if scheme else url.rpartition('/')[0]
     return _servers.setdefault((name, clock), Server(name, clock))

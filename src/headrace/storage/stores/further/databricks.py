@@ -69,8 +69,6 @@ FOLDERS = '/api/2.0/fs/directories'
 
 
 class RefusedError(Exception):
-    """An answer that is an error."""
-
     def __init__(self, status: int, code: str, text: str, retry_after: str | None) -> None:
         super().__init__(f'HTTP status {status}{f" {code}" if code else ""}{f": {text}" if text else ""}')
         self.status = MEANINGS.get(code, status)
@@ -277,8 +275,6 @@ def etag_of(modified: float, size: int) -> str:
 
 @sealed
 class DbfsStore(WorkspaceFolder):
-    """Files of DBFS, below a folder."""
-
     def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         info = self._status('Reading', self._key(name))
         if wanted.etag and wanted.etag != info.etag:

@@ -83,8 +83,6 @@ ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
 
 
 class OCICredentials(NamedTuple):
-    """Configuration and signer for the SDK's client."""
-
     config: dict[str, Any]
     signer: Any
     """None if the SDK makes one from the configuration."""

@@ -52,8 +52,6 @@ RECEIVE: Final = 1 << 20
 
 
 class Kind(IntEnum):
-    """Of a packet."""
-
     INIT = 1
     VERSION = 2
     OPEN = 3
@@ -74,8 +72,6 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """Codes of an answer that is nothing but a status."""
-
     OK = 0
     EOF = 1
     NO_SUCH_FILE = 2
@@ -93,8 +89,7 @@ class SftpStatusError(Exception):
         self.code = code
 
 
-class SftpConnectionError(Exception):
-    """The connection cannot be used any more."""
+class SftpConnectionError(Exception): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +103,14 @@ class Attributes:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file, as far as the server says."""
         return self.mode is None or S_ISREG(self.mode)
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, and no link to one."""
         return self.mode is not None and S_ISDIR(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
         return self.mode is not None and S_ISLNK(self.mode)
 
 
@@ -337,7 +329,6 @@ class SftpSession:
             yield page
 
     def make_folder(self, path: str) -> None:
-        """Make a folder in one that exists."""
         self._call(Kind.MKDIR, packed(path), struct.pack('>I', 0))
 
     def remove(self, path: str) -> None:
@@ -349,7 +340,6 @@ class SftpSession:
         return 'posix-rename@openssh.com' in self.extensions
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once."""
         if self.replaces:
             self._call(Kind.EXTENDED, packed('posix-rename@openssh.com'), packed(old), packed(new))
         else:
