@@ -1,9 +1,9 @@
-"""How long it takes to open the index of many shards: parsed, from what was kept beside it, and `json.loads` alone.
+"""How long it takes to open the index of many shards, beside `json.loads` alone.
 
-Medians of interleaved rounds, one fresh process per contender and round; files are in the page cache. "parse" and
-"kept" are all that a stream does (read, compare or digest, check), "dataset" is a StreamingDataset made where the index
-is kept. "msgspec", where that package is installed, decodes the file into typed structs. Memory is what the process has
-more than before: at its peak, and afterwards.
+Medians of interleaved rounds, one fresh process per contender and round; files are in the page cache. "parse" is all
+that a stream does (read, digest, check), "dataset" is a StreamingDataset made where the index is in the cache.
+"msgspec", where that package is installed, decodes the file into typed structs. Memory is what the process has more
+than before: at its peak, and afterwards.
 
 usage: python benchmarks/index.py [ROUNDS] [SHARDS]
 """
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace import StreamingDataset
-from headrace.dataset.cache_files import TABLE, IndexTable
 from headrace.format import IndexFile
 
 INDEX = 'index.json'
@@ -67,13 +66,6 @@ def parse(folder: Path) -> object:
     return index
 
 
-def kept(folder: Path) -> object:
-    table = IndexTable(folder / 'cache', allow_unsafe_types=False)
-    index = IndexFile('index', allow_unsafe_types=False, kept=table)
-    index.read(folder / 'cache' / INDEX)
-    return index
-
-
 def dataset(folder: Path) -> object:
     return StreamingDataset(remote=str(folder), local=str(folder / 'cache'), batch_size=1, shuffle=True)
 
@@ -112,7 +104,6 @@ def with_msgspec(folder: Path) -> object:
 CONTENDERS: dict[str, Callable[[Path], object]] = {
     'json.loads': loads,
     'parse': parse,
-    'kept': kept,
     **({} if decode_typed is None else {'msgspec': with_msgspec}),
     'dataset': dataset,
 }
@@ -140,9 +131,9 @@ def main() -> None:
         for compressed in (False, True):
             folder = Path(scratch) / ('compressed' if compressed else 'plain')
             make(folder, shards, compressed=compressed)
-            dataset(folder)  # fetches the index, and keeps it
-            sizes = [(folder / 'cache' / name).stat().st_size / 1e6 for name in (INDEX, TABLE)]
-            print(f'{shards:,} shards, {folder.name}: {sizes[0]:.0f} MB, kept in {sizes[1]:.0f} MB')
+            dataset(folder)  # fetches the index
+            size = (folder / 'cache' / INDEX).stat().st_size
+            print(f'{shards:,} shards, {folder.name}: {size / 1e6:.0f} MB')
             runs: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
             for _ in range(rounds):
                 for name, found in runs.items():

@@ -1,4 +1,4 @@
-"""The kept table of a large index, and the permutations of an epoch, in a cache folder."""
+"""The table of many shards in a dataset and its workers, and the permutations of an epoch in a cache folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import tempfile
 import time
@@ -14,210 +13,20 @@ import time
 import numpy as np
 import pytest
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset import cache_files
 from headrace.dataset.cache_files import EpochPermutations
-from headrace.dataset.streams.open_streams import open_streams
-from headrace.errors import FormatError
-from headrace.format import ShardTable, index
+from headrace.format import ShardTable
 from headrace.order import Mixture, OrderConfig, StreamSize, fill_permutation
-from headrace.storage.cache.locks import lock_file, locked_folders
+from headrace.storage.cache.locks import locked_folders
 
 processes = multiprocessing.get_context('fork')
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(cache_files, 'WORTHWHILE', 5)
-
-
-@pytest.fixture
-def remote(make_dataset):
-    return make_dataset('remote', 100)
 
 
 @pytest.fixture
 def local(tmp_path):
     return tmp_path / 'local'
 
-
-@pytest.fixture
-def parses(monkeypatch):
-    """One entry for each time that an index is parsed."""
-    calls = []
-    parse = index.parse_index
-
-    def counted(*arguments, **options):
-        calls.append(arguments)
-        return parse(*arguments, **options)
-
-    monkeypatch.setattr(index, 'parse_index', counted)
-    return calls
-
-
-def opened(remote, local, *, allow_unsafe_types=False):
-    stream = Stream(remote=str(remote), local=str(local))
-    open_streams([stream], cache_limit=None, allow_unsafe_types=allow_unsafe_types)
-    return stream
-
-
-def ids(**arguments):
-    return [sample['id'] for sample in StreamingDataset(**arguments)[:]]
-
-
-def test_an_index_is_parsed_once(remote, local, parses):
-    first = opened(remote, local)
-    assert len(parses) == 1
-    second = opened(remote, local)
-    assert len(parses) == 1
-    assert second.shards == first.shards == StreamingDataset(local=str(remote)).shards
-    assert second.fingerprint == first.fingerprint
-    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
-    assert ids(remote=str(remote), local=str(local)) == list(range(100))
-
-
-def test_nothing_is_kept_of_a_small_index_or_in_the_users_own_folder(remote, local, monkeypatch):
-    before = sorted(os.listdir(remote))
-    StreamingDataset(local=str(remote))
-    StreamingDataset(remote=str(remote), local=str(remote))
-    assert sorted(os.listdir(remote)) == before
-    monkeypatch.setattr(cache_files, 'WORTHWHILE', 11)
-    opened(remote, local)
-    assert sorted(os.listdir(local)) == ['.headrace-remote', 'index.json']
-
-
-def test_another_index_is_parsed_and_kept_again(remote, local, parses):
-    opened(remote, local)
-    text = (local / 'index.json').read_text()
-    samples = f'"samples": {opened(remote, local).shards[0].samples}'
-    for change in (text.replace(samples, '"samples": 1'.ljust(len(samples))), text + ' '):
-        (local / 'index.json').write_text(change)
-        parses.clear()
-        assert opened(remote, local).shards == opened(remote, local).shards
-        assert len(parses) == 1
-    assert opened(remote, local).shards == opened(remote, local.with_name('other')).shards
-
-
-def replace_by_folder(kept):
-    kept.unlink()
-    kept.mkdir()
-
-
-def replace_by_link(kept):
-    shutil.move(kept, kept.with_name('elsewhere'))
-    kept.symlink_to('elsewhere')
-
-
-def replace_by_pipe(kept):
-    kept.unlink()
-    os.mkfifo(kept)
-
-
-DAMAGE = {
-    'truncated': lambda kept: os.truncate(kept, 300),
-    'empty': lambda kept: os.truncate(kept, 0),
-    'flipped': lambda kept: kept.write_bytes(kept.read_bytes()[:-9] + b'?' + kept.read_bytes()[-8:]),
-    'other version': lambda kept: kept.write_bytes(kept.read_bytes().replace(b'table 1', b'table 0')),
-    'too large': lambda kept: os.truncate(kept, 1 << 40),
-    'unreadable': lambda kept: kept.write_bytes(os.urandom(500)),
-    'a folder': replace_by_folder,
-    'a link': replace_by_link,
-    'a pipe': replace_by_pipe,
-}
-
-
-@pytest.mark.parametrize('damage', DAMAGE.values(), ids=DAMAGE)
-def test_what_is_damaged_is_not_believed(remote, local, parses, damage):
-    good = opened(remote, local).shards
-    damage(local / cache_files.TABLE)
-    parses.clear()
-    assert opened(remote, local).shards == good
-    assert len(parses) == 1
-    assert ids(remote=str(remote), local=str(local)) == list(range(100))
-
-
-def test_what_belongs_to_a_stranger_is_not_believed(remote, local, parses, monkeypatch):
-    opened(remote, local)
-    handle = os.open(local / cache_files.TABLE, os.O_RDONLY)
-    stranger = os.fstat(handle).st_uid + 1
-    os.close(handle)
-    size = os.path.getsize(local / 'index.json')
-    assert cache_files._read_table(local / cache_files.TABLE, owners={stranger}, most=size) is None
-    assert cache_files._read_table(local / cache_files.TABLE, owners={stranger, stranger - 1}, most=size)
-    assert os.stat(local / cache_files.TABLE).st_mode & 0o022 == 0
-
-
-def test_unsafe_types_are_still_refused(local, tmp_path, remote):
-    text = (remote / 'index.json').read_text().replace('"ndarray:float32:4"', '"pkl"').replace('16', 'null')
-    (remote / 'index.json').write_text(text)
-    opened(remote, local, allow_unsafe_types=True)
-    assert (local / cache_files.TABLE).exists()
-    with pytest.raises(FormatError, match='unsafe type'):
-        opened(remote, local)
-
-
-def test_it_is_no_shard_of_a_limited_cache(remote, local):
-    limit = os.path.getsize(remote / 'index.json') + 3 * os.path.getsize(remote / 'shard.00000.mds')
-    for _ in range(2):
-        assert ids(remote=str(remote), local=str(local), cache_limit=limit) == list(range(100))
-        assert (local / cache_files.TABLE).exists()
-
-
-def test_a_folder_that_cannot_take_it(remote, local, parses, monkeypatch):
-    def full(*_):
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(cache_files.os, 'ftruncate', full)
-    for _ in range(2):
-        opened(remote, local)
-    assert len(parses) == 2
-    assert sorted(os.listdir(local)) == ['.headrace-index.tmp', '.headrace-remote', 'index.json']
-    monkeypatch.undo()
-    monkeypatch.setattr(cache_files, 'WORTHWHILE', 5)
-    opened(remote, local)  # takes over what was left
-    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
-
-
-def test_nobody_waits_for_a_writer(remote, local):
-    local.mkdir()
-    handle = os.open(local / '.headrace-index.tmp', os.O_RDWR | os.O_CREAT)
-    lock_file(handle, 'here')
-    begin = time.monotonic()
-    opened(remote, local)
-    assert time.monotonic() - begin < 100
-    os.close(handle)
-    assert os.listdir(local).count('.headrace-index') == 0
-    opened(remote, local)
-    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
-
-
-def _open(remote, local, barrier, failures):
-    try:
-        barrier.wait()
-        for _ in range(5):
-            if opened(remote, local).shards.samples.sum() != 100:
-                failures.put('wrong')
-            (local / cache_files.TABLE).unlink(missing_ok=True)
-    except BaseException as error:
-        failures.put(repr(error))
-
-
-def test_many_processes_write_it(remote, local, parses):
-    barrier, failures = processes.Barrier(6), processes.Queue()
-    crowd = [processes.Process(target=_open, args=(remote, local, barrier, failures)) for _ in range(6)]
-    for process in crowd:
-        process.start()
-    for process in crowd:
-        process.join()
-    assert failures.empty()
-    opened(remote, local)
-    parses.clear()
-    opened(remote, local)
-    assert not parses
-    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
-
-
-# -- a dataset over many shards ---------------------------------------------------------------------------------------
 
 SHARDS = 20_000
 

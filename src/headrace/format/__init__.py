@@ -1,8 +1,7 @@
 """Shards as bytes: their encoding, index and readers; no network, no torch.
 
-1. ``IndexFile`` reads an ``index.json`` (``index``), which ``parse_index`` checks (``entries`` has the rules for one
-   shard, ``table_bytes`` for many). It gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``).
-   ``pack_table`` and ``unpack_table`` (``table_bytes``) keep a large one as bytes.
+1. ``IndexFile`` reads an ``index.json`` (``index``), which ``parse_index`` checks (``entries`` has the rules). It gives
+   a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``).
 2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
 3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
 4. ``info.schema.allocate(n)`` makes room for a batch, ``reader.gather`` fills rows of it, ``reader.sample`` gives one.
@@ -40,7 +39,6 @@ from headrace.format.mds import FixedLayout, FixedRows, MDSReader
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
-from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, unpack_table
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -60,7 +58,6 @@ __all__ = [
     'FixedLayout',
     'FixedRows',
     'IndexFile',
-    'IndexKey',
     'JSONEncoder',
     'JSONReader',
     'JoinedShards',
@@ -93,14 +90,11 @@ __all__ = [
     'mds_encode',
     'number_abbrev_to_int',
     'open_shard',
-    'pack_table',
     'parse_index',
-    'read_packed_key',
     'register_compression',
     'register_encoding',
     'unpack_file',
     'unpack_stream',
-    'unpack_table',
     'verify_file',
 ]
 

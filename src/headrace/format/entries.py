@@ -1,4 +1,4 @@
-"""The rules for one shard of ``index.json``: its keys, their values, and its file names."""
+"""The rules for shards of ``index.json``: their keys, values and file names; of one shard, or of a whole table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from headrace.errors import ConfigError, FormatError
 from headrace.format.compression import is_compression
 from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is_mds_encoding_safe
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.table import Kind, NameFinder, ShardTable
 
 INDEX_NAME: Final = 'index.json'
 OWN_NAMES: Final = '.headrace'
@@ -271,3 +274,46 @@ class EntryParser:
                 f'capitals or not; but this is {show(name)}. headrace keeps files of its own under these names. Write '
                 f'the shard under another name.'
             )
+
+
+# In a table all names are one text, each between two '/'; so parts of names are, too.
+_FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
+_RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
+
+
+def is_surely_valid(table: ShardTable) -> bool:
+    """Whether `EntryParser` would surely accept the shards of a `TableBuilder`, whose numbers are not negative.
+
+    No file name leads out of the dataset's folder, is one of headrace's own, or is repeated. No count is larger than
+    its file. The parser explains mistakes; here the answer is only "surely valid" or "check".
+    """
+    return (
+        _names_stay_inside(table.names.tobytes())
+        and all(_counts_fit(table, number, kind) for number, kind in enumerate(table.kinds))
+        and NameFinder(table.names, table.name_starts).all_differ
+    )
+
+
+def _names_stay_inside(names: bytes) -> bool:
+    if any(text in names for text in _FORBIDDEN):
+        return False
+    # In any case, and with characters in between that some file systems ignore.
+    folded = names if names.isascii() else names.decode().casefold().encode('ascii', 'ignore')
+    return not any(text in folded.lower() for text in _RESERVED)
+
+
+def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:
+    shards = slice(None) if len(table.kinds) == 1 else np.flatnonzero(table.kind_of == number)
+    samples = table.samples[shards]
+    files = table.first_files[:-1][shards]
+    data = table.sizes[files]
+    # The last raw file has the table of offsets: a count, then 4 bytes for each sample and 4 for the last one's end.
+    last_packed = kind.files[-1][1] is not None
+    offsets = table.sizes[files + len(kind.algorithms) - (2 if last_packed else 1)]
+    if bool((np.maximum(data, offsets) > MAX_OFFSET).any()) or bool((samples > MAX_OFFSET).any()):
+        return False
+    if bool((offsets < 8 + 4 * samples).any()):
+        return False
+    room = data - (8 + 4 * samples) if kind.schema.format == 'mds' else data
+    least = min(kind.schema.min_sample_size, MAX_OFFSET + 1)  # no overflow; no file is larger
+    return not bool((samples * least > room).any())

@@ -21,15 +21,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import xxhash
+from typing import Any, Final
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
-from headrace.format.entries import INDEX_NAME, EntryParser, show
+from headrace.format.entries import INDEX_NAME, EntryParser, is_surely_valid, show
 from headrace.format.shards import ShardInfo
 from headrace.format.table import Kind, Row, ShardTable, TableBuilder
-from headrace.format.table_bytes import IndexKey, is_surely_valid
 
 LARGE: Final = 1 << 16  # characters; a pattern costs more than it saves in a smaller index
 
@@ -85,53 +82,34 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
     return shards
 
 
-class KeptTable(Protocol):
-    """The table of an index, kept by an earlier process or for a later one."""
-
-    def find(self, index: Path) -> tuple[ShardTable, str] | None:
-        """The table of the index.json at a path, and the fingerprint of that; None if it was not kept."""
-        ...
-
-    def keep(self, shards: ShardTable, key: IndexKey) -> None:
-        """Keep the table of an index that was parsed, if that is worthwhile."""
-        ...
-
-
 class IndexFile:
     """The ``index.json`` of one stream, and the table of shards that it holds."""
 
     index_name: Final = INDEX_NAME
     """The file's name in the dataset's folder."""
 
-    def __init__(self, source: str, *, allow_unsafe_types: bool, kept: KeptTable | None = None) -> None:
+    def __init__(self, source: str, *, allow_unsafe_types: bool) -> None:
         """Touches no file.
 
         Args:
             source: path or URL of the index, for messages.
             allow_unsafe_types: accept `pkl` columns, which run code when they are read.
-            kept: the kept table of the index; None: it is parsed each time.
         """
         self.shards = ShardTable.empty()
         self.fingerprint = ''
-        self._source, self._allow_unsafe_types, self._kept = source, allow_unsafe_types, kept
-        self._parsed: IndexKey | None = None
+        self._source, self._allow_unsafe_types = source, allow_unsafe_types
 
     def read(self, path: Path) -> None:
-        """Read an index.json at this path, or the kept table of it.
+        """Read an index.json at this path.
 
         Raises:
             IndexFileError: the file is empty or is not JSON.
             FormatError: it is JSON, but breaks the format's rules.
             EmptyDatasetError: it has no samples.
         """
-        kept = None if self._kept is None else self._kept.find(path)
-        if kept is not None:
-            (self.shards, self.fingerprint), self._parsed = kept, None
-            return
         data = path.read_bytes()
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
         self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
-        self._parsed = IndexKey(xxhash.xxh3_128_digest(data), len(data), self.fingerprint)
 
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read.
@@ -156,11 +134,6 @@ class IndexFile:
                 for stored in (file.raw, file.zip):
                     if stored is not None and self.shards.find(stored.basename) is None:
                         yield stored.basename
-
-    def keep(self) -> None:
-        """Keep the table for the next process, unless it was kept already."""
-        if self._kept is not None and self._parsed is not None:
-            self._kept.keep(self.shards, self._parsed)
 
 
 def _try_patterns(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.dataset.cache_files import IndexTable
 from headrace.dataset.streams.columns import column_names, image_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.stream import Stream
@@ -260,7 +259,6 @@ class _Opening:
                 self._make_cache(None, None)
             else:
                 raise missing_index(path, stream.remote, stream.title)
-            found.keep()
             stream.shards, stream.fingerprint = found.shards, found.fingerprint
             list(column_names(stream))  # refuses columns that a shard lacks
             stream.image_columns = image_columns(stream)
@@ -271,11 +269,8 @@ class _Opening:
                 stream.fingerprint += f', {said}'
 
     def _index_file(self, store: Store | None) -> IndexFile:
-        stream, folder = self.stream, self.stream.folder
-        if store is None:
-            return IndexFile(str(folder / INDEX_NAME), allow_unsafe_types=self.allow_unsafe_types)
-        kept = IndexTable(folder, allow_unsafe_types=self.allow_unsafe_types)
-        return IndexFile(f'{stream.url}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types, kept=kept)
+        folder = self.stream.folder if store is None else self.stream.url
+        return IndexFile(f'{folder}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types)
 
     def _make_cache(self, store: Store | None, index: CachedIndex | None) -> ShardCache:
         stream = self.stream

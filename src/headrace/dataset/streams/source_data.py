@@ -65,9 +65,6 @@ class SourceData:
             old = SourceIndex.from_bytes(cached.read_bytes())
         yield from self.store.index.unproven(old)
 
-    def keep(self) -> None:
-        """Nothing: the index is kept in the form in which it is read."""
-
     def part(self, shard: int, info: ShardInfo) -> CachePart:
         """The file of a shard: fetched as ranges of an object, and made of them."""
         assert self.store.index is not None
