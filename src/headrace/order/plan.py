@@ -9,49 +9,18 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.order.protocols import BatchPlan
 from headrace.order.skip import Ranges, UnskippedPositions, merged
 from headrace.order.topology import Remainder, check_batch_size
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
-    from headrace.order.explanation import BatchExplanation
-    from headrace.order.protocols import BatchPlan, Order
-    from headrace.order.sample_map import SampleMap
+    from headrace.order.protocols import Order
     from headrace.order.topology import Topology
 
 
-class PlanQueries:
-    """What follows from the other members of a `BatchPlan`, for any kind."""
-
-    __slots__ = ()
-
-    @property
-    def batch_size(self: BatchPlan) -> int:
-        """Samples in a full batch of one replica."""
-        return self.global_batch_size // self.topology.replicas
-
-    def explain(self: BatchPlan, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
-        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        from headrace.order.explain import explain_batch  # a training run explains nothing
-
-        return explain_batch(self, k, sample_map)
-
-    @property
-    def is_skipped(self: BatchPlan) -> bool:
-        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
-        return bool(self.skip) and not self.total_batches
-
-    def ids(self: BatchPlan, k: int) -> IntArray:
-        """This replica's global sample ids of batch k, int64[rows]."""
-        return self.order.at(self.positions(k))
-
-    def ids_of(self: BatchPlan, batches: range) -> IntArray:
-        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
-        return self.order.at(self.positions_of(batches))
-
-
 @dataclass(frozen=True, slots=True)
-class Plan(PlanQueries):
+class Plan(BatchPlan):
     """Cuts a global sequence into batches and deals their rows to the replicas.
 
     Batch k is the run of positions [start + k·G, start + (k+1)·G), cut off at the end of the sequence, on every
@@ -101,34 +70,20 @@ class Plan(PlanQueries):
 
     @property
     def num_batches(self) -> int:
-        """Batches from ``start`` to the end of the epoch."""
         return self._batches_in(self._unskipped.size - self._first)
 
     @property
     def total_batches(self) -> int:
-        """Batches of a whole epoch, from position 0."""
         return self._batches_in(self._unskipped.size)
 
     @property
     def epoch_batches(self) -> int:
-        """Batches of a whole epoch, skipped ones included."""
         return self._batches_in(len(self.order))
 
-    epoch_rows = epoch_batches
-    """The same: all ranks have equally many."""
-
     def of_rank(self, rank: int) -> Plan:
-        """The same batches, as another rank sees them."""
         return replace(self, topology=replace(self.topology, rank=rank))
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        """The first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
-
-        Padding does not count, nor dropped or skipped samples.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
         number = self._first + first * self.global_batch_size
         stop = min(self._first + self.num_batches * self.global_batch_size, self._unskipped.size)
         while number < stop:
@@ -143,7 +98,6 @@ class Plan(PlanQueries):
 
     @property
     def batches_before(self) -> int:
-        """Whole batches that positions from 0 to ``start`` make."""
         return self._first // self.global_batch_size
 
     @property
@@ -153,32 +107,20 @@ class Plan(PlanQueries):
 
     @property
     def epoch_samples(self) -> int:
-        """Number of positions that a whole epoch, from position 0, delivers. Padding does not count."""
         return min(self.total_batches * self.global_batch_size, self._unskipped.size)
 
     def end(self, k: int) -> int:
-        """The position after batch k, 0 <= k < num_batches, and after a skipped range that follows directly.
-
-        It is at most the epoch's size. Padding does not count.
-        """
         begin, rows = self._numbers(k)
         return len(self.order) if begin + rows == self._unskipped.size else self._unskipped.position(begin + rows)
 
     def skipped(self, k: int) -> int:
-        """Skipped positions that the run passes over in batch k: before, within or right after it."""
         before = self.end(k - 1) if k else self.start
         return self.end(k) - before - self._numbers(k)[1]
 
     def positions(self, k: int) -> IntArray:
-        """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
         return self._strided(k, self._residue, self.topology.replicas)
 
     def positions_of(self, batches: range) -> IntArray:
-        """This replica's positions of consecutive batches, one after another; int64[rows].
-
-        Args:
-            batches: numbers of batches, in steps of 1. All of them together take little longer than one.
-        """
         full = (self._unskipped.size - self._first) // self.global_batch_size
         whole = range(batches.start, min(batches.stop, full))
         rest = [self.positions(k) for k in range(max(batches.start, full), batches.stop)]
@@ -192,30 +134,22 @@ class Plan(PlanQueries):
         return np.concatenate([self._unskipped.at(numbers.reshape(-1)), *rest])
 
     def global_positions(self, k: int) -> IntArray:
-        """All positions of batch k, int64[rows], padding included."""
         return self._strided(k, 0, 1)
 
     def node_positions(self, k: int) -> IntArray:
-        """Positions of batch k of all replicas of this node, int64[rows], padding included."""
         return self._strided(k, self.topology.node, self.topology.nodes)
 
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Ranges [begin, end) of the positions of batches from ``first`` on and below ``last``, without padding."""
         begin, last = self._first + first * self.global_batch_size, min(last, self.num_batches)
         return self._unskipped.spans(begin, min(self._first + last * self.global_batch_size, self._unskipped.size))
 
     def stream_counts(self, first: int, last: int) -> IntArray:
-        """Each stream's samples in batches from ``first`` on and below ``last``, on all replicas; int64[streams].
-
-        Padding does not count. `Order.stream_counts` gives the cost.
-        """
         counts = np.zeros(len(self.order.mixture.streams), np.int64)
         for begin, end in self.spans(first, last):
             counts += self.order.stream_counts(begin, end)
         return counts
 
     def own_samples(self, k: int) -> int:
-        """Number of this replica's rows of batch k that are no padding."""
         begin, rows = self._numbers(k)
         return len(self._rows_of(begin, rows, self._residue, self.topology.replicas))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,62 +17,49 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import BatchSpec, Remainder, Topology
 
+LoadPermutation: TypeAlias = 'Callable[[Mixture, OrderConfig, int], IntArray]'
+"""Gives the sample ids int64[epoch size] that `fill_permutation` computes for an epoch, from wherever they are kept."""
 
-class Order(Protocol):
+
+class Order(ABC):
     """The sequence of one epoch, a pure function of (mixture, config, epoch); it knows nothing of the topology.
 
     An order may keep what it computed for the next call, and is used by one thread at a time.
     """
 
+    mixture: Mixture
+    """The streams and what an epoch draws from each."""
+    epoch: int
+    """Which epoch it is the sequence of."""
+    first: int = 0
+    """The first position that there is: 0, but where another mixture took over in the middle of the epoch."""
+    num_canonical_nodes: int
+    """Position p belongs to canonical node p modulo this."""
+    units: int = 0
+    """Parts of a global batch that are of one stream each: unit h has its positions that are h modulo this. 0: batches
+    are mixed."""
+
     def __len__(self) -> int:
         """Return the number of positions, the epoch's size."""
-        ...
+        return self.mixture.epoch_size
 
-    @property
-    def mixture(self) -> Mixture:
-        """The streams and what an epoch draws from each."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Which epoch it is the sequence of."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """The first position that there is: 0, but where another mixture took over in the middle of the epoch."""
-        ...
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """Position p belongs to canonical node p modulo this."""
-        ...
-
-    @property
-    def units(self) -> int:
-        """Parts of a global batch that are of one stream each; 0: batches are mixed.
-
-        Unit h of a batch has its positions that are h modulo this.
-        """
-        ...
-
+    @abstractmethod
     def at(self, positions: IntArray) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n], each in [0, len), in any order, repeats allowed.
+        """Return global sample ids int64[n] at positions int64[n], each in [first, len), in any order, repeats allowed.
 
         Ids are numbered stream after stream, shard after shard, in stored order.
 
         Raises:
             IndexError: a position is out of range.
         """
-        ...
 
+    @abstractmethod
     def stream_counts(self, begin: int, end: int) -> IntArray:
         """Return int64[streams], the samples of each stream at positions from begin on and below end.
 
         Raises:
             IndexError: a position is out of range.
         """
-        ...
 
     def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
         """Yield the positions of a global sample id from ``start`` on, in rising order: the inverse of `at`.
@@ -78,23 +67,23 @@ class Order(Protocol):
         Raises:
             IndexError: there is no such sample, or no such position.
         """
-        ...
+        if not 0 <= sample_id < self.mixture.num_samples:
+            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        if not 0 <= start <= len(self):
+            raise IndexError(f'positions must be in [0, {len(self)}], got {start}.')
+        return self._find(int(self.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1, sample_id, start)
 
+    @abstractmethod
+    def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
+        """As `find`, of a sample of a stream."""
+
+    @abstractmethod
     def plan(
-        self,
-        topology: Topology,
-        *,
-        global_batch_size: int,
-        start: int = 0,
-        remainder: Remainder = 'repeat',
-        initial_nodes: int | None = None,
-        skip: Skip = (),
-        epoch: int = 0,
+        self, batches: BatchSpec, start: int = 0, *, epoch: int = 0, skip: Skip = (), initial_nodes: int | None = None
     ) -> BatchPlan:
         """Return its global batches, as this family cuts them; see `headrace.order.make_plan`."""
-        ...
 
-    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
+    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:  # noqa: B027
         """Check that batches of this epoch continue in its middle as a state's run had them.
 
         Args:
@@ -105,150 +94,137 @@ class Order(Protocol):
         Raises:
             ResumeError: they do not.
         """
-        ...
 
 
-class BatchPlan(Protocol):
+class BatchPlan(ABC):
     """One pass over an epoch: its global batches from a position on, numbered from 0, and which rows are a rank's.
 
     It never changes. A `Run` makes it; the loader, the readers and the prefetch are given it.
     """
 
-    @property
-    def order(self) -> Order:
-        """The sequence that positions are of."""
-        ...
+    __slots__ = ()
 
-    @property
-    def topology(self) -> Topology:
-        """For which rank of how many."""
-        ...
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples in a batch of all replicas together."""
-        ...
+    order: Order
+    """The sequence that positions are of."""
+    topology: Topology
+    """For which rank of how many."""
+    global_batch_size: int
+    """Samples in a batch of all replicas together."""
+    remainder: Remainder
+    """The fate of the samples after the last full batch."""
+    skip: Ranges
+    """The positions of the epoch that no batch holds."""
+    start: int
+    """The position at which batch 0 begins."""
 
     @property
     def batch_size(self) -> int:
         """Samples in a full batch of one replica."""
-        ...
+        return self.global_batch_size // self.topology.replicas
 
     @property
-    def remainder(self) -> Remainder:
-        """The fate of the samples after the last full batch."""
-        ...
-
-    @property
-    def skip(self) -> Ranges:
-        """The positions of the epoch that no batch holds."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The position at which batch 0 begins."""
-        ...
-
-    @property
+    @abstractmethod
     def num_batches(self) -> int:
-        """Batches to the end of the epoch."""
-        ...
+        """This rank's batches from ``start`` to the end of the epoch."""
 
     @property
+    @abstractmethod
     def total_batches(self) -> int:
-        """Batches of a whole epoch."""
-        ...
+        """This rank's batches of a whole epoch, from position 0."""
 
     @property
+    @abstractmethod
     def epoch_batches(self) -> int:
-        """Batches of a whole epoch, skipped ones included."""
-        ...
+        """This rank's batches of a whole epoch, skipped ones included."""
 
     @property
     def epoch_rows(self) -> int:
-        """Batches of a whole epoch, skipped ones included, the same on all ranks."""
-        ...
+        """Batches of a whole epoch of any rank, skipped ones included: the same on all ranks."""
+        return self.epoch_batches
 
     @property
+    @abstractmethod
     def batches_before(self) -> int:
         """Whole batches that the samples before the position make."""
-        ...
 
     @property
     def is_skipped(self) -> bool:
         """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
-        ...
+        return bool(self.skip) and not self.total_batches
 
     @property
+    @abstractmethod
     def stop(self) -> int:
-        """The state of a checkpoint after the last batch."""
-        ...
+        """The position after the last batch, which a checkpoint says."""
 
     @property
+    @abstractmethod
     def epoch_samples(self) -> int:
-        """Samples that a whole epoch delivers on all ranks."""
-        ...
+        """Samples that a whole epoch, from position 0, delivers on all ranks. Padding does not count."""
 
+    @abstractmethod
     def end(self, k: int) -> int:
-        """Return what a checkpoint says after batch k."""
-        ...
+        """Return the position after batch k, and after a skipped range that follows directly: a checkpoint says it."""
 
+    @abstractmethod
     def skipped(self, k: int) -> int:
         """Return how much further than by its samples batch k moves the position: over skipped samples."""
-        ...
 
+    @abstractmethod
     def of_rank(self, rank: int) -> BatchPlan:
         """Return the same batches, as another rank sees them."""
-        ...
 
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
         """Return which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        ...
+        from headrace.order.explain import explain_batch  # a training run explains nothing
 
+        return explain_batch(self, k, sample_map)
+
+    @abstractmethod
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        """Return the first batch from ``first`` on that holds a sample, and its position there; None: no batch does."""
-        ...
+        """Return the first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
 
+        Padding does not count, nor dropped or skipped samples.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+
+    @abstractmethod
     def positions(self, k: int) -> IntArray:
         """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
-        ...
 
+    @abstractmethod
     def positions_of(self, batches: range) -> IntArray:
-        """Return this replica's positions of consecutive batches, one after another; int64[rows]."""
-        ...
+        """Return this replica's positions of consecutive batches, one after another; int64[rows].
 
+        All of them together take little longer than one.
+        """
+
+    @abstractmethod
     def global_positions(self, k: int) -> IntArray:
         """Return all positions of batch k, int64[rows], padding included."""
-        ...
 
+    @abstractmethod
     def node_positions(self, k: int) -> IntArray:
         """Return the positions of batch k of all replicas of this node, int64[rows], padding included."""
-        ...
 
+    @abstractmethod
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges [begin, end) of positions of batches from ``first`` on and below ``last``, no padding."""
-        ...
 
+    @abstractmethod
     def stream_counts(self, first: int, last: int) -> IntArray:
-        """Return int64[streams], each stream's samples in those batches, on all replicas together."""
-        ...
+        """Return int64[streams], each stream's samples in those batches, on all replicas together; no padding."""
 
+    @abstractmethod
     def own_samples(self, k: int) -> int:
-        """Return the number of those rows that are no padding; padding comes last."""
-        ...
+        """Return the number of this replica's rows of batch k that are no padding; padding comes last."""
 
     def ids(self, k: int) -> IntArray:
         """Return this replica's sample ids of batch k, int64[rows]."""
-        ...
+        return self.order.at(self.positions(k))
 
     def ids_of(self, batches: range) -> IntArray:
         """Return this replica's sample ids of consecutive batches, one after another; int64[rows]."""
-        ...
-
-
-class LoadPermutation(Protocol):
-    """Gives the array that `fill_permutation` fills, from wherever it is kept."""
-
-    def __call__(self, mixture: Mixture, config: OrderConfig, epoch: int, /) -> IntArray:
-        """Return int64[epoch size], the sample ids of an epoch's positions."""
-        ...
+        return self.order.at(self.positions_of(batches))

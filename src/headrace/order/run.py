@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order.families import FAMILIES
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mosaicml.order import MosaicMLOrder
+from headrace.order.native.order import NativeOrder
 from headrace.order.resume import check_skipped, resolved_from_state, resume, warn_of_overruled
+from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import skipped_ranges
 from headrace.order.state import ResumeState
-from headrace.order.topology import World
+from headrace.order.topology import BatchSpec, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
     from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import BatchSpec, Remainder, Topology
+    from headrace.order.topology import Remainder, Topology
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
 
 
+_FAMILIES: dict[str, type[NativeOrder] | type[MosaicMLOrder]] = {
+    'native': NativeOrder,
+    **dict.fromkeys(PERMUTATIONS, MosaicMLOrder),
+}
 _UNKNOWN = World()
 
 
@@ -179,15 +185,7 @@ class Run:
         order = self.order(epoch, batches.world)
         if start and self._dealt is not None and self._dealt[0] == epoch:
             order.check_dealt(self._dealt[1], batches, self._initial_nodes)
-        plan = order.plan(
-            batches.topology,
-            global_batch_size=size,
-            start=start,
-            remainder=batches.remainder,
-            initial_nodes=self._initial_nodes,
-            skip=self._skip,
-            epoch=epoch,
-        )
+        plan = order.plan(batches, start, epoch=epoch, skip=self._skip, initial_nodes=self._initial_nodes)
         if self._foreign == (epoch, start) and self._asked.batching == 'random' and plan.stop > start:
             size, ranks = self.mixture.epoch_size, batches.topology.replicas
             if start > size + ranks - size % ranks:  # as MosaicML Streaming
@@ -237,17 +235,11 @@ class Run:
 
     def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
         """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
-        topology = batches.topology
-        config = self.config(World(topology.nodes))
+        config = self.config(World(batches.topology.nodes))
         if not self._skip or not config.is_mosaicml:
             return None
         if self._counted is None or self._counted[0] != batches:
-            plan = make_order(mixture, config, 0).plan(
-                topology,
-                global_batch_size=batches.global_batch_size,
-                remainder=batches.remainder,
-                initial_nodes=self._initial_nodes,
-            )
+            plan = make_order(mixture, config, 0).plan(batches, initial_nodes=self._initial_nodes)
             self._counted = batches, plan.epoch_rows
         return self._counted[1]
 
@@ -314,9 +306,9 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     config = config.resolve_defaults(mixture)
     if epoch < 0:
         raise ConfigError(f'epoch must be at least 0, got {epoch}.')
-    family = FAMILIES.get(str(config.algorithm))
+    family = _FAMILIES.get(str(config.algorithm))
     if family is None:
-        raise UnknownNameError(f'shuffle_algo must be one of {sorted(FAMILIES)}, got {config.algorithm!r}.')
+        raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
     return family(mixture, config, epoch, load)
 
 
@@ -347,12 +339,5 @@ def make_plan(
         TopologyError: the replicas cannot share the global batch equally, or its device batches.
         ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
     """
-    return order.plan(
-        topology,
-        global_batch_size=global_batch_size,
-        start=start,
-        remainder=remainder,
-        initial_nodes=initial_nodes,
-        skip=skip,
-        epoch=epoch,
-    )
+    batches = BatchSpec(global_batch_size, topology, remainder)
+    return order.plan(batches, start, epoch=epoch, skip=skip, initial_nodes=initial_nodes)

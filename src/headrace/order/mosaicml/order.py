@@ -13,7 +13,7 @@ from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, continues
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
-from headrace.order.plan import PlanQueries
+from headrace.order.protocols import BatchPlan, LoadPermutation, Order
 from headrace.order.skip import UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
 from headrace.order.topology import Remainder, check_batch_size
 
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
-    from headrace.order.protocols import LoadPermutation
     from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import BatchSpec, Topology
+    from headrace.order.topology import BatchSpec
 
 _SCANNED = 1 << 16  # positions looked through at once
 
 
-class MosaicMLOrder:
+class MosaicMLOrder(Order):
     """The sample ids of an epoch's positions; which position comes when is up to a `MosaicMLPlan`.
 
     Positions are numbered as in MosaicML Streaming's partitions: canonical node after canonical node, and with all
@@ -48,21 +47,8 @@ class MosaicMLOrder:
                 f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
             )
         self.mixture, self.config, self.epoch = mixture, config, epoch
+        self.num_canonical_nodes = config.num_canonical_nodes or 1
         self._load = load
-
-    def __len__(self) -> int:
-        return self.mixture.epoch_size
-
-    first = 0
-    """Its mixture never changes in the middle of an epoch."""
-
-    units = 0
-    """Positions are no sequence, so that none is part of a batch before a `MosaicMLPlan` says so."""
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """Parts that the positions are divided into."""
-        return self.config.num_canonical_nodes or 1
 
     @cached_property
     def ids(self) -> IntArray:
@@ -74,65 +60,31 @@ class MosaicMLOrder:
         return out
 
     def at(self, positions: IntArray) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n].
-
-        Raises:
-            IndexError: a position is out of range.
-        """
         if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= len(self)):
             raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
         return self.ids[positions]
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
-        """Return int64[streams], the samples of each stream at positions from begin on and below end.
-
-        Raises:
-            IndexError: a position is out of range.
-        """
         if len(self.mixture.streams) == 1:
             return np.array([end - begin])
         return self.mixture.count_streams(self.at(np.arange(begin, end)))
 
-    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
-        """Yield the positions of a global sample id from ``start`` on, in rising order.
-
-        Raises:
-            IndexError: there is no such sample, or no such position.
-        """
-        if not 0 <= sample_id < self.mixture.num_samples:
-            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
-        if not 0 <= start <= len(self):
-            raise IndexError(f'positions must be in [0, {len(self)}], got {start}.')
-        stream = int(self.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1
+    def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
         if not self.mixture.choose[stream]:
             return iter(())  # without the permutation, which takes its time
         return iter((start + (self.ids[start:] == sample_id).nonzero()[0]).tolist())
 
     def plan(
-        self,
-        topology: Topology,
-        *,
-        global_batch_size: int,
-        start: int = 0,
-        remainder: Remainder = 'repeat',
-        initial_nodes: int | None = None,
-        skip: Skip = (),
-        epoch: int = 0,
+        self, batches: BatchSpec, start: int = 0, *, epoch: int = 0, skip: Skip = (), initial_nodes: int | None = None
     ) -> MosaicMLPlan:
-        """Return its global batches; see `headrace.order.make_plan`."""
-        plan = MosaicMLPlan(self, topology, global_batch_size, start, remainder, initial_nodes)
+        plan = MosaicMLPlan(self, batches, start, initial_nodes)
         if not skip:
             return plan
-        ranges = skipped_ranges(skip, self.mixture, global_batch_size, remainder, plan.epoch_rows)
+        ranges = skipped_ranges(skip, self.mixture, batches.global_batch_size, batches.remainder, plan.epoch_rows)
         ranges = skipped_in_epoch(ranges, epoch * len(self), len(self))
-        return MosaicMLPlan(self, topology, global_batch_size, start, remainder, initial_nodes, ranges)
+        return MosaicMLPlan(self, batches, start, initial_nodes, ranges)
 
     def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
-        """Check that batches continue in the middle of the epoch; see `headrace.order.Order`.
-
-        Raises:
-            ResumeError: they do not.
-        """
         now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
         devices = [
             Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=initial_nodes)
@@ -157,7 +109,7 @@ class MosaicMLOrder:
         return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
 
 
-class MosaicMLPlan(PlanQueries):
+class MosaicMLPlan(BatchPlan):
     """Global batches of a MosaicML order, and which rows of them are this replica's.
 
     A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, with any number of
@@ -172,14 +124,7 @@ class MosaicMLPlan(PlanQueries):
     """
 
     def __init__(
-        self,
-        order: MosaicMLOrder,
-        topology: Topology,
-        global_batch_size: int,
-        start: int = 0,
-        remainder: Remainder = 'repeat',
-        initial_nodes: int | None = None,
-        skip: Ranges = (),
+        self, order: MosaicMLOrder, batches: BatchSpec, start: int, initial_nodes: int | None, skip: Ranges = ()
     ) -> None:
         """As `Plan`, plus ``initial_nodes``, the number of nodes that the run began on.
 
@@ -189,6 +134,7 @@ class MosaicMLPlan(PlanQueries):
                 batching.
             ResumeError: start is beyond the epoch's end.
         """
+        topology, global_batch_size, remainder = batches.topology, batches.global_batch_size, batches.remainder
         check_batch_size(global_batch_size, topology)
         if start < 0:
             raise ConfigError(f'start must be at least 0, got {start}.')
@@ -200,9 +146,9 @@ class MosaicMLPlan(PlanQueries):
                 f'orders repeat samples anywhere in the last batches, as samples like others. Choose remainder '
                 f"'repeat' or 'drop', or the native order."
             )
-        self.order, self.topology, self.global_batch_size = order, topology, global_batch_size
-        self.start, self.initial_nodes, self.skip = start, initial_nodes, skip
-        self.remainder: Remainder = remainder
+        self.order, self.start, self.skip = order, start, skip
+        self.topology, self.global_batch_size, self.remainder = topology, global_batch_size, remainder
+        self._asked = order, batches, initial_nodes
         self._devices = Devices(
             nodes=topology.nodes,
             ranks=topology.replicas_per_node,
@@ -216,15 +162,13 @@ class MosaicMLPlan(PlanQueries):
     def _from(self, start: int) -> MosaicMLPlan:
         if start == self.start:
             return self
-        return MosaicMLPlan(
-            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes, self.skip
-        )
+        order, batches, initial_nodes = self._asked
+        return MosaicMLPlan(order, batches, start, initial_nodes, self.skip)
 
     def of_rank(self, rank: int) -> MosaicMLPlan:
-        """The same batches, as another rank sees them."""
         plan = copy.copy(self)  # its batches are the same for all ranks
         plan.topology = replace(self.topology, rank=rank)
-        plan.__dict__.pop('_own_rows', None)
+        vars(plan).pop('_own_rows', None)
         return plan
 
     @property
@@ -291,7 +235,6 @@ class MosaicMLPlan(PlanQueries):
 
     @property
     def num_batches(self) -> int:
-        """This rank's batches from ``start`` to the end of the epoch."""
         return self._unskipped.before(self._own_rows)
 
     @cached_property
@@ -303,28 +246,23 @@ class MosaicMLPlan(PlanQueries):
 
     @property
     def total_batches(self) -> int:
-        """This rank's batches of a whole epoch, from position 0."""
         return self._from(0).num_batches
 
     @property
     def epoch_rows(self) -> int:
-        """Batches of a whole epoch of any rank, skipped ones included: the same on all ranks."""
         return self._from(0)._num_rows
 
     @property
     def epoch_batches(self) -> int:
-        """This rank's batches of a whole epoch, from position 0, skipped ones included."""
         return self._from(0)._own_rows
 
     @property
     def batches_before(self) -> int:
-        """Whole batches before ``start``."""
         rows = self.start // self.global_batch_size
         return self._from(0)._unskipped.before(rows) if self.skip else rows
 
     @property
     def stop(self) -> int:
-        """The position after the last batch of any rank."""
         return self.end(self._unskipped.size - 1) if self._unskipped.size else self.start
 
     @property
@@ -334,12 +272,10 @@ class MosaicMLPlan(PlanQueries):
         return sum(end - begin for begin, end in whole.spans(0, whole.num_batches))
 
     def end(self, k: int) -> int:
-        """The position after batch k of any rank, and after a skipped range that follows directly."""
         self._check(k)
         return self._after(self._unskipped.position(k + 1)) if k + 1 < self._unskipped.size else self._end
 
     def skipped(self, k: int) -> int:
-        """Skipped positions that the run passes over in batch k: before or right after it."""
         before, row = self.end(k - 1) if k else self.start, self._unskipped.position(k)
         return self.end(k) - before - (self._after(row + 1) - self._after(row))
 
@@ -348,21 +284,17 @@ class MosaicMLPlan(PlanQueries):
             raise IndexError(f'batches are numbered from 0 to {self._unskipped.size - 1}, got {k}.')
 
     def positions(self, k: int) -> IntArray:
-        """This replica's positions of batch k, int64[rows]."""
         return self._taken(k, self._columns)
 
     def positions_of(self, batches: range) -> IntArray:
-        """This replica's positions of consecutive batches, one after another; int64[rows]."""
         numbers = self._unskipped.at(np.arange(batches.start, min(batches.stop, self._unskipped.size)))
         rows = self._batching.rows(numbers, self._columns)
         return rows[rows >= 0]
 
     def global_positions(self, k: int) -> IntArray:
-        """All positions of batch k, int64[rows]."""
         return self._taken(k, slice(None))
 
     def node_positions(self, k: int) -> IntArray:
-        """Positions of batch k of all replicas of this node, int64[rows]."""
         length = self._devices.ranks * self._devices.batch_size
         return self._taken(k, slice(self.topology.node * length, (self.topology.node + 1) * length))
 
@@ -382,7 +314,6 @@ class MosaicMLPlan(PlanQueries):
         return self.order.mixture.count_streams(self.order.at(rows[rows >= 0]))
 
     def own_samples(self, k: int) -> int:
-        """Number of this replica's rows of batch k."""
         return len(self.positions(k))
 
     def _taken(self, k: int, columns: slice) -> IntArray:

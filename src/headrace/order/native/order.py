@@ -34,26 +34,26 @@ from headrace.order.native.segment import Segment
 from headrace.order.native.special.fixed_subset import FixedSubset
 from headrace.order.native.stream_passes import StreamLine, StreamPasses
 from headrace.order.plan import Plan
+from headrace.order.protocols import LoadPermutation, Order
 from headrace.order.random.hashing import derive, hash_text
 from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
 from headrace.order.topology import check_batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
-    from headrace.order.protocols import LoadPermutation
     from headrace.order.skip import Skip
-    from headrace.order.topology import BatchSpec, Remainder, Topology
+    from headrace.order.topology import BatchSpec
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
-class NativeOrder:
+class NativeOrder(Order):
     """The sequence of an epoch.
 
     It caches recent canonical nodes, passes and windows. A batch right after the last one costs little more than
@@ -104,20 +104,11 @@ class NativeOrder:
         self._is_shuffled = config.shuffle
         self._rests: dict[int, IntArray] = {}
         self.units = config.units
-        """Units of a global batch, of one stream each: unit h has the positions that are h modulo this. 0: none."""
         self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
         self._max_units = 65536 + 4 * (mixture.num_shards + len(self._streams) * nodes)
         self._forget()
 
-    def __len__(self) -> int:
-        return self._size
-
     def at(self, positions: IntArray) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n].
-
-        Raises:
-            IndexError: a position is out of range, or from before the mixture took over.
-        """
         if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= self._size):
             raise IndexError(
                 f'positions must be in [{self.first}, {self._size}), got {positions.min()} to {positions.max()}.'
@@ -256,21 +247,10 @@ class NativeOrder:
         self._latest_start = np.zeros(places, np.int64)
         self._latest_begin = np.zeros(places, np.int64)
 
-    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
-        """Yield the positions of a sample in this epoch, from ``start`` on, in rising order.
-
-        Each costs about as much as the set-up of the passes that it lies between, however many passes the epoch has.
-
-        Raises:
-            IndexError: there is no such sample, or no such position.
-        """
+    def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
+        # Each costs about as much as the set-up of the passes that it lies between, however many the epoch has.
         from headrace.order.native.special.inverse import InverseOrder  # a training run looks for no sample
 
-        if not 0 <= sample_id < self.mixture.num_samples:
-            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
-        if not 0 <= start <= self._size:
-            raise IndexError(f'positions must be in [0, {self._size}], got {start}.')
-        s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
         inverse = InverseOrder(
             first=self.first,
             is_shuffled=self._is_shuffled,
@@ -280,23 +260,20 @@ class NativeOrder:
             node_draws_before=self.node_draws_before,
             rest=self._rest,
         )
-        return inverse.find(s, sample_id - int(self._offsets[s]), start)
+        return inverse.find(stream, sample_id - int(self._offsets[stream]), start)
 
     def plan(
         self,
-        topology: Topology,
-        *,
-        global_batch_size: int,
+        batches: BatchSpec,
         start: int = 0,
-        remainder: Remainder = 'repeat',
-        initial_nodes: int | None = None,
-        skip: Skip = (),
+        *,
         epoch: int = 0,
+        skip: Skip = (),
+        initial_nodes: int | None = None,  # noqa: ARG002
     ) -> Plan:
-        """Return its global batches; see `headrace.order.make_plan`."""
-        del initial_nodes
-        check_batch_size(global_batch_size, topology)
-        ranges = skipped_ranges(skip, self.mixture, global_batch_size, remainder)
+        topology, size, remainder = batches.topology, batches.global_batch_size, batches.remainder
+        check_batch_size(size, topology)
+        ranges = skipped_ranges(skip, self.mixture, size, remainder)
         ranges = skipped_in_epoch(ranges, self.mixture.takeover.begin_of(epoch, self._size), self._size)
         if self.units:
             if remainder == 'exact' and sum(self.mixture.is_drawn) > 1:
@@ -305,12 +282,9 @@ class NativeOrder:
                     'epoch draws whole batches, so a few samples more or less than a stream has. Choose one of these '
                     "methods for evaluation, or remainder 'repeat' or 'drop'."
                 )
-            _check_units(self.units, global_batch_size, topology.replicas)
-            ranges = in_whole_batches(ranges, self.first, global_batch_size, self._size)
-        return Plan(self, topology, global_batch_size, start, remainder, ranges)
-
-    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
-        """Nothing: batches continue on any ranks."""
+            _check_units(self.units, size, topology.replicas)
+            ranges = in_whole_batches(ranges, self.first, size, self._size)
+        return Plan(self, topology, size, start, remainder, ranges)
 
     def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
@@ -322,13 +296,7 @@ class NativeOrder:
         return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions, rule=2)
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
-        """Return int64[streams], the samples of each stream at positions from begin on and below end.
-
-        It costs about as much for few positions as for all, and least where they follow those counted last.
-
-        Raises:
-            IndexError: a position is out of range, or from before the mixture took over.
-        """
+        # It costs about as much for few positions as for all, and least where they follow those counted last.
         if len(self._streams) == 1:
             return np.array([end - begin])
         before = self._counted[1] if self._counted[0] == begin else self.node_draws_before(begin).sum(1)
