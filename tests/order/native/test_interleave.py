@@ -35,8 +35,8 @@ def check_every_draw_once(node_quotas: np.ndarray, interleave: RandomInterleave,
 def test_every_draw_has_one_slot_in_many_windows(choose: list[int], nodes: int, key: int, window: int) -> None:
     node_quotas = quotas(np.array([sum(choose) + 1, *choose]), nodes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('headrace.order.native.interleave._SLOTS_IN_WINDOWS', 0)
-        patch.setattr('headrace.order.native.interleave._MIN_WINDOW', window)
+        patch.setattr('headrace.order.native.interleave.SLOTS_IN_WINDOWS', 0)
+        patch.setattr('headrace.order.native.interleave.MIN_WINDOW', window)
         interleave = RandomInterleave(node_quotas, key)
     rng = np.random.default_rng(key)
     for node in range(nodes):

@@ -7,7 +7,8 @@ each node. Every interleaving uses each of them once.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,29 +20,31 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-_SLOTS_IN_WINDOWS = 131072
-_MIN_WINDOW = 4096
+SLOTS_IN_WINDOWS = 131072
+MIN_WINDOW = 4096
 _WHOLE = 16384  # slots of a window that is arranged as a whole, at most
 _PART = 4096
 
 
-class Interleave(Protocol):
+class Interleave(ABC):
     """A way for streams to share a node's slots, evaluated at any slots."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
-        ...
 
+    @abstractmethod
     def draws_before(self, node: int, slot: int) -> IntArray:
         """Return the draws of each stream before a slot of a node, int64[streams].
 
         The slot may be the one past the node's last.
         """
-        ...
 
+    @abstractmethod
     def slot_of(self, node: int, stream: int, draw: int) -> int:
         """Return the slot of a node that a draw of a stream has: the inverse of `at`."""
-        ...
 
 
 def quotas(counts: IntArray, num_nodes: int, begin: int = 0) -> IntArray:
@@ -57,7 +60,7 @@ def quotas(counts: IntArray, num_nodes: int, begin: int = 0) -> IntArray:
     return (ends - nodes - 1) // num_nodes - (begins - nodes - 1) // num_nodes
 
 
-class SequentialInterleave:
+class SequentialInterleave(Interleave):
     """The streams one after another, in their own order."""
 
     __slots__ = ('_begins', '_ends', '_flat', '_length')
@@ -71,12 +74,10 @@ class SequentialInterleave:
         self._flat = (self._ends + np.arange(node_quotas.shape[1]) * self._length).T.reshape(-1)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         streams = self._flat.searchsorted(nodes * self._length + slots, 'right') - nodes * len(self._ends)
         return streams, slots - self._begins[streams, nodes]
 
     def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
         return np.clip(slot - self._begins[:, node], 0, self._ends[:, node] - self._begins[:, node])
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:
@@ -179,7 +180,54 @@ def last_not_above(draw: int, num_windows: int, before: Callable[[int], int]) ->
     return window, before(window)
 
 
-class RandomInterleave:
+class BatchInterleave(Interleave):
+    """Windows of whole batches, of which a node has equally many slots each."""
+
+    __slots__ = ('_batches', '_per_window', '_slots', '_table')
+
+    def __init__(self, shape: tuple[int, int], num_batches: int, slots: int) -> None:
+        """Take the numbers of streams and of nodes, of batches, and of a node's slots in a batch."""
+        self._batches, self._slots = num_batches, slots
+        most = max(MIN_WINDOW, SLOTS_IN_WINDOWS // shape[1])
+        self._per_window = min(max(1, most // slots), num_batches)
+        self._table = WindowTable(shape, self._per_window * slots, self._arrange)
+
+    @abstractmethod
+    def batches(self, node: int, first: int, last: int) -> tuple[IntArray, IntArray]:
+        """Return the streams of batches from ``first`` on and below ``last`` on a node.
+
+        Returns:
+            int64[streams], the draws before them; int64[batches, slots of a batch], the streams.
+        """
+
+    @abstractmethod
+    def draws_before_batch(self, node: int, batch: int) -> IntArray:
+        """Return the draws of each stream on a node before a batch, int64[streams]."""
+
+    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
+        windows, offsets = np.divmod(slots, self._per_window * self._slots)
+        return self._table.at(nodes, windows, offsets)
+
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        length = self._per_window * self._slots
+        window = min(slot // length, -(-self._batches // self._per_window) - 1)
+        return self._table.draws_before(node, window, slot - window * length)
+
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        windows, per_window = -(-self._batches // self._per_window), self._per_window
+        window, before = last_not_above(
+            draw, windows, lambda window: int(self.draws_before_batch(node, window * per_window)[stream])
+        )
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
+        return window * per_window * self._slots + int(offset)
+
+    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
+        first = window * self._per_window
+        before, streams = self.batches(node, first, min(first + self._per_window, self._batches))
+        return before, streams.reshape(-1)
+
+
+class RandomInterleave(Interleave):
     """The streams' draws in random order: a batch has a random number of each stream's, as in a shuffled sequence.
 
     A node's slots are cut into windows of equal length. A stream's draws up to the end of a window are its share,
@@ -205,7 +253,7 @@ class RandomInterleave:
         self._largest = node_quotas.argmax(0)
         # Windows have more than half this length.
         fair = 2 * num_streams * -(-self._slots // np.maximum(node_quotas.max(0), 1))
-        self._windows = -(-self._slots // np.maximum(fair, max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)))
+        self._windows = -(-self._slots // np.maximum(fair, max(MIN_WINDOW, SLOTS_IN_WINDOWS // num_nodes)))
         longest = int((-(-self._slots // self._windows)).max())
         self._part = longest if longest <= _WHOLE else _PART
         self._parts = -(-longest // self._part)
@@ -213,7 +261,6 @@ class RandomInterleave:
         self._table = WindowTable(node_quotas.shape, self._part, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         total, windows = self._slots.take(nodes), self._windows.take(nodes)
         window = (slots + 1) * windows
         window -= 1
@@ -226,7 +273,6 @@ class RandomInterleave:
         return self._table.at(nodes, window, offsets)
 
     def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
         total, windows = int(self._slots[node]), int(self._windows[node])
         window = min(max((slot + 1) * windows - 1, 0) // total, windows - 1)
         begin = window * total // windows

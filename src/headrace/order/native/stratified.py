@@ -25,14 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.order.native.interleave import WindowTable, last_not_above
+from headrace.order.native.interleave import BatchInterleave
 from headrace.order.random.hashing import derive, hashes
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-_SLOTS_IN_WINDOWS = 131072
-_MIN_WINDOW = 4096
 _GOLDEN = 0.6180339887498949
 _CANDIDATES = 64
 
@@ -121,77 +119,43 @@ def _largest_quotient(a: int, m: int) -> int:
     return largest
 
 
-class StratifiedInterleave:
+class StratifiedInterleave(BatchInterleave):
     """Each batch of the segment has floor or ceil of each stream's share; on each node, too.
 
     In a batch on a node, the order of streams is that of sorted hashes.
     """
 
-    __slots__ = ('_a', '_batches', '_ends', '_key', '_nodes', '_per_window', '_rows', '_table')
+    __slots__ = ('_a', '_ends', '_key', '_nodes')
 
     def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, key: int) -> None:
         """Arguments as `grid_quotas`'s, and a key of the segment."""
         self._ends = np.cumsum(counts)
-        self._key = key
-        self._nodes = num_nodes
-        self._rows = batch_size // num_nodes
-        self._batches = int(self._ends[-1]) // batch_size
-        self._a = multiplier(self._batches, num_nodes)
-        slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
-        self._per_window = min(max(1, slots // self._rows), self._batches)
-        self._table = WindowTable((len(counts), num_nodes), self._per_window * self._rows, self._arrange)
-
-    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
-        windows, offsets = np.divmod(slots, self._per_window * self._rows)
-        return self._table.at(nodes, windows, offsets)
-
-    def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
-        last = -(-self._batches // self._per_window) - 1
-        window = min(slot // (self._per_window * self._rows), last)
-        return self._table.draws_before(node, window, slot - window * self._per_window * self._rows)
-
-    def slot_of(self, node: int, stream: int, draw: int) -> int:
-        windows, per_window = -(-self._batches // self._per_window), self._per_window
-        window, before = last_not_above(
-            draw, windows, lambda window: int(self._draws_before(node, window * per_window)[stream])
-        )
-        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
-        return window * self._per_window * self._rows + int(offset)
-
-    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
-        first = window * self._per_window
-        before, streams = self.batches(node, first, min(first + self._per_window, self._batches))
-        return before, streams.reshape(-1)
+        self._key, self._nodes = key, num_nodes
+        num_batches = int(self._ends[-1]) // batch_size
+        self._a = multiplier(num_batches, num_nodes)
+        super().__init__((len(counts), num_nodes), num_batches, batch_size // num_nodes)
 
     def batches(self, node: int, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return the streams of batches from ``first`` on and below ``last`` on a node.
-
-        Returns:
-            int64[streams], the draws before them; int64[batches, slots of a batch], the streams.
-        """
         batches = np.arange(first, last)
         total = self._batches * self._nodes
         pi = np.array([self._a * k % self._batches for k in batches.tolist()])  # products may exceed 64 bits
         u = self._nodes * pi + pi * math.gcd(self._nodes, self._batches) // self._batches
         v = (u + self._batches * node) % total
-        y = np.arange(self._rows) * total + v[:, None]
+        y = np.arange(self._slots) * total + v[:, None]
         streams = self._ends.searchsorted(y, 'right')
-        slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
+        slots = (batches[:, None] * self._nodes + node) * self._slots + np.arange(self._slots)
         shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
-        return self._draws_before(node, first), np.take_along_axis(streams, shuffled, 1)
+        return self.draws_before_batch(node, first), np.take_along_axis(streams, shuffled, 1)
 
-    def _draws_before(self, node: int, before: int) -> IntArray:
-        """Return the draws of each stream on a node before a batch, int64[streams]."""
+    def draws_before_batch(self, node: int, batch: int) -> IntArray:
         batches = self._batches
         rows, rest = np.divmod(self._ends, batches * self._nodes)
         low, high, wrapped = residues(rest, np.array(node), batches, self._nodes)
-        # How many of i < before have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.
+        # How many of i < batch have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.
         bounds = np.concatenate([np.atleast_1d(low), [0], high, wrapped])
         if batches >> 31:  # Python's integers hold the sums
             bounds = bounds.astype(object)
-        sums = floor_sums(before, batches, self._a, batches - bounds)
+        sums = floor_sums(batch, batches, self._a, batches - bounds)
         until, until_wrapped = np.split(sums[2:], 2)
         visits = (sums[0] - until + sums[1] - until_wrapped).astype(np.int64)
-        return np.diff(rows * before + visits, prepend=0)
+        return np.diff(rows * batch + visits, prepend=0)

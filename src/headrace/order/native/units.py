@@ -19,14 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.order.native.interleave import WindowTable, last_not_above
+from headrace.order.native.interleave import BatchInterleave, Interleave
 from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
-
-_SLOTS_IN_WINDOWS = 131072
-_MIN_WINDOW = 4096
 
 
 def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: int) -> IntArray:
@@ -44,12 +41,10 @@ def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: in
     return of_groups[:, np.arange(num_nodes) % groups] * (size * groups // num_nodes)
 
 
-class UnitInterleave:
+class UnitInterleave(BatchInterleave):
     """Each unit of the segment's batches belongs to one stream."""
 
-    __slots__ = (
-        '_batches', '_begin', '_grid', '_groups', '_nodes', '_per_window', '_repeats', '_slots', '_table', '_units',
-    )  # fmt: skip
+    __slots__ = ('_begin', '_grid', '_groups', '_nodes', '_repeats', '_units')
 
     def __init__(
         self, counts: IntArray, batch_size: int, num_units: int, num_nodes: int, *, begin: int, key: int
@@ -59,37 +54,18 @@ class UnitInterleave:
         size = batch_size // num_units
         self._grid = StratifiedInterleave(counts // size, num_units, self._groups, key)
         self._begin, self._nodes, self._units = begin, num_nodes, num_units
-        self._batches = int(counts.sum()) // batch_size
         self._repeats = size * self._groups // num_nodes  # a unit's slots on each node of its group
-        self._slots = batch_size // num_nodes  # of a batch on a node
-        self._per_window = max(1, max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes) // self._slots)
-        self._per_window = min(self._per_window, self._batches)
-        self._table = WindowTable((len(counts), num_nodes), self._per_window * self._slots, self._arrange)
+        super().__init__((len(counts), num_nodes), int(counts.sum()) // batch_size, batch_size // num_nodes)
 
-    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
-        windows, offsets = np.divmod(slots, self._per_window * self._slots)
-        return self._table.at(nodes, windows, offsets)
-
-    def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
-        length = self._per_window * self._slots
-        window = min(slot // length, -(-self._batches // self._per_window) - 1)
-        return self._table.draws_before(node, window, slot - window * length)
-
-    def slot_of(self, node: int, stream: int, draw: int) -> int:
-        windows = -(-self._batches // self._per_window)
-        window, before = last_not_above(draw, windows, lambda window: int(self._arrange(node, window)[0][stream]))
-        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
-        return window * self._per_window * self._slots + int(offset)
-
-    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
-        first = window * self._per_window
-        before, streams = self._grid.batches(node % self._groups, first, min(first + self._per_window, self._batches))
+    def batches(self, node: int, first: int, last: int) -> tuple[IntArray, IntArray]:
+        before, streams = self._grid.batches(node % self._groups, first, last)
         # A node's slots are C positions apart, and so go through the units of its group round-robin.
         position = self._begin + (node - self._begin) % self._nodes
         units = (position + np.arange(self._units // self._groups) * self._nodes) % self._units // self._groups
-        return before * self._repeats, np.tile(streams[:, units], self._repeats).reshape(-1)
+        return before * self._repeats, np.tile(streams[:, units], self._repeats)
+
+    def draws_before_batch(self, node: int, batch: int) -> IntArray:
+        return self._grid.draws_before_batch(node % self._groups, batch) * self._repeats
 
 
 def listed_quotas(streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> IntArray:
@@ -98,7 +74,7 @@ def listed_quotas(streams: IntArray, num_streams: int, num_nodes: int, begin: in
     return np.bincount(places, minlength=num_streams * num_nodes).reshape(num_streams, num_nodes)
 
 
-class ListedInterleave:
+class ListedInterleave(Interleave):
     """A segment of which the stream of each position is given."""
 
     __slots__ = ('_begin', '_draws', '_nodes', '_num_streams', '_streams')
@@ -121,12 +97,10 @@ class ListedInterleave:
         self._draws[order] = np.arange(len(streams)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         positions = (nodes - self._begin) % self._nodes + slots * self._nodes
         return self._streams[positions], self._draws[positions]
 
     def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
         return np.bincount(self._of_node(node)[:slot], minlength=self._num_streams)
 
     def slot_of(self, node: int, stream: int, draw: int) -> int:

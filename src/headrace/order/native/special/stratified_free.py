@@ -20,15 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.order.native.interleave import WindowTable, last_not_above
+from headrace.order.native.interleave import MIN_WINDOW, SLOTS_IN_WINDOWS, Interleave, WindowTable, last_not_above
 from headrace.order.native.stratified import floor_sums, multiplier, residues
 from headrace.order.random.hashing import derive, hashes
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
-
-_SLOTS_IN_WINDOWS = 131072
-_MIN_WINDOW = 4096
 
 
 def free_grid_quotas(counts: IntArray, batch_size: int, num_nodes: int, begin: int) -> IntArray:
@@ -105,7 +102,7 @@ def _below(n: NDArray[Any] | int, m: int, a: int, b: NDArray[Any], limit: NDArra
     return floor_sums(n, m, a, begins) - floor_sums(n, m, a, begins - limit)
 
 
-class FreeStratifiedInterleave:
+class FreeStratifiedInterleave(Interleave):
     """Each batch of the segment has floor or ceil of each stream's share.
 
     In a batch on a node, the order of streams is that of sorted hashes.
@@ -117,19 +114,17 @@ class FreeStratifiedInterleave:
         """Arguments as `free_grid_quotas`'s, and a key of the segment."""
         self._grid = grid = _Grid(counts, batch_size, num_nodes, begin)
         self._key = key
-        slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
+        slots = max(MIN_WINDOW, SLOTS_IN_WINDOWS // num_nodes)
         self._per_window = min(max(1, slots * num_nodes // batch_size), grid.num_batches)
         longest = -(-self._per_window * grid.rows // grid.nodes_per_group) + 1
         self._table = WindowTable((len(counts), num_nodes), longest, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         first = self._grid.first_slot(nodes)
         windows = (first + slots * self._grid.nodes_per_group) // (self._grid.rows * self._per_window)
         return self._table.at(nodes, windows, slots - self._slots_before(first, windows))
 
     def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams]."""
         first = self._grid.first_slot(np.array(node))
         last = -(-self._grid.num_batches // self._per_window) - 1
         window = np.minimum((first + slot * self._grid.nodes_per_group) // (self._grid.rows * self._per_window), last)
