@@ -169,7 +169,7 @@ def test_the_loader_promises_the_proportions(streams):
 def test_explanations_name_the_documents_of_any_batch(streams):
     rows, states = train(streams, 9)
     fresh = make(streams)
-    plan = fresh.dataset.run.plan_of_all(LANES)
+    plan = fresh.dataset.plan(global_batch_size=LANES)
     for number in (8, 2, 5):
         assert told(fresh.dataset.explain(plan, number)) == rows[number * LANES : (number + 1) * LANES]
     continued = make(streams)

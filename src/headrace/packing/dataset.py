@@ -150,21 +150,17 @@ class PackedDataset(StreamingDataset):
 
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
         """Tokens of each document of the first pass."""
-        size, plan = documents.mixture.epoch_size, documents.plan(0, 0, BatchSpec(1, Topology(), 'repeat'))
-        reader = PackedReader(self.sample_source(), self.run, plan, self.run.lanes_for(1))
-        try:
-            return count_tokens_of(reader.__getitem__, size)
-        finally:
-            self.pool.shards.pause()
+        with self._reader_of(BatchSpec(1, Topology(), 'repeat'), self.run.lanes_for(1)) as reader:
+            return count_tokens_of(reader.__getitem__, documents.mixture.epoch_size)
 
     def _replay(self, lanes: Lanes, row: int) -> dict[int, int]:
-        with self._reader_of(self.run.plan_of_all(lanes.count), lanes) as reader:
+        with self._reader_of(BatchSpec(lanes.count, Topology(), 'repeat'), lanes) as reader:
             return documents_placed(self.packing, lanes, reader.__getitem__, row)
 
     @contextmanager
-    def _reader_of(self, plan: BatchPlan, lanes: Lanes) -> Generator[PackedReader]:
+    def _reader_of(self, batches: BatchSpec, lanes: Lanes) -> Generator[PackedReader]:
         """A reader of documents outside of a pass."""
-        reader = PackedReader(self.sample_source(), self.run, plan, lanes)
+        reader = PackedReader(self.sample_source(), self.run, batches, lanes)
         # A pass under way has its own prefetch.
         reader.prefetches = not self.progress.begun(rank=self.topology.rank)
         try:
@@ -268,7 +264,8 @@ class PackedDataset(StreamingDataset):
         return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
 
     def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
-        with self._reader_of(plan, lanes) as reader:
+        batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
+        with self._reader_of(batches, lanes) as reader:
             return pieces_of(self.packing, lanes, reader.__getitem__, numbers)
 
     def _explanation(
@@ -347,7 +344,7 @@ class PackedDataset(StreamingDataset):
                 'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
         plan = self.begin_pass(asked.batches, place=asked.place)
-        return PackedReader(self.sample_source(), self.run, plan).begin(plan, self.count, asked.mark_streams)
+        return PackedReader(self.sample_source(), self.run, asked.batches).begin(plan, self.count, asked.mark_streams)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -183,7 +183,11 @@ class LaneOrder(ABC):
 
     @abstractmethod
     def order(self, mixture: int, epoch: int) -> PassOrder:
-        """The documents of a pass; arguments as in `Place`."""
+        """The documents of a pass; arguments as in `Place`.
+
+        Raises:
+            ResumeError: the mixture is one whose documents are not known any more.
+        """
 
 
 class DocumentOrder(LaneOrder):
@@ -223,12 +227,10 @@ class DocumentOrder(LaneOrder):
         self._orders.append(order)
 
     def first_size(self, lane: int) -> int:  # noqa: ARG002
-        """As in the parent class."""
         return self._first_size
 
     @property
     def most_documents(self) -> int:
-        """Documents in the largest pass."""
         return max(size for _, size in self._parts)
 
     def _count(self, lane: int, number: int) -> int:
@@ -239,7 +241,6 @@ class DocumentOrder(LaneOrder):
         return (last - first) * of_pass + share(lane, self.lanes, end) - share(lane, self.lanes, at)
 
     def place(self, lane: int, document: int) -> Place:
-        """The place of a lane's document, by its number in the lane."""
         for number in range(len(self.earlier)):
             count = self._count(lane, number)
             if document < count:
@@ -252,11 +253,6 @@ class DocumentOrder(LaneOrder):
         return Place(number, epoch + passes, turn * self.lanes + lane)
 
     def order(self, mixture: int, epoch: int) -> PassOrder:
-        """The documents of a pass.
-
-        Raises:
-            ResumeError: the mixture is one whose documents are not known any more.
-        """
         make = self._orders[mixture]
         if make is None:
             raise ResumeError(
@@ -278,14 +274,6 @@ class DocumentOrder(LaneOrder):
         ]
 
 
-class PassOrder(Protocol):
-    """The documents of a pass."""
-
-    def at(self, positions: IntArray, /) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n]."""
-        ...
-
-
 class ShiftedOrder:
     """The order of an earlier mixture, in the sample ids of now."""
 
@@ -296,6 +284,10 @@ class ShiftedOrder:
         """Global sample ids int64[n] at positions int64[n]."""
         ids = self._order.at(positions)
         return ids + self._shifts[self._order.mixture.streams_of(ids)]
+
+
+PassOrder: TypeAlias = 'Order | ShiftedOrder'
+"""The documents of a pass."""
 
 
 def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: OrderConfig, epoch: int) -> PassOrder:
@@ -395,48 +387,40 @@ class StreamLanes(LaneOrder):
         return streams, draws
 
     def lanes_at(self, places: Sequence[int]) -> list[int]:
-        """As in the parent class."""
         return [stream * self.lanes + place for stream in range(self.streams) for place in places]
 
     def sequences(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """As in the parent class."""
         streams, draws = self._draws(numbers)
         lanes = streams * self.lanes + np.array(numbers, np.int64) % self.lanes
         return list(zip(lanes.tolist(), draws.tolist(), strict=True))
 
     def sequences_before(self, lane: int, number: int) -> int:
-        """As in the parent class."""
         if self._before is None or self._before[0] != number:
             epoch, position = divmod(number, self._mixture.epoch_size)
             self._before = number, self._epoch(epoch).node_draws_before(position).reshape(-1)
         return int(self._before[1][lane])
 
     def shares(self, number: int, count: int) -> list[float]:
-        """As in the parent class."""
         streams, _ = self._draws(range(number, number + count))
         return (np.bincount(streams, minlength=self.streams) / count).tolist()
 
     def expected_shares(self, number: int) -> list[float]:
-        """As in the parent class."""
         return (ExpectedCounts(self._mixture).between(0, number, number + self.lanes) / self.lanes).tolist()
 
     def first_size(self, lane: int) -> int:
-        """As in the parent class."""
         return self._streams[lane // self.lanes].size
 
     @property
     def most_documents(self) -> int:
-        """As in the parent class."""
         return max(stream.size for stream in self._streams)
 
     def place(self, lane: int, document: int) -> Place:
-        """As in the parent class; the stream is in the place of the mixture."""
+        """The stream is in the place of the mixture."""
         stream, of_stream = divmod(lane, self.lanes)
         passes, turn = divmod(document, share(of_stream, self.lanes, self._streams[stream].size))
         return Place(stream, passes, turn * self.lanes + of_stream)
 
     def order(self, mixture: int, epoch: int) -> PassOrder:
-        """As in the parent class, of a stream."""
         stream = replace(self._streams[mixture], proportion=None)
         order = make_order(Mixture.resolve([stream], seed=self._config.seed), self._config, epoch)
         return ShiftedOrder(order, self._offsets[mixture : mixture + 1])

@@ -33,7 +33,7 @@ from headrace.packing.whole import WholePacker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.order import BatchPlan
+    from headrace.order import BatchPlan, BatchSpec
     from headrace.packing.document_order import PassOrder
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
@@ -129,11 +129,11 @@ class PackedReader(Reader[ChunkKey]):
     Args:
         source: the documents.
         run: the run through the sequences that are packed of them.
-        plan: the batches of a pass.
+        batches: of which rank, and how large.
         lanes: the lanes whose documents are read; None: the run's.
     """
 
-    def __init__(self, source: SampleSource, run: PackedRun, plan: BatchPlan, lanes: Lanes | None = None) -> None:
+    def __init__(self, source: SampleSource, run: PackedRun, batches: BatchSpec, lanes: Lanes | None = None) -> None:
         super().__init__(source)
         self._run, self._packing, self._pool = run, run.packing, source.pool
         self._packings: list[Packing] = []  # those that differ
@@ -143,8 +143,8 @@ class PackedReader(Reader[ChunkKey]):
         self._packing_of_stream = np.array([self._packings.index(packing) for packing in run.packings])
         self._mixture = run.documents.mixture
         self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)
-        self._batch_size = plan.batch_size
-        lanes, topology = lanes or run.lanes, plan.topology
+        self._batch_size = batches.batch_size
+        lanes, topology = lanes or run.lanes, batches.topology
         self._topology = topology
         self._document_order = lanes.documents  # for workers, which have no lanes
         if lanes.count == 1:  # of a whole pass, or of the only rank

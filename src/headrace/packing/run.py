@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
-from headrace.order import OrderConfig, ResumeState, Run, StreamSize, Topology, documents_skip, make_plan
+from headrace.order import OrderConfig, ResumeState, Run, StreamSize, documents_skip
 from headrace.order.pinned import are_ranges, is_count, short
 from headrace.order.skip import merged, without
 from headrace.order.topology import World
@@ -135,10 +135,6 @@ class PackedRun(Run):
             config=config,
         )
         return Lanes(self.packing, order, self.skipped_documents)
-
-    def plan_of_all(self, batch_size: int) -> BatchPlan:
-        """The first epoch of all ranks together, in batches of so many sequences."""
-        return make_plan(self.order(0), Topology(), global_batch_size=batch_size)
 
     def freeze_defaults(self, world: World) -> None:
         """As `Run.freeze_defaults`; also fixes the number of lanes."""
