@@ -8,7 +8,7 @@
    leaves positions out.
 4. `sample_map`: a `SampleMap` finds shard and row of sample ids. A `RowSelection` has the rows that a stream offers.
 5. `state`: a `ResumeState` is a position in a sequence, and describes the sequence. `resume` continues from it.
-6. `explain` lists the samples of a batch and finds the next use of a sample. `steps` finds the batch of a
+6. A plan explains a batch (`explanation`), and `explain` finds the next use of a sample. `steps` finds the batch of a
    trainer's step.
 7. `run`: a `Run` makes all this for one dataset. `random` has the frozen random numbers.
 """
@@ -37,13 +37,13 @@ from headrace.order.sample_map import (
     count_bits,
     each_selected_row,
 )
-from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
+from headrace.order.skip import SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
-from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
+from headrace.order.steps import batches_after, batches_before, find_batch, run_range
 from headrace.order.topology import BatchSpec, Remainder, Topology
 
 if TYPE_CHECKING:
-    from headrace.order.explain import SampleUse, explain_batch, next_use
+    from headrace.order.explain import SampleUse, next_use
     from headrace.order.explanation import BatchExplanation
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     'OrderConfig',
     'Places',
     'Plan',
-    'PlanOf',
     'Remainder',
     'ResumeState',
     'RowSelection',
@@ -72,7 +71,6 @@ __all__ = [
     'SelectedBits',
     'SelectedRanges',
     'SelectedSplit',
-    'Skip',
     'SkipRange',
     'StreamSize',
     'Topology',
@@ -81,7 +79,6 @@ __all__ = [
     'count_bits',
     'documents_skip',
     'each_selected_row',
-    'explain_batch',
     'fill_permutation',
     'find_batch',
     'find_state',
@@ -100,6 +97,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         __name__,
         {
             'BatchExplanation': 'headrace.order.explanation',
-            **dict.fromkeys(('SampleUse', 'explain_batch', 'next_use'), 'headrace.order.explain'),
+            **dict.fromkeys(('SampleUse', 'next_use'), 'headrace.order.explain'),
         },
     )

@@ -6,8 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
@@ -175,10 +179,52 @@ class BatchPlan(ABC):
         """Return the same batches, as another rank sees them."""
 
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
-        """Return which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        from headrace.order.explain import explain_batch  # a training run explains nothing
+        """Return which samples of which shards make up batch k, on all ranks.
 
-        return explain_batch(self, k, sample_map)
+        Args:
+            k: in [0, num_batches).
+            sample_map: where the samples of ids are; None: as if each stream offered all of its shards' rows.
+
+        Raises:
+            IndexError: there is no such batch, or it is from before the mixture took over.
+        """
+        # A training run explains nothing.
+        from headrace.order.explanation import BatchExplanation
+        from headrace.order.sample_map import SampleMap
+
+        mixture = self.order.mixture
+        ranks, rows, positions, is_padding = self.rows_of_ranks(k)
+        ids = self.order.at(positions)
+        shards, shard_rows = (sample_map or SampleMap.of(mixture)).locate(ids)
+        streams = mixture.shard_offsets.searchsorted(shards, 'right') - 1
+        return BatchExplanation(
+            epoch=self.order.epoch,
+            number=k,
+            end=self.end(k),
+            stream_names=tuple(stream.name for stream in mixture.streams),
+            topology=self.topology,
+            ranks=ranks,
+            rows=rows,
+            positions=positions,
+            ids=ids,
+            streams=streams,
+            shards=shards - mixture.shard_offsets[streams],
+            shard_rows=shard_rows,
+            is_padding=is_padding,
+        )
+
+    def rows_of_ranks(self, k: int) -> tuple[IntArray, IntArray, IntArray, NDArray[np.bool_]]:
+        """Return ranks, rows, positions, int64[rows], and which are padding, bool[rows], of batch k on all replicas."""
+        ranks = range(0, self.topology.world_size, self.topology.replication)
+        plans = [self.of_rank(rank) for rank in ranks]
+        positions = [plan.positions(k) for plan in plans]
+        rows = [np.arange(len(of_rank)) for of_rank in positions]
+        return (
+            np.repeat(np.array(ranks), [len(of_rank) for of_rank in positions]),
+            np.concatenate(rows),
+            np.concatenate(positions),
+            np.concatenate([row >= plan.own_samples(k) for row, plan in zip(rows, plans, strict=True)]),
+        )
 
     @abstractmethod
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
