@@ -7,9 +7,10 @@ is no sample. Nothing is held but which stream a row or a part of it belongs to.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,14 +47,15 @@ class Devices:
         return self.nodes * self.ranks * self.batch_size
 
 
-class Batching(Protocol):
+class Batching(ABC):
     """The global batches of an epoch, or of what is left of it."""
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows; the last ones may be without samples."""
-        ...
+    __slots__ = ('num_rows',)
 
+    num_rows: int
+    """Number of rows; the last ones may be without samples."""
+
+    @abstractmethod
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:
         """Return int64[k, columns], positions or -1.
 
@@ -61,7 +63,6 @@ class Batching(Protocol):
             numbers: int64[k], rows in [0, num_rows).
             columns: a part of a row's P·R·B entries, such as one rank's.
         """
-        ...
 
 
 def epoch_seed(config: OrderConfig, epoch: int) -> int:
@@ -98,7 +99,7 @@ def continues(mixture: Mixture, config: OrderConfig, then: Devices, now: Devices
     return is_same and then.row_length == now.row_length
 
 
-class RandomBatching:
+class RandomBatching(Batching):
     """random: batches are runs of one sequence of all streams."""
 
     __slots__ = ('_partition',)
@@ -116,19 +117,16 @@ class RandomBatching:
             initial_nodes=devices.initial_nodes,
             resumes_in_repeats=True,
         )
-
-    @property
-    def num_rows(self) -> int:
-        return self._partition.num_rows
+        self.num_rows = self._partition.num_rows
 
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:
         return self._partition.rows(numbers, columns)
 
 
-class StratifiedBatching:
+class StratifiedBatching(Batching):
     """stratified: every batch has the same number of samples of each stream, by the streams' proportions."""
 
-    __slots__ = ('_first', '_offsets', '_partitions', '_portions', 'num_rows')
+    __slots__ = ('_first', '_offsets', '_partitions', '_portions')
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, devices: Devices, drop: int) -> None:  # noqa: ARG002
         """Leave out the first ``drop`` samples of the epoch, rounded down to whole batches."""
@@ -166,10 +164,10 @@ def _portions(mixture: Mixture, row_length: int) -> list[int]:
     return portions.tolist()
 
 
-class PerStreamBatching:
+class PerStreamBatching(Batching):
     """per_stream: every global batch is of a single stream."""
 
-    __slots__ = ('_first', '_line', '_offsets', '_partitions', 'num_rows')
+    __slots__ = ('_first', '_line', '_offsets', '_partitions')
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, devices: Devices, drop: int) -> None:
         """Leave out the first ``drop`` samples of the epoch, rounded down to whole batches."""
@@ -195,11 +193,11 @@ class PerStreamBatching:
         return out
 
 
-class DevicePerStreamBatching:
+class DevicePerStreamBatching(Batching):
     """device_per_stream: every rank's batch is of a single stream."""
 
     __slots__ = (
-        '_batch', '_devices', '_first', '_line', '_offsets', '_partitions', '_share', 'num_rows',
+        '_batch', '_devices', '_first', '_line', '_offsets', '_partitions', '_share',
     )  # fmt: skip
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, devices: Devices, drop: int) -> None:

@@ -79,33 +79,33 @@ class NativeOrder(Order):
         self.first = takeover.sample if epoch == takeover.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
         node_quotas = NodeQuotas(mixture, config)
-        self._subsets = _fixed_subsets(mixture, config, derive(key, _SUBSET))
+        self.subsets = _fixed_subsets(mixture, config, derive(key, _SUBSET))
         self._offsets = mixture.sample_offsets
-        self._streams: list[StreamLine] = []
+        self.streams: list[StreamLine] = []
         blocks = _block_sizes(mixture, config.block_size or 1)
         for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
-            if s in self._subsets:
-                stream = _of_subset(stream, self._subsets[s])  # noqa: PLW2901
+            if s in self.subsets:
+                stream = _of_subset(stream, self.subsets[s])  # noqa: PLW2901
             position = takeover.positions.get(stream.name)
             if position is not None and position.fingerprint != stream.fingerprint:
                 position = None  # other data under the same name
             rest_key = derive(key, _REST, hash_text(stream.name)) if config.shuffle else None
             passes = StreamPasses(node_quotas, s, stream.size, block, position, rule=takeover.rule, key=rest_key)
-            self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
-        self._sizes = np.array([stream.passes.size for stream in self._streams])
-        node_draws = np.array([stream.passes.node_draws for stream in self._streams])
-        self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
+            self.streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
+        self._sizes = np.array([stream.passes.size for stream in self.streams])
+        node_draws = np.array([stream.passes.node_draws for stream in self.streams])
+        self._first_regular = np.array([stream.passes.first_regular for stream in self.streams])
         self._is_regular = not self._first_regular.any()
-        self._segments = [
+        self.segments = [
             Segment(node_quotas, epoch, i, config, node_draws, derive(key, _INTERLEAVE, epoch))
             for i in range(len(node_quotas.segments(epoch)))
         ]
-        self._begins = np.array([segment.begin for segment in self._segments])
-        self._is_shuffled = config.shuffle
+        self._begins = np.array([segment.begin for segment in self.segments])
+        self.is_shuffled = config.shuffle
         self._rests: dict[int, IntArray] = {}
         self.units = config.units
         self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
-        self._max_units = 65536 + 4 * (mixture.num_shards + len(self._streams) * nodes)
+        self._max_units = 65536 + 4 * (mixture.num_shards + len(self.streams) * nodes)
         self._forget()
 
     def at(self, positions: IntArray) -> IntArray:
@@ -128,20 +128,20 @@ class NativeOrder(Order):
         streams, node_draws = np.empty_like(positions), np.empty_like(positions)
         numbers, all_nodes = self._begins.searchsorted(positions, 'right') - 1, positions % self.num_canonical_nodes
         for number in np.unique(numbers):
-            where, segment = (numbers == number).nonzero()[0], self._segments[number]
+            where, segment = (numbers == number).nonzero()[0], self.segments[number]
             nodes, slots = all_nodes[where], (positions[where] - segment.begin) // self.num_canonical_nodes
             streams[where], before = segment.interleave.at(nodes, slots)
             node_draws[where] = before + segment.node_draws.take(streams[where] * self.num_canonical_nodes + nodes)
         return streams, node_draws
 
     def _at(self, positions: IntArray) -> IntArray:
-        if len(self._segments) == 1:
-            return self._in_segment(self._segments[0], positions)
+        if len(self.segments) == 1:
+            return self._in_segment(self.segments[0], positions)
         ids = np.empty(len(positions), np.int64)
         numbers = self._begins.searchsorted(positions, 'right') - 1
         for number in np.unique(numbers):
             where = (numbers == number).nonzero()[0]
-            ids[where] = self._in_segment(self._segments[number], positions[where])
+            ids[where] = self._in_segment(self.segments[number], positions[where])
         return ids
 
     def _in_segment(self, segment: Segment, positions: IntArray) -> IntArray:
@@ -156,7 +156,7 @@ class NativeOrder(Order):
         if not self._is_regular:
             self._correct(passes, streams, nodes, node_draws)
         ids = self._in_passes(streams, places, passes, node_draws, draws)
-        for s, subset in self._subsets.items():
+        for s, subset in self.subsets.items():
             where = (streams == s).nonzero()[0]
             ids[where] = subset.samples(ids[where])
         ids += self._offsets.take(streams)
@@ -168,27 +168,27 @@ class NativeOrder(Order):
         """Return the samples of node draws in passes over their streams, int64[n]; arguments are int64[n] each."""
         rests = [
             (s, where)
-            for s, stream in enumerate(self._streams)
+            for s, stream in enumerate(self.streams)
             if stream.passes.rest is not None
             and len(where := ((streams == s) & (passes == stream.passes.rest)).nonzero()[0])
         ]
         if not rests:
             starts, begins = self._shares(places, passes)  # may begin a new table
             node_draws -= begins
-            return self._table.at(starts, node_draws) if self._is_shuffled else starts + node_draws
+            return self._table.at(starts, node_draws) if self.is_shuffled else starts + node_draws
         samples, others = np.empty_like(node_draws), np.ones(len(node_draws), np.bool_)
         for s, where in rests:
-            samples[where] = self._rest(s)[draws[where] - self._streams[s].passes.draws]
+            samples[where] = self.rest(s)[draws[where] - self.streams[s].passes.draws]
             others[where] = False
         if others.any():
             samples[others] = self._in_passes(*(a[others] for a in (streams, places, passes, node_draws, draws)))
         return samples
 
-    def _rest(self, s: int) -> IntArray:
-        """The samples of a stream's rest."""
+    def rest(self, s: int) -> IntArray:
+        """Return the samples of a stream's rest, by draw."""
         found = self._rests.get(s)
         if found is None:
-            found = self._rests[s] = self._streams[s].rest(is_shuffled=self._is_shuffled)
+            found = self._rests[s] = self.streams[s].rest(is_shuffled=self.is_shuffled)
         return found
 
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, node_draws: IntArray) -> None:
@@ -197,7 +197,7 @@ class NativeOrder(Order):
         for s in np.unique(streams[where]).tolist():
             of_stream = where[streams[where] == s]
             near = passes[of_stream]
-            passes[of_stream] = self._streams[s].passes.numbers(node_draws[of_stream], nodes[of_stream], near)
+            passes[of_stream] = self.streams[s].passes.numbers(node_draws[of_stream], nodes[of_stream], near)
 
     def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
         """Return where the nodes' shares of passes are, and the node draws before them; int64[n] each.
@@ -232,15 +232,15 @@ class NativeOrder(Order):
 
     def _make_share(self, place: int, k: int) -> tuple[int, int]:
         s, node = divmod(place, self.num_canonical_nodes)
-        stream = self._streams[s]
+        stream = self.streams[s]
         begin, end, node_draw = stream.stretch(node, k)
-        if not self._is_shuffled:
+        if not self.is_shuffled:
             return begin, node_draw
         return self._table.add(*stream.parts(begin, end, node, k)), node_draw
 
     def _forget(self) -> None:
         """Start with an empty table."""
-        places = len(self._streams) * self.num_canonical_nodes
+        places = len(self.streams) * self.num_canonical_nodes
         self._table = CellTable()
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
         self._latest_pass = np.full(places, -1, np.int64)
@@ -251,16 +251,7 @@ class NativeOrder(Order):
         # Each costs about as much as the set-up of the passes that it lies between, however many the epoch has.
         from headrace.order.native.special.inverse import InverseOrder  # a training run looks for no sample
 
-        inverse = InverseOrder(
-            first=self.first,
-            is_shuffled=self._is_shuffled,
-            streams=self._streams,
-            segments=self._segments,
-            subsets=self._subsets,
-            node_draws_before=self.node_draws_before,
-            rest=self._rest,
-        )
-        return inverse.find(stream, sample_id - int(self._offsets[stream]), start)
+        return InverseOrder(self).find(stream, sample_id - int(self._offsets[stream]), start)
 
     def plan(
         self,
@@ -290,14 +281,14 @@ class NativeOrder(Order):
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
         node_draws = self.node_draws_before(position)
         positions = dict(self.mixture.takeover.positions)
-        for stream, row in zip(self._streams, node_draws, strict=True):
+        for stream, row in zip(self.streams, node_draws, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
         begin = self.mixture.takeover.begin_of(self.epoch, len(self))
         return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions, rule=2)
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
         # It costs about as much for few positions as for all, and least where they follow those counted last.
-        if len(self._streams) == 1:
+        if len(self.streams) == 1:
             return np.array([end - begin])
         before = self._counted[1] if self._counted[0] == begin else self.node_draws_before(begin).sum(1)
         self._counted = end, self.node_draws_before(end).sum(1)
@@ -314,8 +305,8 @@ class NativeOrder(Order):
         """
         if not self.first <= position <= self._size:
             raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
-        segment = self._segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
-        before = segment.node_draws.reshape(len(self._streams), -1).copy()
+        segment = self.segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
+        before = segment.node_draws.reshape(len(self.streams), -1).copy()
         for node in range(self.num_canonical_nodes):
             first = (node - segment.begin) % self.num_canonical_nodes
             slot = max(-(-(position - segment.begin - first) // self.num_canonical_nodes), 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,36 +13,28 @@ from headrace.order.random.feistel import feistel_unpermute
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
-    from headrace.order.native.segment import Segment
-    from headrace.order.native.special.fixed_subset import FixedSubset
-    from headrace.order.native.stream_passes import StreamLine
+    from headrace.order.native.order import NativeOrder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InverseOrder:
-    """The inverse of an epoch's `NativeOrder`, whose parts these are."""
+    """The inverse of an epoch's order."""
 
-    first: int
-    """The epoch's first position."""
-    is_shuffled: bool
-    streams: Sequence[StreamLine]
-    segments: Sequence[Segment]
-    subsets: Mapping[int, FixedSubset]
-    node_draws_before: Callable[[int], IntArray]
-    rest: Callable[[int], IntArray]
-    """The samples of a stream's rest, by draw."""
+    def __init__(self, order: NativeOrder) -> None:
+        self._order = order
 
     def find(self, s: int, sample: int, start: int) -> Iterator[int]:
         """Yield the positions of a sample of stream s from ``start`` on, in rising order."""
-        if s not in self.subsets:
+        subset = self._order.subsets.get(s)
+        if subset is None:
             return self._find(s, sample, start)
-        return heapq.merge(*(self._find(s, number, start) for number in self.subsets[s].numbers(sample)))
+        return heapq.merge(*(self._find(s, number, start) for number in subset.numbers(sample)))
 
     def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
-        passes, first_segment, last_segment = self.streams[s].passes, self.segments[0], self.segments[-1]
+        order = self._order
+        passes, first_segment, last_segment = order.streams[s].passes, order.segments[0], order.segments[-1]
         num_nodes = len(passes.node_draws)
         nodes = slice(s * num_nodes, (s + 1) * num_nodes)
-        first = first_segment.node_draws[nodes] if start <= self.first else self.node_draws_before(start)[s]
+        first = first_segment.node_draws[nodes] if start <= order.first else order.node_draws_before(start)[s]
         last = last_segment.node_draws[nodes] + last_segment.quotas[s]
         if (first == last).all():
             return
@@ -54,23 +45,25 @@ class InverseOrder:
         for k in passes.spanned(first, last):
             while found and (passes.begin(k) >= before).all():
                 yield heapq.heappop(found)
-                before = self.node_draws_before(found[0])[s] if found else first
+                before = order.node_draws_before(found[0])[s] if found else first
             for node, node_draw in self._node_draws_of(s, sample, k):
                 if first[node] <= node_draw < last[node]:
                     position = self._position_of(s, node, node_draw, num_nodes)
                     if not found or position < found[0]:
-                        before = self.node_draws_before(position)[s]
+                        before = order.node_draws_before(position)[s]
                     heapq.heappush(found, position)
         yield from sorted(found)
 
     def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
         """The nodes, and their draws, that have a sample in pass k over its stream: one, but for the rest."""
-        stream = self.streams[s]
+        stream, is_shuffled = self._order.streams[s], self._order.is_shuffled
         if k == stream.passes.rest:
-            return [stream.passes.node_draw_of_rest(draw) for draw in (self.rest(s) == sample).nonzero()[0].tolist()]
-        node = stream.node_of(sample, k, is_shuffled=self.is_shuffled)
+            return [
+                stream.passes.node_draw_of_rest(draw) for draw in (self._order.rest(s) == sample).nonzero()[0].tolist()
+            ]
+        node = stream.node_of(sample, k, is_shuffled=is_shuffled)
         begin, end, node_draw = stream.stretch(node, k)
-        if self.is_shuffled:
+        if is_shuffled:
             cell = CellInverse(*stream.parts(begin, end, node, k))
             return [(node, node_draw + int(cell.find(np.array([sample]))[0]))]
         return [(node, node_draw + sample - begin)]
@@ -79,7 +72,9 @@ class InverseOrder:
         """The position of this epoch of a draw of a stream on a node, counted there from its first ever."""
         place = s * num_nodes + node
         segment = next(
-            segment for segment in self.segments if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
+            segment
+            for segment in self._order.segments
+            if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
         )
         slot = segment.interleave.slot_of(node, s, node_draw - int(segment.node_draws[place]))
         return segment.begin + (node - segment.begin) % num_nodes + slot * num_nodes
