@@ -93,14 +93,15 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
         ChecksumError: the size or the hash differs, or the index does not record this hash.
         OSError: the file cannot be read.
     """
-    state = None if algorithm is None else _new(algorithm)
+    if algorithm is not None:
+        _new(algorithm)
     found = path.stat()
     size = found.st_size
     if not stat.S_ISREG(found.st_mode):
         raise ChecksumError(f'The index says that {info.basename} is a file, but {path} is none. Remove it.')
     if size != info.bytes:
         raise ChecksumError(f'The index says that {info.basename} has {info.bytes} bytes, but {path} has {size}.')
-    if state is None or algorithm is None:
+    if algorithm is None:
         return
     expected = info.hashes.get(algorithm)
     if expected is None:
@@ -110,10 +111,9 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
             f'recorded are {recorded}. Choose one of those, or write the dataset with `hashes=[{algorithm!r}]`.'
         )
     with path.open('rb') as file:
-        while chunk := file.read(_CHUNK):
-            state.update(chunk)
-    if state.hexdigest() != expected.lower():
+        digest = hash_file(file, [algorithm])[algorithm]
+    if digest != expected.lower():
         raise ChecksumError(
             f'The index says that the {algorithm} of {info.basename} is {expected[:140]}, but that of {path} is '
-            f'{state.hexdigest()}: it is damaged, or of another version.'
+            f'{digest}: it is damaged, or of another version.'
         )

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
-_ZSTD_FEED: Final = 1 << 10
-"""Compressed bytes given to Zstandard at a time. 4 of them can mean 128 KiB, and its output has no limit."""
 _ZSTD_THREADS: Final = min(4, os.cpu_count() or 1)
 
 
@@ -139,7 +137,39 @@ class Brotli(Compression):
         return (_optional('brotli').error,)
 
 
-class Bzip2(Compression):
+class _Members(Compression):
+    """An algorithm whose files may hold several members, one after another."""
+
+    feed = CHUNK
+    """Compressed bytes given to a decoder at a time."""
+
+    @abstractmethod
+    def decoder(self) -> Any:
+        """What decompresses one member, with `eof` and `unused_data` after its end."""
+
+    def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
+        """The content that the decoder makes of the next bytes."""
+        yield decoder.decompress(data)
+
+    def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        decoder = self.decoder()
+        end = 0
+        for chunk in chunks:
+            for at in range(0, len(chunk), self.feed):
+                rest = chunk[at : at + self.feed]
+                end += len(rest)
+                while rest:
+                    decoder = decoder or self.decoder()
+                    yield from self.pieces(decoder, rest)
+                    rest = b''
+                    if decoder.eof:
+                        rest, decoder = decoder.unused_data, None
+                        self.begin = end - len(rest)
+        if decoder is not None:
+            raise _truncated(self.extension)
+
+
+class Bzip2(_Members):
     """bzip2, of the standard library."""
 
     extension, levels, default_level = 'bz2', list(range(1, 10)), 9
@@ -147,29 +177,19 @@ class Bzip2(Compression):
     def compress(self, data: bytes) -> bytes:
         return bz2.compress(data, self.level or 9)
 
-    def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        decoder: bz2.BZ2Decompressor | None = bz2.BZ2Decompressor()
-        end = 0
-        for chunk in chunks:
-            rest = chunk
-            end += len(chunk)
-            while rest:
-                decoder = decoder or bz2.BZ2Decompressor()
-                yield decoder.decompress(rest, CHUNK)
-                while not decoder.needs_input and not decoder.eof:
-                    yield decoder.decompress(b'', CHUNK)
-                rest = b''
-                if decoder.eof:
-                    rest, decoder = decoder.unused_data, None
-                    self.begin = end - len(rest)
-        if decoder is not None:
-            raise _truncated('bz2')
+    def decoder(self) -> bz2.BZ2Decompressor:
+        return bz2.BZ2Decompressor()
+
+    def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
+        yield decoder.decompress(data, CHUNK)
+        while not decoder.needs_input and not decoder.eof:
+            yield decoder.decompress(b'', CHUNK)
 
     def errors(self) -> tuple[type[Exception], ...]:
         return OSError, ValueError, EOFError
 
 
-class Gzip(Compression):
+class Gzip(_Members):
     """gzip, of the standard library. The time in its header is 0, so equal content gives equal bytes."""
 
     extension, levels, default_level = 'gz', list(range(10)), 9
@@ -179,27 +199,16 @@ class Gzip(Compression):
         assert level is not None
         return gzip.compress(data, level, mtime=0)
 
-    def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        decoder: Any = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        end = 0
-        for chunk in chunks:
-            rest = chunk
-            end += len(chunk)
-            while rest:
-                decoder = decoder or zlib.decompressobj(16 + zlib.MAX_WBITS)
-                yield decoder.decompress(rest, CHUNK)
-                rest = decoder.unconsumed_tail
-                if decoder.eof:
-                    rest, decoder = decoder.unused_data, None
-                    self.begin = end - len(rest)
-            if decoder is not None:
-                # All input is taken in, but what it stands for may still wait for room.
-                while piece := decoder.decompress(b'', CHUNK):
-                    yield piece
-                if decoder.eof:
-                    decoder, self.begin = None, end
-        if decoder is not None:
-            raise _truncated('gz')
+    def decoder(self) -> Any:
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
+        while data:
+            yield decoder.decompress(data, CHUNK)
+            data = decoder.unconsumed_tail
+        # All input is taken in, but what it stands for may still wait for room.
+        while not decoder.eof and (piece := decoder.decompress(b'', CHUNK)):
+            yield piece
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (zlib.error,)
@@ -230,10 +239,11 @@ class Snappy(Compression):
         raise damaged('the data', 'snappy', 'it does not begin with its size')
 
 
-class Zstandard(Compression):
+class Zstandard(_Members):
     """Zstandard, of the package zstandard."""
 
     extension, levels, default_level = 'zstd', list(range(1, 23)), 3
+    feed = 1 << 10  # 4 bytes can mean 128 KiB, and its output has no limit
 
     def compress(self, data: bytes) -> bytes:
         import zstandard
@@ -241,25 +251,10 @@ class Zstandard(Compression):
         # The bytes are the same for any number of threads from 1.
         return zstandard.ZstdCompressor(level=self.level or 3, threads=_ZSTD_THREADS).compress(data)
 
-    def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    def decoder(self) -> Any:
         import zstandard
 
-        context = zstandard.ZstdDecompressor()
-        decoder: Any = context.decompressobj()
-        end = 0
-        for chunk in chunks:
-            for at in range(0, len(chunk), _ZSTD_FEED):
-                rest = chunk[at : at + _ZSTD_FEED]
-                end += len(rest)
-                while rest:
-                    decoder = decoder or context.decompressobj()
-                    yield decoder.decompress(rest)
-                    rest = b''
-                    if decoder.eof:
-                        rest, decoder = decoder.unused_data, None
-                        self.begin = end - len(rest)
-        if decoder is not None:
-            raise _truncated('zstd')
+        return zstandard.ZstdDecompressor().decompressobj()
 
     def errors(self) -> tuple[type[Exception], ...]:
         import zstandard

@@ -7,6 +7,7 @@ holds only the number of samples, and the names, sizes and digests of the files.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -161,9 +162,35 @@ class Kind:
         )
 
 
+class ShardSequence(Sequence[ShardInfo]):
+    """Shards that are made when they are asked for. Compares equal to any sequence of equal shards."""
+
+    @abstractmethod
+    def _shard(self, shard: int) -> ShardInfo:
+        """The shard of a number in [0, len)."""
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
+        numbers = range(len(self))[index]
+        return self._shard(numbers) if isinstance(numbers, int) else [self._shard(shard) for shard in numbers]
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return map(self._shard, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
 @dataclass(frozen=True, eq=False)
-class ShardTable(Sequence[ShardInfo]):
-    """The shards of an index, in order; made by `parse_index`. Compares equal to any sequence of equal shards."""
+class ShardTable(ShardSequence):
+    """The shards of an index, in order; made by `parse_index`."""
 
     kinds: tuple[Kind, ...]
     """Each kind has a shard."""
@@ -250,23 +277,6 @@ class ShardTable(Sequence[ShardInfo]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    @overload
-    def __getitem__(self, index: int) -> ShardInfo: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
-    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
-        if isinstance(index, slice):
-            return [self._shard(shard) for shard in range(*index.indices(len(self)))]
-        return self._shard(range(len(self))[index])
-
-    def __iter__(self) -> Iterator[ShardInfo]:
-        return map(self._shard, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return _equal(self, other)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
     def _shard(self, shard: int) -> ShardInfo:
         kind = self.kinds[self.kind_of[shard]]
         file, digest = int(self.first_files[shard]), int(self.first_digests[shard])
@@ -299,8 +309,8 @@ class ShardTable(Sequence[ShardInfo]):
         return self.digests[begin:end].tobytes().decode('utf-8', 'surrogatepass')
 
 
-class JoinedShards(Sequence[ShardInfo]):
-    """The shards of several tables, one table after the other. Compares equal to any sequence of equal shards."""
+class JoinedShards(ShardSequence):
+    """The shards of several tables, one table after the other."""
 
     def __init__(self, tables: Sequence[ShardTable]) -> None:
         self._tables = list(tables)
@@ -309,30 +319,12 @@ class JoinedShards(Sequence[ShardInfo]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @overload
-    def __getitem__(self, index: int) -> ShardInfo: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
-    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
-        if isinstance(index, slice):
-            return [self[shard] for shard in range(*index.indices(len(self)))]
-        shard = range(len(self))[index]
-        table = int(self._ends.searchsorted(shard, 'right'))
-        return self._tables[table][shard - int(self._ends[table])]  # counted from the table's end
-
     def __iter__(self) -> Iterator[ShardInfo]:
         return (info for table in self._tables for info in table)
 
-    def __eq__(self, other: object) -> bool:
-        return _equal(self, other)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _equal(shards: Sequence[ShardInfo], other: object) -> bool:
-    if not isinstance(other, Sequence):
-        return NotImplemented
-    return len(shards) == len(other) and all(a == b for a, b in zip(shards, other, strict=True))
+    def _shard(self, shard: int) -> ShardInfo:
+        table = int(self._ends.searchsorted(shard, 'right'))
+        return self._tables[table][shard - int(self._ends[table])]  # counted from the table's end
 
 
 class TableBuilder:
