@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import headrace
 from headrace.errors import ConfigError, StreamError, UnknownNameError
-from headrace.format import encodings
+from headrace.format.encodings.scalars import Int
 from headrace.storage import StoreOptions, open_store, register_store
 
 pytestmark = pytest.mark.usefixtures('alias')
@@ -236,8 +236,8 @@ def test_an_encoding_of_ones_own_by_assignment(tmp_path: Path) -> None:
     assert is_mds_encoding('point')
     assert _encodings['point'] is Point
     assert 'point' in _encodings
-    assert _encodings['int'] is encodings.Int
-    assert isinstance(encodings.Int(), Encoding)
+    assert _encodings['int'] is Int
+    assert isinstance(Int(), Encoding)
     with pytest.raises(ConfigError, match='Assign the class'):
         _encodings['other'] = Point()
     with pytest.raises(ConfigError, match='stay registered'):

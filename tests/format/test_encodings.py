@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
+from headrace.format.encodings.registry import (
+    get_mds_encoded_size,
+    get_mds_encodings,
+    is_mds_encoding,
+    mds_decode,
+    mds_encode,
+)
 from headrace.testing.encodings import EncodingCase, EncodingContract
 from tests.support.formats.format_golden import NoValueError, covers, formats, load, neutral, value
 from tests.support.formats.small_images import image

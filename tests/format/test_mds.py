@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
-from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.format.mds import Layout
 from headrace.format.mds_encoder import compile_encoder
 from headrace.format.shards import Schema

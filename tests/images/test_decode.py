@@ -64,7 +64,7 @@ def test_other_pictures_are_converted_as_pillow_does(form, mode):
 
 
 def test_raw_images_of_pillow_are_converted():
-    from headrace.format.encodings import get_mds_encoding
+    from headrace.format.encodings.registry import get_mds_encoding
 
     raw = get_mds_encoding('pil').encode(picture(20, 30))
     assert (decoded(raw, ImageTensor(), encoding='pil') == np.asarray(picture(20, 30))).all()

@@ -13,9 +13,8 @@ import headrace.format
 from headrace.dataset.attributes import SamplesById
 from headrace.errors import ConfigError
 from headrace.format import FileInfo, ShardReader, open_shard, parse_index
-from headrace.format.encodings import is_mds_encoding_safe
 from headrace.format.encodings.encoding import ENCODINGS
-from headrace.format.encodings.registry import FunctionEncoding, replace_encoding
+from headrace.format.encodings.registry import FunctionEncoding, is_mds_encoding_safe, replace_encoding
 
 __all__ = ['ENCODING_CLASSES', 'Encoding', 'Reader', 'reader_from_json']
 

@@ -183,13 +183,22 @@ _FORMATS: Tables = {
             'headrace.compat.formats:ENCODING_CLASSES',
             "An assignment registers a class, or replaces headrace's own encoding of that name. Nothing is deleted.",
         ),
+        **alias('headrace.format.encodings.arrays', 'NDArray'),
+        **alias('headrace.format.encodings.images', 'JPEG JPEGArray JPEGList PIL PILList PNG PNGList'),
         **alias(
-            'headrace.format.encodings',
-            'Bytes Float16 Float32 Float64 Int Int8 Int16 Int32 Int64 JPEG JPEGArray JPEGList JSON NDArray PIL '
-            'PILList PNG PNGList Pickle Str StrDecimal StrFloat StrInt UInt8 UInt16 UInt32 UInt64 '
+            'headrace.format.encodings.scalars',
+            'Float16 Float32 Float64 Int Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64',
+        ),
+        **alias('headrace.format.encodings.texts', 'Bytes JSON Pickle Str StrDecimal StrFloat StrInt'),
+        **alias(
+            'headrace.format.encodings.registry',
             'get_mds_encoded_size get_mds_encodings is_mds_encoding mds_decode mds_encode',
         ),
-        **alias('headrace.format.encodings', 'is_mds_encoding_safe', difference='An unknown name is a ValueError.'),
+        **alias(
+            'headrace.format.encodings.registry',
+            'is_mds_encoding_safe',
+            difference='An unknown name is a ValueError.',
+        ),
         **absent('Derive from `Encoding`.', 'List Scalar StrEncoding'),
     },
     'streaming.base.format.json': {**_reader('JSONReader'), **_JSON_WRITER},

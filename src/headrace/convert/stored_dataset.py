@@ -27,7 +27,7 @@ from headrace.format import (
     parse_index,
     unpack_stream,
 )
-from headrace.format.encodings import fixed_array_type
+from headrace.format.encodings.registry import fixed_array_type
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.errors import ConfigError, EmptyDatasetError, MissingDependencyError
 from headrace.format import ShardInfo, open_shard
-from headrace.format.encodings import fixed_array_type, get_mds_encoding, is_mds_encoding_safe
+from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding, is_mds_encoding_safe
 from headrace.storage import StoreOptions
 
 _NUMBERS: Final = {'int': 'int64', 'str_int': 'int64', 'str_float': 'float64', 'float': 'float64'}

@@ -24,9 +24,8 @@ from headrace.format.compression import (
     unpack_file,
     unpack_stream,
 )
-from headrace.format.encodings import (
-    Encoding,
-    do_stack,
+from headrace.format.encodings.encoding import Encoding, do_stack
+from headrace.format.encodings.registry import (
     get_mds_encodings,
     is_mds_encoding,
     mds_decode,
@@ -35,7 +34,7 @@ from headrace.format.encodings import (
 )
 from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
 from headrace.format.index import IndexFile, dump_index, parse_index
-from headrace.format.mds import FixedLayout, FixedRows, MDSReader
+from headrace.format.mds import FixedLayout
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
@@ -43,9 +42,9 @@ from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
-    from headrace.format.jsonl import JSONEncoder, JSONReader
+    from headrace.format.jsonl import JSONEncoder
     from headrace.format.mds_encoder import MDSEncoder
-    from headrace.format.xsv import XSVEncoder, XSVReader
+    from headrace.format.xsv import XSVEncoder
 
 __all__ = [
     'CollectedShard',
@@ -56,13 +55,10 @@ __all__ = [
     'Encoding',
     'FileInfo',
     'FixedLayout',
-    'FixedRows',
     'IndexFile',
     'JSONEncoder',
-    'JSONReader',
     'JoinedShards',
     'MDSEncoder',
-    'MDSReader',
     'Schema',
     'ShardEncoder',
     'ShardFile',
@@ -71,7 +67,6 @@ __all__ = [
     'ShardReader',
     'ShardTable',
     'XSVEncoder',
-    'XSVReader',
     'bytes_to_int',
     'compress',
     'decompress',
@@ -103,9 +98,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         __name__,
         {
             **dict.fromkeys(('CollectedShard', 'EncodedShard', 'ShardPieces'), 'headrace.format.encoder'),
-            **dict.fromkeys(('JSONEncoder', 'JSONReader'), 'headrace.format.jsonl'),
+            'JSONEncoder': 'headrace.format.jsonl',
             'ShardEncoder': 'headrace.format.encoder',
             'MDSEncoder': 'headrace.format.mds_encoder',
-            **dict.fromkeys(('XSVEncoder', 'XSVReader'), 'headrace.format.xsv'),
+            'XSVEncoder': 'headrace.format.xsv',
         },
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, FormatError
 from headrace.format.compression import is_compression
-from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is_mds_encoding_safe
+from headrace.format.encodings.registry import get_mds_encoded_size, get_mds_encoding, is_mds_encoding_safe
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import Kind, NameFinder, ShardTable

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from headrace.errors import FormatError, ShardError
-from headrace.format.encodings import Encoding, Int, Str, get_mds_encoding
+from headrace.format.encodings.encoding import Encoding
+from headrace.format.encodings.registry import get_mds_encoding
+from headrace.format.encodings.scalars import Int
+from headrace.format.encodings.texts import Str
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 
 if TYPE_CHECKING:

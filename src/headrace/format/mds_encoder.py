@@ -18,20 +18,17 @@ from headrace.format.encoder import (
     offset_table,
     python_values,
 )
-from headrace.format.encodings import (
-    Bytes,
-    Encoding,
-    Int,
-    NDArray,
-    Str,
+from headrace.format.encodings.arrays import NDArray
+from headrace.format.encodings.encoding import Encoding, opaque, stored_bytes, too_long
+from headrace.format.encodings.registry import (
+    check_encodings,
     encoding_name,
     get_mds_encoded_size,
     get_mds_encodings,
     is_mds_encoding,
 )
-from headrace.format.encodings.encoding import opaque, stored_bytes, too_long
-from headrace.format.encodings.registry import check_encodings
-from headrace.format.encodings.scalars import Scalar
+from headrace.format.encodings.scalars import Int, Scalar
+from headrace.format.encodings.texts import Bytes, Str
 from headrace.format.mds import Column, Layout
 from headrace.format.shard_memory import framed_rows, joined_rows
 from headrace.format.shards import Schema

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.format.encodings import fixed_array_type, get_mds_encoding
+from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

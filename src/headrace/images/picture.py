@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError, MissingDependencyError
-from headrace.format.encodings import get_mds_encoding
 from headrace.format.encodings.images import open_image, reading_image
+from headrace.format.encodings.registry import get_mds_encoding
 from headrace.images.image_tensor import Mode
 
 Pixels = npt.NDArray[np.uint8]

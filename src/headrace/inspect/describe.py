@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace.display import count_text, html_table, human_size, printable, shorten, text_table
 from headrace.errors import ConfigError, FormatError, MissingDependencyError
 from headrace.format import Schema
-from headrace.format.encodings import get_mds_encoding
+from headrace.format.encodings.registry import get_mds_encoding
 from headrace.inspect.content import open_content
 from headrace.redaction import redact, without_credentials
 from headrace.storage import StoreOptions

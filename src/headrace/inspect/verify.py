@@ -36,7 +36,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.format import ShardInfo, ShardTable, open_shard
-from headrace.format.encodings import is_mds_encoding_safe
+from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.redaction import redact, without_credentials
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
 

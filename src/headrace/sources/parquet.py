@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError
-from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.sources.arrow_types import (
     ArrowColumn,
     arrow_columns,

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError
 from headrace.format import FileInfo, MDSEncoder, Schema, ShardFile, ShardInfo, ShardTable
-from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.format.table import Kind, TableBuilder
 from headrace.sources.formats import format_of
 from headrace.sources.source_bytes import pack_source, unpack_source

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.errors import FormatError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, open_shard, parse_index
-from headrace.format.encodings import get_mds_encoding, get_mds_encodings, is_mds_encoding
+from headrace.format.encodings.registry import get_mds_encoding, get_mds_encodings, is_mds_encoding
 
 __all__ = ['EncodingCase', 'EncodingContract']
 

@@ -12,8 +12,9 @@ import torch
 from headrace import CSVWriter, JSONWriter, MDSWriter, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.format import Encoding
-from headrace.format.encodings import NDArray, Str
+from headrace.format.encodings.arrays import NDArray
 from headrace.format.encodings.encoding import ENCODINGS
+from headrace.format.encodings.texts import Str
 
 
 def written(out, samples, writer=MDSWriter, **options):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from headrace.format.encodings import is_mds_encoding, mds_decode, mds_encode
+from headrace.format.encodings.registry import is_mds_encoding, mds_decode, mds_encode
 
 WRONG_ARRAYS = [
     'ndarray:',

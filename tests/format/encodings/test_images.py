@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from headrace.errors import FormatError
-from headrace.format.encodings import mds_decode, mds_encode
+from headrace.format.encodings.registry import mds_decode, mds_encode
 
 MODES = [
     'L',

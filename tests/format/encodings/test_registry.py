@@ -28,8 +28,8 @@ from headrace.format import (
     register_encoding,
 )
 from headrace.format.compression import ALGORITHMS
-from headrace.format.encodings import UInt8
 from headrace.format.encodings.encoding import ENCODINGS
+from headrace.format.encodings.scalars import UInt8
 from headrace.testing.compressions import CompressionContract
 from headrace.testing.encodings import EncodingCase, EncodingContract
 

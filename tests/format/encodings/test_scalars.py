@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.format.encodings import mds_decode, mds_encode
+from headrace.format.encodings.registry import mds_decode, mds_encode
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError
-from headrace.format.encodings import mds_decode, mds_encode
+from headrace.format.encodings.registry import mds_decode, mds_encode
 
 
 @given(st.text(), st.integers(), st.floats(allow_nan=False), st.decimals(allow_nan=False))

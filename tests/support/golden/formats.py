@@ -35,7 +35,7 @@ from headrace.format import (
     mds_encode,
     parse_index,
 )
-from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.encodings.registry import get_mds_encoded_size
 from tests.support.golden.case import Case, Outcome, read_json
 from tests.support.golden.values import NoValueError, covers, neutral, value
 

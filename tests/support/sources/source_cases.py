@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headrace.format.encodings import mds_decode, mds_encode
+from headrace.format.encodings.registry import mds_decode, mds_encode
 from headrace.sources import Source, SourceFormat
 from headrace.storage import ObjectInfo
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.errors import FormatError, StorageError
 from headrace.format import ShardInfo, ShardTable
-from headrace.format.encodings import is_mds_encoding_safe
+from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
 from headrace.sources.source_index import SourceIndex, size_at

@@ -11,6 +11,11 @@ from typing import Any, Final, cast, overload
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.format.encodings import (  # noqa: F401 - they register theirs
+    images,  # pyright: ignore[reportUnusedImport]
+    scalars,  # pyright: ignore[reportUnusedImport]
+    texts,  # pyright: ignore[reportUnusedImport]
+)
 from headrace.format.encodings.arrays import DTYPES
 from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding, stored_bytes
 
