@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,7 +33,6 @@ _KEYS: Final[dict[str, frozenset[str]]] = {
     'tsv': frozenset(_XSV_KEYS),
     'xsv': frozenset(_XSV_KEYS | {'separator'}),
 }
-_OWN_KEYS: Final = {'samples', 'raw_data', 'zip_data', 'raw_meta', 'zip_meta'}  # differ from shard to shard
 _FILE_KEYS: Final = frozenset({'basename', 'bytes', 'hashes'})
 # Nearly all names match; others are checked part by part.
 _PLAIN_NAME: Final = re.compile(r'(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*')
@@ -61,17 +60,6 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + '...'
 
 
-class _Common(NamedTuple):
-    """The fields that most shards of an index share."""
-
-    schema: Schema
-    least: int
-    """Minimum bytes of a sample."""
-    compression: str | None
-    hashes: tuple[str, ...]
-    size_limit: int | None
-
-
 class EntryParser:
     """Checks the shards of one index in order; messages give their numbers."""
 
@@ -81,8 +69,6 @@ class EntryParser:
         self.count = 0
         self.names: set[str] = set()
         self.schemas: dict[Any, Schema] = {}
-        self.last: dict[str, Any] = {'format': None}
-        self.common = _Common(Schema('mds', (), ()), 0, None, (), None)
 
     def fail(self, message: str) -> FormatError:
         """The error for the current shard."""
@@ -92,40 +78,6 @@ class EntryParser:
         """The shard of one JSON object."""
         if not isinstance(entry, dict):
             raise self.fail(f'a shard is a JSON object, but this is {show(entry)}.')
-        common = self._common(entry)
-        samples = entry['samples']
-        if type(samples) is not int or samples < 0:
-            raise self.fail(f'`samples` is a count of 0 or more, but this is {show(samples)}.')
-        name, compression = common.schema.format, common.compression
-        data = self._file(entry, 'data', compression)
-        files = (data,) if name == 'mds' else (data, self._file(entry, 'meta', compression))
-        # A count, then 4 bytes for the beginning of each sample and 4 for the end of the last.
-        table, table_size = files[-1].raw, 8 + 4 * samples
-        if max(table.bytes, data.raw.bytes) > MAX_OFFSET or table.bytes < table_size:
-            raise self.fail(
-                f'{samples} samples need a table of {table_size} bytes in a file below 4 GiB, but {table.basename!r} '
-                f'has {table.bytes} bytes and {data.raw.basename!r} has {data.raw.bytes}.'
-            )
-        if samples * common.least + (table_size if name == 'mds' else 0) > data.raw.bytes:
-            raise self.fail(
-                f'{samples} samples of at least {common.least} bytes do not fit into {data.raw.basename!r}, which has '
-                f'{data.raw.bytes} bytes.'
-            )
-        self.count += 1
-        return ShardInfo(name, samples, files, compression, common.hashes, common.size_limit, common.schema)
-
-    def _wrong_keys(self, entry: Mapping[str, Any], keys: frozenset[str], what: str) -> str:
-        missing, unknown = sorted(keys - entry.keys()), sorted(entry.keys() - keys)
-        parts = [f'lacks {", ".join(missing)}'] if missing else []
-        parts += [f'has the unknown {show(", ".join(unknown))}'] if unknown else []
-        return f'{what} has the keys {", ".join(sorted(keys))}, but this one {" and ".join(parts)}.'
-
-    def _common(self, entry: dict[str, Any]) -> _Common:
-        """Check everything except counts and files, unless it equals the previous shard's."""
-        last = self.last
-        keys = _KEYS.get(last['format'])
-        if entry.keys() == keys and last.items() <= entry.items():
-            return self.common
         name = entry.get('format')
         keys = _KEYS.get(name) if isinstance(name, str) else None
         if keys is None or not isinstance(name, str):
@@ -136,9 +88,33 @@ class EntryParser:
         if isinstance(version, bool) or version != 2:
             raise self.fail(f'`version` is 2, but this is {show(version)}.')
         schema = self._schema(name, entry)
-        self.common = _Common(schema, schema.min_sample_size, *self._writer_options(entry))
-        self.last = {key: entry[key] for key in keys - _OWN_KEYS}
-        return self.common
+        least = schema.min_sample_size
+        compression, hashes, size_limit = self._writer_options(entry)
+        samples = entry['samples']
+        if type(samples) is not int or samples < 0:
+            raise self.fail(f'`samples` is a count of 0 or more, but this is {show(samples)}.')
+        data = self._file(entry, 'data', compression)
+        files = (data,) if name == 'mds' else (data, self._file(entry, 'meta', compression))
+        # A count, then 4 bytes for the beginning of each sample and 4 for the end of the last.
+        table, table_size = files[-1].raw, 8 + 4 * samples
+        if max(table.bytes, data.raw.bytes) > MAX_OFFSET or table.bytes < table_size:
+            raise self.fail(
+                f'{samples} samples need a table of {table_size} bytes in a file below 4 GiB, but {table.basename!r} '
+                f'has {table.bytes} bytes and {data.raw.basename!r} has {data.raw.bytes}.'
+            )
+        if samples * least + (table_size if name == 'mds' else 0) > data.raw.bytes:
+            raise self.fail(
+                f'{samples} samples of at least {least} bytes do not fit into {data.raw.basename!r}, which has '
+                f'{data.raw.bytes} bytes.'
+            )
+        self.count += 1
+        return ShardInfo(name, samples, files, compression, hashes, size_limit, schema)
+
+    def _wrong_keys(self, entry: Mapping[str, Any], keys: frozenset[str], what: str) -> str:
+        missing, unknown = sorted(keys - entry.keys()), sorted(entry.keys() - keys)
+        parts = [f'lacks {", ".join(missing)}'] if missing else []
+        parts += [f'has the unknown {show(", ".join(unknown))}'] if unknown else []
+        return f'{what} has the keys {", ".join(sorted(keys))}, but this one {" and ".join(parts)}.'
 
     def _schema(self, name: str, entry: Mapping[str, Any]) -> Schema:
         """The schema; equal schemas are one object."""

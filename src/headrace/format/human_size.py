@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any, Final, SupportsInt
 
 from headrace.errors import ConfigError
@@ -10,24 +12,6 @@ _BYTE_UNITS: Final = {
     unit: 1024**power for power, unit in enumerate(('kb', 'mb', 'gb', 'tb', 'pb', 'eb', 'zb', 'yb'), 1)
 }
 _COUNT_UNITS: Final = {'k': 10**3, 'm': 10**6, 'b': 10**9, 't': 10**12}
-
-
-def _scaled(number: str, factor: int) -> int | None:
-    """``number`` times ``factor``, truncated as a float product; None if ``number`` is not a finite number."""
-    try:
-        return int(float(number) * factor)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _whole(text: str) -> int | None:
-    # Digits only: int() also accepts signs, inner underscores and spaces.
-    if not text.isdecimal():
-        return None
-    try:
-        return int(text)
-    except ValueError:  # more digits than Python converts
-        return None
 
 
 def bytes_to_int(bytes_str: int | float | str) -> int:
@@ -40,15 +24,7 @@ def bytes_to_int(bytes_str: int | float | str) -> int:
     """
     if not isinstance(bytes_str, str):
         return _number(bytes_str, 'A size', "'64mb'")
-    text = bytes_str.strip().lower()
-    factor = _BYTE_UNITS.get(text[-2:])
-    value = _scaled(text[:-2], factor) if factor else _whole(text.removesuffix('b'))
-    if value is None:
-        raise ConfigError(
-            f"A size in bytes is a whole number, or a number with one of {', '.join(_BYTE_UNITS)}, such as '64mb'; "
-            f'but got {bytes_str[:60]!r}.'
-        )
-    return value
+    return _parsed(bytes_str, _BYTE_UNITS, 'b', 'A size in bytes', "'64mb'")
 
 
 def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
@@ -61,15 +37,23 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
     """
     if not isinstance(abbrev_str, str):
         return _number(abbrev_str, 'A count', "'1.5b'")
-    text = abbrev_str.strip().lower()
-    factor = _COUNT_UNITS.get(text[-1:])
-    value = _scaled(text[:-1], factor) if factor else _whole(text)
-    if value is None:
-        raise ConfigError(
-            f"A count is a whole number, or a number with one of {', '.join(_COUNT_UNITS)}, such as '1.5b'; "
-            f'but got {abbrev_str[:60]!r}.'
-        )
-    return value
+    return _parsed(abbrev_str, _COUNT_UNITS, '', 'A count', "'1.5b'")
+
+
+def _parsed(given: str, units: Mapping[str, int], base: str, what: str, example: str) -> int:
+    """The number of a text with a unit, truncated as a float product; or of digits, with the name of the base unit."""
+    text = given.strip().lower()
+    unit = next((unit for unit in units if text.endswith(unit)), '')
+    with contextlib.suppress(ValueError, OverflowError):  # also more digits than Python converts
+        if unit:
+            return int(float(text.removesuffix(unit)) * units[unit])
+        digits = text.removesuffix(base)
+        if digits.isdecimal():  # int() also accepts signs, inner underscores and spaces
+            return int(digits)
+    raise ConfigError(
+        f'{what} is a whole number, or a number with one of {", ".join(units)}, such as {example}; but got '
+        f'{given[:60]!r}.'
+    )
 
 
 def _number(value: Any, what: str, example: str) -> int:

@@ -89,29 +89,15 @@ class PackedExplanation(BatchExplanation):
         pieces: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for place, row in zip(places, rows, strict=True):
             pieces.setdefault(place, []).append(dict(zip(names, row, strict=True)))
-        sequences = self.sequences
-        return {
-            'epoch': self.epoch,
-            'batch': self.number,
-            'end': self.end,
-            'rows': [
-                {
-                    'rank': rank,
-                    'row': row,
-                    'position': position,
-                    'is_padding': is_padding,
-                    'documents': pieces.get((rank, row), []) if is_known else None,
-                }
-                for rank, row, position, is_padding, is_known in zip(
-                    sequences.ranks.tolist(),
-                    sequences.rows.tolist(),
-                    sequences.positions.tolist(),
-                    sequences.is_padding.tolist(),
-                    self.is_known.tolist(),
-                    strict=True,
-                )
-            ],
-        }
+        names = ('rank', 'row', 'position', 'is_padding')
+        sequences = self.sequences.columns()
+        rows = [
+            {**dict(zip(names, row, strict=True)), 'documents': pieces.get(row[:2], []) if is_known else None}
+            for row, is_known in zip(
+                zip(*(sequences[name] for name in names), strict=True), self.is_known.tolist(), strict=True
+            )
+        ]
+        return {'epoch': self.epoch, 'batch': self.number, 'end': self.end, 'rows': rows}
 
     def summary(self) -> list[str]:
         """By stream, its tokens and documents; then the documents' ids, if they are few."""

@@ -173,78 +173,15 @@ class Scalar(Encoding):
         return np.frombuffer(data, self.dtype)[0]
 
 
-@named('uint8')
-class UInt8(Scalar):
-    """Numbers as uint8."""
-
-    size, dtype = 1, np.dtype('<u1')
-
-
-@named('uint16')
-class UInt16(Scalar):
-    """Numbers as uint16."""
-
-    size, dtype = 2, np.dtype('<u2')
+def _scalar(title: str, code: str) -> type[Scalar]:
+    """The registered class of the numbers of a numpy type."""
+    dtype = np.dtype(code)
+    members = {'__doc__': f'Numbers as {dtype.name}.', '__module__': __name__, 'size': dtype.itemsize, 'dtype': dtype}
+    return named(dtype.name)(type(title, (Scalar,), members))
 
 
-@named('uint32')
-class UInt32(Scalar):
-    """Numbers as uint32."""
-
-    size, dtype = 4, np.dtype('<u4')
-
-
-@named('uint64')
-class UInt64(Scalar):
-    """Numbers as uint64."""
-
-    size, dtype = 8, np.dtype('<u8')
-
-
-@named('int8')
-class Int8(Scalar):
-    """Numbers as int8."""
-
-    size, dtype = 1, np.dtype('<i1')
-
-
-@named('int16')
-class Int16(Scalar):
-    """Numbers as int16."""
-
-    size, dtype = 2, np.dtype('<i2')
-
-
-@named('int32')
-class Int32(Scalar):
-    """Numbers as int32."""
-
-    size, dtype = 4, np.dtype('<i4')
-
-
-@named('int64')
-class Int64(Scalar):
-    """Numbers as int64; read back as numpy scalars, unlike ``int``."""
-
-    size, dtype = 8, np.dtype('<i8')
-
-
-@named('float16')
-class Float16(Scalar):
-    """Numbers as float16."""
-
-    size, dtype = 2, np.dtype('<f2')
-
-
-@named('float32')
-class Float32(Scalar):
-    """Numbers as float32."""
-
-    size, dtype = 4, np.dtype('<f4')
-
-
-@named('float64')
-class Float64(Scalar):
-    """Numbers as float64."""
-
-    size, dtype = 8, np.dtype('<f8')
+UInt8, UInt16 = _scalar('UInt8', '<u1'), _scalar('UInt16', '<u2')
+UInt32, UInt64 = _scalar('UInt32', '<u4'), _scalar('UInt64', '<u8')
+Int8, Int16 = _scalar('Int8', '<i1'), _scalar('Int16', '<i2')
+Int32, Int64 = _scalar('Int32', '<i4'), _scalar('Int64', '<i8')  # read back as numpy scalars, unlike `Int`
+Float16, Float32, Float64 = _scalar('Float16', '<f2'), _scalar('Float32', '<f4'), _scalar('Float64', '<f8')
