@@ -80,7 +80,6 @@ class LineReader:
         return ShardError(f'Shard {self._source} is damaged: {message}. {self._fix}')
 
     def sample(self, i: int) -> dict[str, Any]:
-        """Sample ``i``; see ``ShardReader.sample``."""
         return self._sample(i, self._wanted)
 
     def _sample(self, i: int, names: Collection[str]) -> dict[str, Any]:
@@ -105,12 +104,10 @@ class LineReader:
         out_rows: np.ndarray[Any, np.dtype[np.int64]],
         batch: ColumnBatch,
     ) -> None:
-        """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
         for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
             self.gather_row(row, out, batch)
 
     def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
-        """Put sample ``row`` into row ``out_row`` of ``batch``; see ``ShardReader.gather_row``."""
         columns = batch.columns
         for name, value in self._sample(row, columns).items():
             columns[name][out_row] = value

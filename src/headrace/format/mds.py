@@ -205,7 +205,6 @@ class MDSReader:
         return tuple(columns)
 
     def sample(self, i: int) -> dict[str, Any]:
-        """Sample ``i``; see ``ShardReader.sample``."""
         if not 0 <= i < self.num_samples:
             raise self._range_error(i)
         if self._fixed is not None:
@@ -264,7 +263,6 @@ class MDSReader:
         out_rows: np.ndarray[Any, np.dtype[np.int64]],
         batch: ColumnBatch,
     ) -> None:
-        """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
         count = len(rows)
         if count == 0:
             return
@@ -291,7 +289,6 @@ class MDSReader:
         return array
 
     def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
-        """Put sample ``row`` into row ``out_row`` of ``batch``; see ``ShardReader.gather_row``."""
         if not 0 <= row < self.num_samples:
             raise self._range_error(row)
         if self._fixed is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.order.random.numpy_streams import RandomStream, random_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -26,23 +26,16 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-class Permutation(Protocol):
-    """One of MosaicML Streaming's shuffle algorithms."""
+Permutation: TypeAlias = 'Callable[[IntArray, IntArray, int, int, int, int], None]'
+"""One of MosaicML Streaming's shuffle algorithms: fills ``out`` with a permutation of 0 … N-1. Arguments, by position:
 
-    def __call__(
-        self, out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int, /
-    ) -> None:
-        """Fill ``out`` with a permutation of 0 … N-1.
-
-        Args:
-            out: int64[N]; nothing else of its length is held but temporarily, at most two more.
-            sizes: int64[units], samples that lie together: shards, or what an epoch draws of them. They sum to N.
-            num_parts: number of canonical nodes.
-            seed: of the run.
-            epoch: 0, 1, …
-            block_size: samples over which a canonical node's samples are spread, about.
-        """
-        ...
+* out: int64[N]; nothing else of its length is held but temporarily, at most two more.
+* sizes: int64[units], samples that lie together: shards, or what an epoch draws of them. They sum to N.
+* num_parts: number of canonical nodes.
+* seed: of the run.
+* epoch: 0, 1, …
+* block_size: samples over which a canonical node's samples are spread, about.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey
     from headrace.dataset.reading.batch_reader import Pass, PassRequest
     from headrace.dataset.streams.stream import Stream
-    from headrace.order import BatchExplanation, BatchPlan, SkipRange
+    from headrace.order import BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.lanes import Lanes, PieceTable
 
@@ -254,25 +254,8 @@ class PackedDataset(StreamingDataset):
             known |= self._read_pieces(
                 plan, lanes, {number for number, is_padding in own if not is_padding and number not in known}
             )
-        return self._explanation(sequences, numbers, known, lanes.count)
-
-    def _known_pieces(self, numbers: list[int], lanes: Lanes) -> dict[int, PieceTable]:
-        whole, documents = self.run.whole, self.run.documents
-        if whole is None:
-            return lanes.delivered.of(numbers)
-        order = lanes.documents.order(0, 0)
-        return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
-
-    def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
-        batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
-        with self._reader_of(batches, lanes) as reader:
-            return pieces_of(self.packing, lanes, reader.__getitem__, numbers)
-
-    def _explanation(
-        self, sequences: BatchExplanation, numbers: list[int], known: Mapping[int, PieceTable], lanes: int
-    ) -> PackedExplanation:
         places, pieces, offsets = joined(sequences, numbers, known)
-        mixture, order, ids = self.run.documents.mixture, self.run.lanes_for(lanes).documents, pieces[:, 0]
+        mixture, order, ids = self.run.documents.mixture, lanes.documents, pieces[:, 0]
         shards, rows = self.locate(ids)
         names = [self.place(shard) for shard in shards.tolist()]
         lane_of = [lane for lane, _ in order.sequences(numbers)]
@@ -302,6 +285,18 @@ class PackedDataset(StreamingDataset):
             sequences=sequences,
             is_known=sequences.is_padding | np.array([number in known for number in numbers]),
         )
+
+    def _known_pieces(self, numbers: list[int], lanes: Lanes) -> dict[int, PieceTable]:
+        whole, documents = self.run.whole, self.run.documents
+        if whole is None:
+            return lanes.delivered.of(numbers)
+        order = lanes.documents.order(0, 0)
+        return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
+
+    def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
+        batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
+        with self._reader_of(batches, lanes) as reader:
+            return pieces_of(self.packing, lanes, reader.__getitem__, numbers)
 
     def sync_lane_states(self, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Share the lane states of all ranks, so that any rank's checkpoint holds them.

@@ -8,11 +8,13 @@ the network is applied again. The aim is statistical quality, not secrecy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.order.arrays import IntArray
     from headrace.order.random.hashing import KeyArray
 
@@ -57,12 +59,8 @@ def feistel_unpermute(y: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) 
     return _by_tier(_inverse_network, y, n, bits, keys)
 
 
-class _Network(Protocol):
-    """A permutation of the rectangle, or its inverse."""
-
-    def __call__(self, x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray, pairs: int, /) -> KeyArray:
-        """Apply 2 · pairs rounds once; arrays are uint64[m], x is below rows · columns."""
-        ...
+_Network: TypeAlias = 'Callable[[KeyArray, KeyArray, KeyArray, KeyArray, int], KeyArray]'
+"""A permutation of the rectangle, or its inverse: 2 · pairs rounds of (x, n, bits, keys, pairs), uint64[m] each."""
 
 
 def _by_tier(network: _Network, x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
