@@ -21,6 +21,7 @@ def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert names['loader'].epoch == 2
     assert Path('fabric.ckpt').exists()
     # The last command resumes; test_lightning_cli.py has the arguments of the others.
-    _, *arguments = shlex.split(blocks(PAGE, 'bash')[1].splitlines()[-1])
+    commands = blocks(PAGE, 'bash')[1].replace('\\\n', '').splitlines()
+    _, *arguments = shlex.split(commands[-1])
     monkeypatch.setattr('sys.argv', arguments)
     runpy.run_path(arguments[0], run_name='__main__')
