@@ -41,7 +41,7 @@ def test_the_demo_is_of_today(tmp_path: Path) -> None:
     assert comparable(with_transcripts(block, tmp_path)) == comparable(block)
 
 
-@pytest.mark.parametrize('name', ['command_line', 'doctor', 'tuning', 'watching'])
+@pytest.mark.parametrize('name', ['command_line', 'tuning', 'watching'])
 def test_other_pages_show_parts_of_it(name: str) -> None:
     """`...` stands for lines that are left out; numbers may be of another run. Copy them from transcripts.md."""
     excerpts = re.findall(
