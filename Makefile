@@ -120,7 +120,7 @@ fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: 
 # In .venv if that is there; else in an environment with the extra `site` only.
 SITE := $(if $(wildcard .venv/.ready),.venv,.venv-site)
 site: $(SITE)/.ready ## The documentation as a site, in build/site; warnings are errors
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build
 
 clean: ## Remove all that is made here, environments and servers included
 	rm -rf .venv .venv-* .servers demo-output tutorial-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
