@@ -105,5 +105,5 @@ def test_every_draw_is_the_streams_next(seed: int) -> None:
     order = make_order(run.mix, run.config.resolve_defaults(run.mix), run.epoch)
     for s, stream in enumerate(run.mix.streams):
         counts = run.counts[stream.name]
-        if order._streams[s].passes.first_regular <= counts.sum() // len(counts):
+        if order.streams[s].passes.first_regular <= counts.sum() // len(counts):
             assert counts.max() - counts.min() <= 1

@@ -86,7 +86,7 @@ def test_through_any_changes_every_stream_is_passes(data, nodes: int, shuffle: b
     for s, stream in enumerate(mix.streams):
         counts = run.counts[stream.name]
         assert counts.sum() == node_draws[s]
-        is_regular = order._streams[s].passes.first_regular <= counts.sum() // len(counts)
+        is_regular = order.streams[s].passes.first_regular <= counts.sum() // len(counts)
         assert counts.max() - counts.min() <= (1 if is_regular else 2)
 
 
@@ -267,7 +267,7 @@ def test_a_tiny_stream_drawn_often_on_many_nodes_changes_in_little_time_and_spac
     order = make_order(changed, config.resolve_defaults(changed), epoch)
     order.at(np.arange(sample, sample + 2048))
     assert time.process_time() - begin < 15  # seconds; one by one these are as many minutes
-    tiny = order._streams[1].passes
+    tiny = order.streams[1].passes
     drawn, passes = tiny.draws, tiny.first_regular - tiny.draws // size
     assert 0 < passes < 20_000
     assert len(json.dumps(changed.takeover.to_json())) < 150_000
@@ -307,7 +307,7 @@ def test_a_stream_that_some_nodes_never_have_again_loses_and_favours_no_sample(s
             ids = order.at(np.arange(sample, mix.epoch_size))
             b = [stream.name for stream in mix.streams].index('b') if len(mix.streams) > 1 else None
             if b is not None:
-                passes = order._streams[b].passes
+                passes = order.streams[b].passes
                 with_rest += passes.rest is not None
                 for i in range(size):
                     number = int(mix.sample_offsets[b]) + i
@@ -329,7 +329,7 @@ def test_a_checkpoint_of_the_rule_before_keeps_it() -> None:
     old = replace(changed.takeover, rule=1)
     assert Takeover.of(json.loads(json.dumps(old.to_json()))) == old
     rests = [
-        make_order(replace(changed, takeover=takeover), config.resolve_defaults(changed), 3)._streams[1].passes.rest
+        make_order(replace(changed, takeover=takeover), config.resolve_defaults(changed), 3).streams[1].passes.rest
         for takeover in (old, changed.takeover)
     ]
     assert rests[0] is None

@@ -258,7 +258,7 @@ def test_another_mixture_takes_over_and_no_stream_loses_a_sample(run, other, epo
         draw(order, before, changed.epoch_size, names, changed)
         before = 0
     for s, name in enumerate(names):
-        passes = order._streams[s].passes
+        passes = order.streams[s].passes
         assert passes.first_regular < 10**9  # nodes that will have no more of a stream leave theirs to others
         if passes.first_regular <= counts[name].sum() // len(counts[name]):
             assert counts[name].max() - counts[name].min() <= 1
