@@ -1,4 +1,4 @@
-"""The commands and programs of the migration guides run as they are written, and print what stands there."""
+"""The commands and programs of docs/other_loaders.md run as they are written, and print what stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from PIL import Image
 from headrace.cli import main
 from tests.support.sources.sources_to_convert import make_images
 
-DOCS = Path(__file__).parents[1] / 'docs'
+PAGE = (Path(__file__).parents[1] / 'docs' / 'other_loaders.md').read_text()
+SECTIONS = dict(re.findall(r'^## From (.+?)\n(.*?)(?=^## |\Z)', PAGE, re.MULTILINE | re.DOTALL))
 pytestmark = pytest.mark.once
 
 
@@ -30,11 +31,11 @@ def chunks_of_litdata(folder: Path) -> None:
     cache.merge()
 
 
-def make(folder: Path, page: str) -> None:
-    """What a page reads."""
-    if page == 'from_litdata':
+def make(folder: Path, section: str) -> None:
+    """What a section reads."""
+    if section == 'litdata':
         chunks_of_litdata(folder / 'lit-data')
-    elif page == 'from_webdataset':
+    elif section == 'WebDataset':
         webdataset = pytest.importorskip('webdataset')
         (folder / 'captions').mkdir()
         with webdataset.TarWriter(str(folder / 'captions' / '00000.tar')) as tar:
@@ -42,11 +43,12 @@ def make(folder: Path, page: str) -> None:
                 jpeg = io.BytesIO()
                 Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(jpeg, 'JPEG')
                 tar.write({'__key__': f'{i:05}', 'jpg': jpeg.getvalue(), 'txt': f'caption {i}'})
+    elif section == 'an ImageFolder':
+        make_images(folder / 'pets', {'cat': 24, 'dog': 24})
     else:
         pa, _ = pytest.importorskip('pyarrow'), pytest.importorskip('datasets')
         from pyarrow import parquet
 
-        make_images(folder / 'pets', {'cat': 24, 'dog': 24})
         (folder / 'reviews').mkdir()
         rows = [{'text': f'review {i}', 'stars': 1 + i % 5} for i in range(500)]
         parquet.write_table(pa.Table.from_pylist(rows), folder / 'reviews' / 'train-0.parquet')
@@ -57,13 +59,13 @@ def without_figures(text: str) -> str:
     return re.sub(r'\d[\d,.]* ?(bytes|kB|MB|GB|s|rows/s|kB/s|MB/s)\b', '#', text)
 
 
-@pytest.mark.parametrize('page', ['from_litdata', 'from_webdataset', 'from_image_folder'])
-def test_a_guide_prints_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
-    make(tmp_path, page)
+@pytest.mark.parametrize('section', SECTIONS)
+def test_a_guide_prints_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    make(tmp_path, section)
     monkeypatch.chdir(tmp_path)
-    if page == 'from_image_folder':
+    if section == 'Hugging Face':
         monkeypatch.setattr('datasets.config.HF_DATASETS_CACHE', tmp_path / 'hf')
-    text = (DOCS / f'{page}.md').read_text()
+    text = SECTIONS[section]
     command = r'```console\n\$ (?P<command>.*?)\n(?P<shown>.*?)```'
     program = r'```python\n(?P<program>.*?)```\n\n```text\n(?P<printed>.*?)```'
     blocks = list(re.finditer(f'{command}|{program}', text, re.DOTALL))
@@ -75,5 +77,5 @@ def test_a_guide_prints_what_is_written(tmp_path: Path, monkeypatch: pytest.Monk
                 assert main(shlex.split(block['command'])[1:]) == 0
             else:
                 names: dict[str, Any] = {'__name__': '__main__'}
-                exec(compile(block['program'], f'docs/{page}.md', 'exec'), names)
+                exec(compile(block['program'], 'docs/other_loaders.md', 'exec'), names)
         assert without_figures(shown.getvalue()) == without_figures(block['shown'] or block['printed'])

@@ -29,12 +29,9 @@ def updated(page: str) -> str:
 
 
 def _names() -> str:
-    """A row for all names with the same modules, status and remark."""
-    modules: dict[tuple[str, Entry], list[str]] = {}
-    for module, entries in TABLES.items():
-        for name, entry in entries.items():
-            modules.setdefault((name, entry), []).append(_short(module))
-    rows = [(f'`{name}`', ' '.join(found), entry) for (name, entry), found in modules.items()]
+    rows = [
+        (f'`{name}`', _short(module), entry) for module, entries in TABLES.items() for name, entry in entries.items()
+    ]
     rows += [('all', _short(module), entry) for module, entry in ABSENT_MODULES.items()]
     return _table('in `streaming`', rows)
 
@@ -46,12 +43,19 @@ def _members() -> str:
 
 
 def _table(second: str, rows: Iterable[tuple[str, str, Entry]]) -> str:
-    names: dict[tuple[str, str, str], list[str]] = {}
+    """A row for all names with the same status and remark. Names that work are left out."""
+    places: dict[tuple[str, Entry], str] = {}
     for name, place, entry in rows:
-        said = entry.difference if isinstance(entry, Alias) else entry.reason
-        names.setdefault((place, entry.status, said), []).append(name)
+        places.setdefault((name, entry), place)  # the first of its modules, which is the shortest
+    grouped: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for (name, entry), place in places.items():
+        if entry.status != 'works':
+            said = entry.difference if isinstance(entry, Alias) else entry.reason
+            grouped.setdefault((entry.status, said), []).append((name, place))
     lines = [f'| name | {second} | status | difference, reason, or replacement |', '|---|---|---|---|']
-    lines += [f'| {", ".join(found)} | {" | ".join(row)} |' for row, found in names.items()]
+    for row, found in grouped.items():
+        names, where = (', '.join(dict.fromkeys(column)) for column in zip(*found, strict=True))
+        lines.append(f'| {names} | {where} | {" | ".join(row)} |')
     return '\n'.join(lines) + '\n'
 
 
