@@ -104,11 +104,10 @@ class Results:
         for row, faults in self.by_fault.items():
             sets[frozenset(faults)].append(row)
         for rows in sets.values():
+            both = {row: {**self.by_operation[row], **self.by_fault[row]} for row in rows}
             parts += [
-                'With faults, tests by operation. A download is a get with retries:',
-                self._table({row: self.by_operation[row] for row in rows}, 'store: server'),
-                'The same tests by fault:',
-                self._table({row: self.by_fault[row] for row in rows}, 'store: server'),
+                'With faults, tests by operation, then by fault. A download is a get with retries:',
+                self._table(both, 'store: server'),
             ]
         parts += [f'Not run: {row}: {reason}' for row, reason in self.skipped.items() if row not in self.sound]
         parts += [f'FAILED: {text}' for text in self.failed]
@@ -117,12 +116,12 @@ class Results:
     @staticmethod
     def _table(results, title):
         columns = ordered({column for counts in results.values() for column in counts})
-        lines = [[title, *columns], ['---'] * (1 + len(columns))]
         alike = defaultdict(list)
         for row, counts in results.items():
             alike[tuple(cell(counts.get(column)) for column in columns)].append(row)
-        lines += [['; '.join(rows), *cells] for cells, rows in alike.items()]
-        return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+        lines = [[title, *columns], *(['; '.join(rows), *cells] for cells, rows in alike.items())]
+        head, *rest = (f'| {" | ".join(line)} |' for line in lines)
+        return '\n'.join([head, '|' + '---|' * (1 + len(columns)), *rest])
 
 
 def ordered(columns):
