@@ -240,7 +240,7 @@ def test_reprs_states_files_and_logs_of_a_run(planted: Path, caplog, capsys, rec
         loader = build_loader(config.train)
         assert len(list(loader)) > 8
     dataset = loader.dataset
-    shown += [repr(each) for each in (loader, dataset, *dataset.streams, dataset.streams[0].cache().store)]
+    shown += [repr(each) for each in (loader, dataset, *dataset.streams, dataset.pool.streams[0].cache.store)]
     shown += [json.dumps(loader.state_dict()), str(dataset.state_dict(4, False)), str(loader.stats())]
     shown += [caplog.text, *(str(each.message) for each in recwarn), *capsys.readouterr()]
     assert 'where keeps' in caplog.text

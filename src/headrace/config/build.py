@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.packing import packing_of, stream_packing_of
+from headrace.config.packing import StreamPackingConfig, packing_of, stream_packing_of
 from headrace.config.problems import refuse
 from headrace.config.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
 from headrace.config.validate import field_types
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.dataset.streams.stream import Stream
     from headrace.order.topology import Topology
+    from headrace.packing import StreamPacking
 
 _SOURCE = ('streams', 'remote', 'local', 'split')
 _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
@@ -65,9 +66,7 @@ def build_dataset(
         del arguments['shuffle_seed']  # the dataset's default is a number
     if config.packing is not None:
         arguments['packing'] = packing_of(config.packing)
-    streams = build_streams(config)
-    for stream, own in zip(streams, config.streams, strict=False):  # without any, there is one stream
-        stream.packing = None if own.packing is None else stream_packing_of(own.packing)
+    streams = build_streams(config, load_packing=stream_packing_of)
     dataset = make(streams=streams, batch_size=batch_size, topology=topology, **arguments)
     if topology is None and replicas is not None:
         dataset.expect_replicas(replicas)
@@ -128,8 +127,15 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
         yield from (f'stream {stream.name}: {broken.rule}' for broken in rules)
 
 
-def build_streams(config: LoaderConfig) -> list[Stream]:
-    """The streams of one loader's configuration, with its defaults for transfers and selection; none is opened."""
+def build_streams(
+    config: LoaderConfig, load_packing: Callable[[StreamPackingConfig], StreamPacking] | None = None
+) -> list[Stream]:
+    """The streams of one loader's configuration, with its defaults for transfers and selection; none is opened.
+
+    Args:
+        config: the configuration.
+        load_packing: makes the packing of a stream, whose tokenizer it loads; None: streams have no packing.
+    """
     from headrace.dataset.streams.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)
@@ -139,7 +145,8 @@ def build_streams(config: LoaderConfig) -> list[Stream]:
         for name in field_types(SelectionConfig):
             if arguments[name] is None:
                 arguments[name] = getattr(config, name)
-        del arguments['packing']  # whose tokenizer only a dataset loads
+        packing = stream.packing
+        arguments['packing'] = None if packing is None or load_packing is None else load_packing(packing)
         arguments['name'] = stream.name or None  # the dataset names a single stream
         streams.append(Stream(**arguments))
     return streams

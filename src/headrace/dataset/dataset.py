@@ -29,19 +29,14 @@ from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sample_rng import drawing_for
-from headrace.dataset.streams.columns import (
-    column_names,
-    read_columns,
-    refuse_different_columns,
-    refuse_different_meanings,
-)
-from headrace.dataset.streams.open_streams import open_streams, restored_after_error, streams_given
-from headrace.dataset.streams.stream import OnChangedData, Stream, parse_on_changed_data, stream_facts, streams_registry
+from headrace.dataset.streams.columns import column_names, refuse_different_columns, refuse_different_meanings
+from headrace.dataset.streams.open_streams import open_streams, streams_given
+from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
 from headrace.dataset.workers.shutdown import end_with_rank
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
-from headrace.images import Decode, DecodeLike
+from headrace.images import DecodeLike
 from headrace.order import (
     DEFAULT_SEED,
     BatchPlan,
@@ -60,7 +55,6 @@ from headrace.order import (
 )
 from headrace.order.skip import refuse_documents
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.sources.formats import check_format
 
 
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
@@ -209,82 +203,61 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         )
         if not self.is_packed and any(stream.packing is not None for stream in self.streams):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
-        with restored_after_error(self.streams):
-            sizes = open_streams(
-                self.streams,
-                cache_limit=self.cache_limit,
-                allow_unsafe_types=allow_unsafe_types,
-                split=None if own is None else split,
-                download_retry=download_retry,
-                download_timeout=download_timeout,
-                validate_hash=validate_hash,
-                keep_zip=keep_zip,
-                endpoint_url=endpoint_url,
-                region=region,
-                anonymous=anonymous,
-                requester_pays=requester_pays,
-                store_options=store_options,
-                subset=subset,
-                fraction=fraction,
-                fraction_seed=fraction_seed,
-                where=where,
-                columns=read_columns(columns),
-                format=check_format(format),
-                decode=Decode.of(decode),
-                on_changed_data=parse_on_changed_data(on_changed_data),
-            )
-            if self.cache_limit is not None:
-                require_room(self.cache_limit, self.streams)
-            self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
-            if remainder == 'exact':
-                self.check_columns(PADDING_KEY)
-            if self.on_bad_sample == 'skip':
-                self.check_columns(BAD_SAMPLE_KEY)
-            self._permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
-            asked = OrderConfig(
-                algorithm=shuffle_algo,
-                shuffle=shuffle,
-                seed=shuffle_seed,
-                num_canonical_nodes=num_canonical_nodes,
-                block_size=shuffle_block_size,
-                batching=batching_method,
-                partition=partition_algo,
-                sampling=sampling_method,
-                sampling_granularity=sampling_granularity,
-            )
-            run = Run(
-                sizes,
-                asked,
-                epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
-                schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
-                when_exhausted=when_exhausted,
-                on_mixture_change=on_mixture_change,
-                skip=ranges,
-                load=self._permutations.load,
-            )
-            super().__init__(
-                run,
-                skip=ranges,
-                batch_size=batch_size,
-                remainder=remainder,
-                replication=replication,
-                topology=topology,
-            )
-            if self.is_columnar and not self.is_packed:
-                refuse_different_meanings(self.streams, self.mixture)
-            self._is_checked = False
-            self._sample_pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
-            self.skipping_reader: SkippingReader | None = None
-            """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
-            if self.on_bad_sample == 'skip':
-                self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
-            for stream, choose, weight, repeat in zip(
-                self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
-            ):
-                stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
-            if topology is not None or not self.run.needs_batch_size:
-                self.order(0)  # refuses an unknown order now, before the first batch
-            self.run.config().warn_of_small_blocks(self.mixture)
+        defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
+        opened = open_streams(
+            self.streams, defaults, cache_limit=self.cache_limit, allow_unsafe_types=allow_unsafe_types
+        )
+        if self.cache_limit is not None:
+            require_room(self.cache_limit, opened)
+        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
+        self._permutations = EpochPermutations.beside([s.folder for s in opened if not s.is_local])
+        asked = OrderConfig(
+            algorithm=shuffle_algo,
+            shuffle=shuffle,
+            seed=shuffle_seed,
+            num_canonical_nodes=num_canonical_nodes,
+            block_size=shuffle_block_size,
+            batching=batching_method,
+            partition=partition_algo,
+            sampling=sampling_method,
+            sampling_granularity=sampling_granularity,
+        )
+        run = Run(
+            [stream.size() for stream in opened],
+            asked,
+            epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
+            schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
+            when_exhausted=when_exhausted,
+            on_mixture_change=on_mixture_change,
+            skip=ranges,
+            load=self._permutations.load,
+        )
+        super().__init__(
+            run,
+            skip=ranges,
+            batch_size=batch_size,
+            remainder=remainder,
+            replication=replication,
+            topology=topology,
+        )
+        if self.is_columnar and not self.is_packed:
+            refuse_different_meanings(opened, self.mixture)
+        self._is_checked = False
+        self._sample_pool = SamplePool(opened, self.mixture, cache_limit=self.cache_limit)
+        if remainder == 'exact':
+            self.check_columns(PADDING_KEY)
+        self.skipping_reader: SkippingReader | None = None
+        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
+        if self.on_bad_sample == 'skip':
+            self.check_columns(BAD_SAMPLE_KEY)
+            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
+        if topology is not None or not self.run.needs_batch_size:
+            self.order(0)  # refuses an unknown order now, before the first batch
+        self.run.config().warn_of_small_blocks(self.mixture)
+        mixture = self.mixture
+        weights = zip(mixture.choose, mixture.proportions, mixture.repeats, strict=True)
+        for stream, found, (choose, proportion, repeat) in zip(self.streams, opened, weights, strict=True):
+            stream.show(found, choose=choose, proportion=proportion, repeat=repeat)
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
 
@@ -297,7 +270,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         Raises:
             ConfigError: one has.
         """
-        for stream in self.streams:
+        for stream in self.pool.streams:
             for names in column_names(stream):
                 key.check(names)
 
@@ -312,7 +285,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         """
         if self.is_columnar:
             batching = 'random' if joined else self.run.config().batching
-            refuse_different_columns(self.streams, self.mixture, batching)
+            refuse_different_columns(self.pool.streams, self.mixture, batching)
 
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
@@ -333,9 +306,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         if is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker):
             self._is_checked = True
             if self.cache_limit is not None:
-                warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)
+                warn_without_room(self.cache_limit, self.pool.streams, *self.read_order(), topology.nodes)
             if self._has_node_parts:
-                warn_of_shared_shards(self.streams, *self.read_order(), topology.nodes)
+                warn_of_shared_shards(self.pool.streams, *self.read_order(), topology.nodes)
         if place is not None and place != progress.next(rank=topology.rank):
             progress.load(*place)
         return self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)

@@ -59,7 +59,7 @@ def warm(
     Raises:
         HeadraceError, OSError: a shard cannot be fetched; those that came stay.
     """
-    shards = CachedShards(dataset.streams)
+    shards = CachedShards(dataset.pool.streams)
     first_use: dict[int, int] = {}
     fetched = size = done = 0
     is_full = False

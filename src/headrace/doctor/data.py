@@ -20,7 +20,6 @@ import numpy as np
 
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
-from headrace.dataset.streams.open_streams import store_options_of
 from headrace.display import human_size
 from headrace.doctor.machine import Finding
 from headrace.errors import HeadraceError
@@ -60,7 +59,7 @@ def places_of(config: Config) -> list[Place]:
     for loader in named_loaders(config).values():
         for stream in build_streams(loader):
             url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
-            name, options = stream.name or loader.name or 'train', store_options_of(stream)
+            name, options = stream.name or loader.name or 'train', stream.for_store()
             place = Place(name, url, folder, loader.cache_limit, options, is_trained=loader is config.train)
             found.setdefault((url, folder), place)
     return list(found.values())

@@ -36,7 +36,7 @@ from headrace.packing.whole import WholePass, count_tokens_of
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey
     from headrace.dataset.reading.batch_reader import Pass, PassRequest
-    from headrace.dataset.streams.stream import Stream
+    from headrace.dataset.streams.open_streams import OpenedStream
     from headrace.order import BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.lanes import Lanes, PieceTable
@@ -91,7 +91,7 @@ class PackedDataset(StreamingDataset):
             )
         self.packing = packing
         self._check_weights(options)
-        packings = [self._packing_of(stream) for stream in self.streams]
+        packings = [self._packing_of(stream) for stream in self.pool.streams]
         self.skip, skipped_documents = split_documents(parse_skip(skip))
         if skipped_documents and skipped_documents[-1][1] > self.num_samples:
             raise ConfigError(
@@ -130,7 +130,7 @@ class PackedDataset(StreamingDataset):
                 f'{without[0].name!r} has none. Give each stream one in the place of `repeat` and `choose`.'
             )
 
-    def _packing_of(self, stream: Stream) -> Packing:
+    def _packing_of(self, stream: OpenedStream) -> Packing:
         """The packing of a stream's documents."""
         own, packing = stream.packing, self.packing
         if own is not None and not isinstance(own, StreamPacking):

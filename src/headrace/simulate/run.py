@@ -61,7 +61,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
     limit, max_bytes = dataset.cache_limit, math.inf
     if limit is not None:
-        limit, max_bytes = limit - fixed_bytes(dataset.streams), max_bytes_ahead(limit, dataset.streams)
+        limit, max_bytes = limit - fixed_bytes(dataset.pool.streams), max_bytes_ahead(limit, dataset.pool.streams)
     nodes = [Node(world, conditions, stored, raw, kept, in_place, limit) for _ in range(min(conditions.nodes, _NODES))]
     steps: list[SimulatedStep] = []
     total = 0
@@ -114,7 +114,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
         fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
         cache_bytes=max(node.most_cached for node in nodes),
-        shared_shards=downloads_of_nodes(dataset.streams, *dataset.read_order(), conditions.nodes),
+        shared_shards=downloads_of_nodes(dataset.pool.streams, *dataset.read_order(), conditions.nodes),
     )
 
 

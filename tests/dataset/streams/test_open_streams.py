@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headrace import Stream, StreamingDataset
-from headrace.dataset.streams.open_streams import store_of
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -74,7 +73,7 @@ def test_all_options_reach_the_store(opened, tmp_path):
         download_timeout=7,
         store_options={'connect_timeout': 3, 'profile': 'p'},
     )
-    store_of(stream)
+    stream.open_store()
     assert opened == {
         'probe:///x': StoreOptions(
             endpoint_url='http://a',
@@ -89,7 +88,7 @@ def test_all_options_reach_the_store(opened, tmp_path):
 
 
 def test_without_options_there_are_the_defaults(opened, tmp_path):
-    store_of(Stream(remote='probe:///x', local=str(tmp_path)))
+    Stream(remote='probe:///x', local=str(tmp_path)).open_store()
     assert opened['probe:///x'] == StoreOptions()
 
 
@@ -114,14 +113,14 @@ def test_a_dataset_says_where_the_store_is(opened, make_dataset, tmp_path):
 def test_the_store_refuses_options_that_it_does_not_have(tmp_path):
     stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'profil': 'p', 'connect_timeout': 3})
     with pytest.raises(ConfigError, match=r"S3 store are .*'profile'\] .*connect_timeout.*; got \['profil'\]"):
-        store_of(stream)
+        stream.open_store()
 
 
 @pytest.mark.parametrize('seconds', [0, -1, '3', None, True, float('nan')])
 def test_a_time_out_is_a_number(tmp_path, seconds):
     stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'connect_timeout': seconds})
     with pytest.raises(StreamError, match='connect_timeout.*above 0, but is'):
-        store_of(stream)
+        stream.open_store()
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_limit_holds(tmp_path: Path, text: int) -> None:
     for number in np.random.default_rng(0).integers(400, size=60).tolist():
         assert dataset[number] == {'id': number, 'text': f'{number // 5}'.rjust(text)}
         assert sum(path.stat().st_size for path in (tmp_path / 'cache').rglob('*') if path.is_file()) <= limit
-    assert dataset.streams[0].cache().stats.counts.evictions > 0
+    assert dataset.pool.streams[0].cache.stats.counts.evictions > 0
     with pytest.raises(ConfigError, match='cache_limit'):
         StreamingDataset(remote=str(tmp_path / 'data'), local=str(tmp_path / 'other'), cache_limit=5 * text)[0]
 
@@ -219,7 +219,7 @@ def test_a_damaged_shard_is_made_again(data: Path, tmp_path: Path) -> None:
     before = whole.stat().st_mtime_ns
     dataset = StreamingDataset(remote=str(data), local=str(tmp_path / 'cache'))
     assert ids(dataset) == list(range(60))
-    assert dataset.streams[0].cache().stats.counts.shards_fetched == 2
+    assert dataset.pool.streams[0].cache.stats.counts.shards_fetched == 2
     assert whole.stat().st_mtime_ns == before
 
 
@@ -325,7 +325,7 @@ def test_a_bucket_is_read_in_ranges_of_the_columns(tmp_path: Path, s3_server: S3
     def read(local: str, **options: Any) -> int:
         dataset = StreamingDataset(remote=f's3://{bucket}/x', local=str(tmp_path / local), split='train', **options)
         assert ids(dataset) == list(range(rows))
-        return dataset.streams[0].cache().stats.counts.bytes_downloaded
+        return dataset.pool.streams[0].cache.stats.counts.bytes_downloaded
 
     assert size * 0.8 < read('all') < size * 1.3
     assert read('some', columns=['id']) < size / 10
@@ -337,7 +337,7 @@ def test_a_cached_index_of_a_run_that_trusted_pickles_is_refused(data: Path, tmp
     index = SourceIndex.from_bytes(path.read_bytes())
     index.source.columns['text'] = 'pkl'  # pyright: ignore[reportIndexIssue] - as of a format that has pickles
     path.write_bytes(index.to_bytes())
-    store = dataset.streams[0].cache().store
+    store = dataset.pool.streams[0].cache.store
     assert isinstance(store, SourceStore)
     SourceData(store, allow_unsafe_types=True).read(path)
     with pytest.raises(FormatError, match="'text'.*allow_unsafe_types"):

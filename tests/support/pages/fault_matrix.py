@@ -189,9 +189,11 @@ def make_loader(
         download_retry=2,
     )
     dataset = StreamingDataset(streams=[stream], shuffle=True, shuffle_seed=5)
-    cache = dataset.streams[0].cache()
+    cache = dataset.pool.streams[0].cache
     cache.retry = dataclasses.replace(cache.retry, patience=case.patience)
-    dataset.streams[0].opened_cache = pickle.loads(pickle.dumps(cache))  # as in a worker, it begins with that retry
+    vars(dataset.pool.streams[0])['cache'] = pickle.loads(
+        pickle.dumps(cache)
+    )  # as in a worker, it begins with that retry
     return StreamingDataLoader(dataset, BATCH, num_workers=workers, multiprocessing_context=method)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
 from headrace.order.config import SharedShards, shared_shards
@@ -112,21 +112,21 @@ class ShardsAhead:
         self.bytes = 0
 
 
-def fixed_bytes(streams: Sequence[Stream]) -> int:
+def fixed_bytes(streams: Sequence[OpenedStream]) -> int:
     """Bytes of the streams' caches that are never evicted, such as those of indexes; each folder counts once."""
     sizes: dict[Path, int] = {}
     for stream in streams:
-        cache = stream.cache()
+        cache = stream.cache
         sizes[cache.folder] = max(cache.fixed_size, sizes.get(cache.folder, 0))
     return sum(sizes.values())
 
 
-def max_bytes_ahead(limit: float, streams: Sequence[Stream]) -> float:
+def max_bytes_ahead(limit: float, streams: Sequence[OpenedStream]) -> float:
     """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
     return _OF_CACHE * (limit - fixed_bytes(streams))
 
 
-def require_room(limit: int, streams: Sequence[Stream]) -> None:
+def require_room(limit: int, streams: Sequence[OpenedStream]) -> None:
     """Check that the largest shard can be fetched, before the first fetch: it may come late in the epoch.
 
     Args:
@@ -141,9 +141,9 @@ def require_room(limit: int, streams: Sequence[Stream]) -> None:
         if stream.is_local:  # it takes no room
             continue
         stored = np.add.reduceat(stream.shards.sizes, stream.shards.first_files[:-1])
-        entry = stream.entry(int(np.argmax(np.where(np.asarray(stream.size().shard_sizes) > 0, stored, -1))))
+        entry = stream.entries[int(np.argmax(np.where(np.asarray(stream.size().shard_sizes) > 0, stored, -1)))]
         needed = fixed + space_needed(stream.folder, list(entry.parts), keep_packed=bool(stream.keep_zip))
-        if needed > limit and not stream.cache().is_present(entry):
+        if needed > limit and not stream.cache.is_present(entry):
             raise ConfigError(
                 f'Minimum cache usage ({needed} bytes) is larger than the cache limit ({limit} bytes): fetching '
                 f'{entry.key} of stream {stream.title} takes that much, with its compressed file and what must stay. '
@@ -151,7 +151,7 @@ def require_room(limit: int, streams: Sequence[Stream]) -> None:
             )
 
 
-def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:
+def bytes_side_by_side(streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:
     """Approximate bytes of the shards that one node reads in turn; 0 if it reads one after the other.
 
     A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence. So it reads in turn as
@@ -172,13 +172,15 @@ def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: Orde
         if stream.is_local:  # it takes no room
             continue
         some = np.unique(np.linspace(0, len(stream.shards) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-        samples = max(1, int(stream.shard_sizes()[some].sum()))
-        a_sample = sum(stream.entry(shard).size for shard in some) / samples
-        total += a_sample * min(window * share, int(stream.shard_sizes().sum()))
+        samples = max(1, int(stream.shards.samples[some].sum()))
+        a_sample = sum(stream.entries[shard].size for shard in some) / samples
+        total += a_sample * min(window * share, int(stream.shards.samples.sum()))
     return int(total)
 
 
-def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
+def warn_without_room(
+    limit: int, streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
+) -> None:
     """Warn if shards are going to be evicted before all of their samples are read; arguments as above."""
     needed = bytes_side_by_side(streams, mixture, config, nodes)
     if needed > limit:
@@ -192,7 +194,7 @@ def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, c
 
 
 def downloads_of_nodes(
-    streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int
+    streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
 ) -> SharedShards | None:
     """Whether several nodes download the same shards; arguments as above. None: no, or all data are local."""
     if all(stream.is_local for stream in streams):
@@ -200,7 +202,7 @@ def downloads_of_nodes(
     return shared_shards(config, mixture.num_shards, nodes)
 
 
-def warn_of_shared_shards(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
+def warn_of_shared_shards(streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
     """Warn if several nodes are going to download the same shards; arguments as above."""
     found = downloads_of_nodes(streams, mixture, config, nodes)
     if found is not None:

@@ -17,7 +17,7 @@ from headrace.dataset.prefetch.limits import PrefetchLimits, max_bytes_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.progress import Progress
 from headrace.dataset.streams.columns import ImageColumn
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.format import ShardReader, open_shard
@@ -60,7 +60,7 @@ _OF_CLIENTS = (FileNotFoundError, ConnectionError, TimeoutError)  # errors of a 
 class CachedShards:
     """The shards of all streams in their caches, by number."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[OpenedStream]) -> None:
         self._streams = streams
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
         self.bad = BadShards()
@@ -71,18 +71,18 @@ class CachedShards:
         """Whether none is ever fetched."""
         return all(stream.is_local for stream in self._streams)
 
-    def place(self, shard: int) -> tuple[Stream, int]:
+    def place(self, shard: int) -> tuple[OpenedStream, int]:
         """The stream of a shard, and the shard's number in it."""
         stream = self._streams[self._of_shard[shard]]
         return stream, shard - stream.first_shard
 
     def size_of(self, shard: int) -> int:
         stream, local = self.place(shard)
-        return 0 if stream.is_local else stream.entry(local).size
+        return 0 if stream.is_local else stream.entries[local].size
 
     def _cached(self, shard: int) -> tuple[ShardCache, CacheEntry]:
         stream, local = self.place(shard)
-        return stream.cache(), stream.entry(local)
+        return stream.cache, stream.entries[local]
 
     def is_present(self, shard: int) -> bool:
         cache, entry = self._cached(shard)
@@ -132,7 +132,7 @@ class CachedShards:
 
     def waited(self, shard: int, nanoseconds: int) -> None:
         """Count the time for which a reader waited for a shard."""
-        self.place(shard)[0].cache().stats.add(CacheCounts(shards_waited_for=1, nanoseconds_waited=nanoseconds))
+        self.place(shard)[0].cache.stats.add(CacheCounts(shards_waited_for=1, nanoseconds_waited=nanoseconds))
 
     def evict(self, shard: int) -> bool:
         cache, entry = self._cached(shard)
@@ -169,7 +169,7 @@ class DatasetShards:
     the shard. So a process that needs room waits only for readers that wait for nothing, and only briefly.
     """
 
-    def __init__(self, streams: Sequence[Stream], *, cache_limit: int | None) -> None:
+    def __init__(self, streams: Sequence[OpenedStream], *, cache_limit: int | None) -> None:
         """Take opened streams, and the bytes that their caches may take, if limited."""
         self.cached = CachedShards(streams)
         """Their files."""

@@ -19,7 +19,7 @@ import torch
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.reading.dataset_shards import CachedShards, DatasetShards
 from headrace.dataset.streams.columns import gathered_columns
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.format import ColumnBatch, Columns, FixedLayout, ShardReader
 from headrace.order import BatchExplanation, BatchPlan, Mixture, Places, SampleMap
 from headrace.storage import CacheCounters
@@ -115,7 +115,7 @@ class OpenedPool(NamedTuple):
 class SamplePool:
     """The samples that streams offer, those of stream 0 first. Each process maps its own shards."""
 
-    def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, cache_limit: int | None) -> None:
+    def __init__(self, streams: Sequence[OpenedStream], mixture: Mixture, *, cache_limit: int | None) -> None:
         """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
         self.streams = streams
         self.cache_limit = cache_limit
@@ -166,7 +166,7 @@ class SamplePool:
     def counters(self) -> CacheCounters:
         """Counters of this process' reads of each stream; a fork starts with its parent's."""
         if self._counters is None:
-            self._counters = CacheCounters([stream.cache().stats for stream in self.streams])
+            self._counters = CacheCounters([stream.cache.stats for stream in self.streams])
         return self._counters
 
     # -- places ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class SamplePool:
             for other in shards[: _OTHERS if number == own else 1].tolist():
                 yield self.map.ids_of(other)[0]
 
-    def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
+    def stream_of(self, sample_id: int) -> tuple[OpenedStream, int, int]:
         """The stream of a sample, the number of its shard there, and its row in the shard."""
         shard, row = self.map.locate_one(sample_id)
         stream, local = self.shards.cached.place(shard)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from headrace.errors import StreamError
-from headrace.format import Columns, Schema, do_stack
+from headrace.format import Columns, Schema, ShardTable, do_stack
 from headrace.images import Decode, ImageTensor
 from headrace.order import Mixture
 
 if TYPE_CHECKING:
-    from headrace.dataset.streams.stream import Stream
+    from headrace.dataset.streams.open_streams import OpenedStream
+    from headrace.dataset.streams.stream import StreamOptions
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,25 @@ class ImageColumns:
     """The schema for a reader, whose values of these columns are the stored bytes."""
 
 
-def image_columns(stream: Stream) -> list[ImageColumns]:
+def image_columns(stream: StreamOptions, shards: ShardTable) -> list[ImageColumns]:
     """The columns of images for each kind of shard of a stream; empty if it reads none as tensors.
 
     Raises:
         StreamError: `decode` names a column that is not there, is not read, or holds no images.
     """
-    return (
-        []
-        if stream.decode is None
-        else [_columns_of(stream, stream.decode, kind.schema) for kind in stream.shards.kinds]
-    )
+    decode = Decode.of(stream.decode)
+    return [] if decode is None else [_columns_of(stream, decode, kind.schema) for kind in shards.kinds]
 
 
-def column_kinds(stream: Stream, schema: Schema) -> dict[str, str]:
+def column_kinds(stream: StreamOptions, schema: Schema) -> dict[str, str]:
     """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
-    kinds = schema.kinds(stream.columns)
-    if stream.decode is not None:
-        kinds.update((column.name, column.image.kind) for column in _columns_of(stream, stream.decode, schema).columns)
+    kinds, decode = schema.kinds(stream.columns), Decode.of(stream.decode)
+    if decode is not None:
+        kinds.update((column.name, column.image.kind) for column in _columns_of(stream, decode, schema).columns)
     return kinds
 
 
-def _columns_of(stream: Stream, decode: Decode, schema: Schema) -> ImageColumns:
+def _columns_of(stream: StreamOptions, decode: Decode, schema: Schema) -> ImageColumns:
     stored: Mapping[str, str] = schema.columns
     images = decode.columns(stored, stream.columns, f'stream {stream.title}')
     columns = [ImageColumn(name, stored[name], image) for name, image in images.items()]
@@ -65,22 +63,7 @@ def _columns_of(stream: Stream, decode: Decode, schema: Schema) -> ImageColumns:
 _MOST = 8  # columns that a message names
 
 
-def read_columns(raw: object) -> tuple[str, ...] | None:
-    """The names of an argument `columns`; None for all columns.
-
-    Raises:
-        StreamError: it is no list of names.
-    """
-    if raw is None:
-        return None
-    names = () if isinstance(raw, (str, bytes)) or not isinstance(raw, Iterable) else tuple(cast('Iterable[Any]', raw))
-    if not names or not all(isinstance(name, str) for name in names):
-        fix = f' Write [{raw!r}].' if isinstance(raw, str) and raw else ''
-        raise StreamError(f"`columns` must be a list of column names, such as ['text'], but is {raw!r:.100}.{fix}")
-    return tuple(dict.fromkeys(names))
-
-
-def column_names(stream: Stream) -> Iterator[Sequence[str]]:
+def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
     """The columns to read of an opened stream, for each schema of its shards.
 
     Raises:
@@ -105,16 +88,16 @@ _Read = tuple[Schema, tuple[str, ...] | None, Decode | None]
 """A schema, the columns to read (None: all), and those to read as tensors."""
 
 
-def columns_read(streams: Sequence[Stream]) -> dict[_Read, Stream]:
+def columns_read(streams: Sequence[OpenedStream]) -> dict[_Read, OpenedStream]:
     """The different ways to read shards, and the first stream of each."""
-    found: dict[_Read, Stream] = {}
+    found: dict[_Read, OpenedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
             found.setdefault((schema, stream.columns, stream.decode), stream)
     return found
 
 
-def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
+def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
     """The columns that all shards hold and store alike, and whether no others are read.
 
     Batches of these columns can be gathered in the same way from any shard.
@@ -127,7 +110,7 @@ def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
     return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
 
 
-def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batching: str) -> None:
+def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
     """Refuse streams that share batches but differ in columns or types.
 
     Args:
@@ -143,7 +126,7 @@ def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batchi
         _refuse_different(columns_read(sharing))
 
 
-def refuse_different_meanings(streams: Sequence[Stream], mixture: Mixture) -> None:
+def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture) -> None:
     """Refuse streams whose columns of one name mean different things, such as times in ms and times in s.
 
     Their numbers look alike, in one batch or in several.
@@ -174,11 +157,11 @@ def refuse_different_meanings(streams: Sequence[Stream], mixture: Mixture) -> No
         )
 
 
-def _drawn(streams: Sequence[Stream], mixture: Mixture) -> list[Stream]:
+def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStream]:
     return [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
 
 
-def _refuse_different(found: dict[_Read, Stream]) -> None:
+def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
     """Refuse schemas that differ in the columns to read."""
     (first, home), *others = found.items()
     kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
@@ -216,12 +199,12 @@ def _refuse_different(found: dict[_Read, Stream]) -> None:
     )
 
 
-def _whose(stream: Stream, schema: Schema) -> str:
+def _whose(stream: OpenedStream, schema: Schema) -> str:
     where = f'stream {stream.title}'
     return where if len(stream.shards.schemas) == 1 else f'{_shard_of(stream, schema)} of {where}'
 
 
-def _shard_of(stream: Stream, schema: Schema) -> str:
+def _shard_of(stream: OpenedStream, schema: Schema) -> str:
     shards = stream.shards
     kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]
     first = next(number for number, kind in enumerate(shards.kind_of.tolist()) if kind in kinds)

@@ -1,4 +1,4 @@
-"""The opening of a dataset's streams, all at the same time: their format, their index and their selection."""
+"""The opening of a dataset's streams, all at the same time: format, index, cache and selection."""
 
 from __future__ import annotations
 
@@ -6,24 +6,36 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.dataset.streams.columns import column_names, image_columns
+from headrace.dataset.streams.columns import ImageColumns, column_names, image_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
 from headrace.dataset.topology import detect_topology
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
-from headrace.format import IndexFile, ShardReader, open_shard
+from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.format.entries import INDEX_NAME
-from headrace.order import StreamSize
-from headrace.order.mixture.rules import given_weights
+from headrace.format.mds import RESTORE
+from headrace.images import Decode
+from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
-from headrace.storage import CacheLimit, Retry, ShardCache, Store, StoreOptions, local_path, open_store
+from headrace.storage import (
+    CacheEntry,
+    CacheLimit,
+    CachePart,
+    CacheStats,
+    LazyEntry,
+    Retry,
+    ShardCache,
+    Store,
+    local_path,
+)
 from headrace.storage.cache.cached_index import CachedIndex, marker_text
 from headrace.storage.cache.control_folder import (
     check_owner,
@@ -31,7 +43,6 @@ from headrace.storage.cache.control_folder import (
     private_folder,
     temporary_folder,
 )
-from headrace.storage.cache.fetch import same_folder
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 from headrace.storage.cache.locks import cannot_use
 
@@ -39,6 +50,97 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
+
+
+class ShardEntries:
+    """The cache's entries of the shards of one stream: their files, and how to verify and unpack them.
+
+    Args:
+        shards: the shards.
+        first: the first one's number in the dataset.
+        validate_hash: name of the hash to verify files with.
+        source: data that are not shards with an index.json.
+    """
+
+    def __init__(self, shards: ShardTable, first: int, validate_hash: str | None, source: SourceData | None) -> None:
+        self._shards, self._first, self._hash, self._source = shards, first, validate_hash, source
+        self._make = self._of_id  # one object for all entries that keep it
+
+    def of_file(self, name: str) -> CacheEntry | None:
+        """The entry of a file in the folder."""
+        shard = self._shards.find(name)
+        return None if shard is None else LazyEntry(self[shard], self._make)
+
+    def _of_id(self, number: int) -> CacheEntry:
+        return self[number - self._first]
+
+    def __getitem__(self, shard: int) -> CacheEntry:
+        info = self._shards[shard]
+        if self._source is not None:
+            return CacheEntry((self._source.part(shard, info),), id=self._first + shard)
+        parts: list[CachePart] = []
+        for file in info.files:
+            packed, algorithm = file.zip, info.compression
+            parts.append(
+                CachePart(
+                    name=file.raw.basename,
+                    size=file.raw.bytes,
+                    packed_name=None if packed is None else packed.basename,
+                    packed_size=None if packed is None else packed.bytes,
+                    verify=partial(verify_file, info=file.raw, algorithm=self._hash),
+                    verify_packed=None if packed is None else partial(verify_file, info=packed, algorithm=self._hash),
+                    unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
+                )
+            )
+        return CacheEntry(tuple(parts), id=self._first + shard)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OpenedStream(StreamOptions):
+    """A stream of a dataset: its options with the dataset's, and what opening it has found."""
+
+    local: str = ''
+    columns: tuple[str, ...] | None = None
+    decode: Decode | None = None
+    shards: ShardTable
+    first_shard: int
+    """Number of the first shard in the dataset."""
+    fingerprint: str
+    """Tells data and selection from others."""
+    entries: ShardEntries
+    """By the number of the shard in the stream."""
+    cache: ShardCache
+    image_columns: list[ImageColumns]
+    """By kind of shard; empty if no images are read as tensors."""
+    row_selection: RowSelection | None = None
+    """The rows of the shards that are offered; None: all."""
+
+    def fix_of(self, info: ShardInfo) -> str:
+        """What helps against a damaged shard of this stream, for messages."""
+        if self.is_local:
+            return RESTORE
+        if info.made_from is not None:
+            return (
+                f'Correct the {info.made_from} data. If they are right, `headrace cache clear {self.folder}` has the '
+                f'shard made again.'
+            )
+        path = self.folder / info.files[0].raw.basename
+        return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
+
+    def images_in(self, shard: int) -> ImageColumns | None:
+        """The columns of images of a shard that are read as tensors; None: there are none."""
+        return self.image_columns[self.shards.kind_of[shard]] if self.image_columns else None
+
+    def size(self) -> StreamSize:
+        """The stream as the order sees it: numbers of samples that are offered, and a weight."""
+        return StreamSize(
+            name=self.name or '',
+            shard_sizes=self.shards.samples if self.row_selection is None else self.row_selection.counts,
+            proportion=self.proportion,
+            repeat=self.repeat,
+            choose=self.choose,
+            fingerprint=self.fingerprint,
+        )
 
 
 def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
@@ -68,32 +170,16 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
     return found
 
 
-@contextlib.contextmanager
-def restored_after_error(streams: Sequence[Stream]) -> Generator[None]:
-    """Make a dataset of streams inside the block. If that fails, another dataset gets the streams as they were."""
-    before = [(stream, vars(stream).copy()) for stream in streams]
-    try:
-        yield
-    except BaseException:
-        for stream, attributes in before:
-            vars(stream).clear()
-            vars(stream).update(attributes)
-        raise
-
-
 def open_streams(
-    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Any
-) -> list[StreamSize]:
+    given: Sequence[Stream], defaults: StreamDefaults, *, cache_limit: int | None, allow_unsafe_types: bool
+) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time.
 
     Args:
-        streams: the streams; each missing name or value is filled in, and each gets its shards, cache and numbers.
+        given: the streams; they stay as they are.
+        defaults: the dataset's values for options that are left at None.
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
-        defaults: a dataset's values for arguments of its streams that are left at None; see `Stream`.
-
-    Returns:
-        The streams as the order sees them.
 
     Raises:
         FileNotFoundError: a remote holds no index.
@@ -107,72 +193,44 @@ def open_streams(
         StreamError, EmptyDatasetError: a selection does not fit the data, or leaves nothing of it.
         StreamError: a stream is one of another dataset.
     """
-    for stream in streams:
-        _refuse_used(stream)
-    for number, stream in enumerate(streams):
-        # A stream's name is part of the order's key, so it must not depend on the data's location.
-        stream.name = stream.name or f'stream_{number}'
-        _fill_in(stream, defaults)
-    limit = None if cache_limit is None else CacheLimit(cache_limit)
-    check = IndexCheck(since=first_ask([stream.folder for stream in streams]))
-
-    def open_one(stream: Stream) -> None:
-        with _naming(stream):
-            _Opening(stream, stream.read_selection(), allow_unsafe_types, limit, check).run()
-
-    if len(streams) == 1:  # a thread takes longer to start than a local index to read
-        open_one(streams[0])
-    else:
-        # The threads end before workers are forked: a fork copies the locks that threads hold.
-        with ThreadPoolExecutor(min(32, len(streams))) as pool:
-            for _ in pool.map(open_one, streams):  # a list would keep an error, whose traceback holds the streams
-                pass
+    for stream in given:
+        if stream.shards:
+            raise StreamError(
+                f'Each dataset needs streams of its own, but {stream.title} is one of another dataset already. Make a '
+                f'new Stream for this one.'
+            )
+    filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
+    _refuse_shared_folders(filled)
+    check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
+    openings = [_Opening(stream, stream.selection(), allow_unsafe_types, check) for stream in filled]
+    _at_once(_Opening.read_index, openings)
     check.warn()
-    first = 0
-    for stream in streams:
-        if stream.first_shard != first:
-            stream.first_shard = first
-            stream.cache().forget()  # it knows shards by older numbers
-        first += len(stream.shards)
-    return [stream.size() for stream in streams]
+    limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
+    for opening in openings:
+        first += len(opening.open(first, limit).shards)
+    _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None])
+    opened = [opening.opened for opening in openings]
+    _caches.update((stream.folder.resolve(), stream) for stream in opened if not stream.is_local)
+    return opened
 
 
-def _refuse_used(stream: Stream) -> None:
-    """A dataset has filled in all weights of its streams, and reads by their numbers of shards."""
-    if len(given_weights(stream)) > 1:
-        raise StreamError(
-            f'Each dataset needs streams of its own, but {stream.title} is one of another dataset already. Make a new '
-            f'Stream for this one.'
-        )
+def _at_once(step: Callable[[_Opening], None], openings: Sequence[_Opening]) -> None:
+    def run(opening: _Opening) -> None:
+        with _naming(opening):
+            step(opening)
 
-
-def _fill_in(stream: Stream, defaults: Mapping[str, Any]) -> None:
-    """Take the dataset's values for the arguments that were left at None."""
-    for key, value in defaults.items():
-        if getattr(stream, key) is None:
-            setattr(stream, key, value)
-    stream.split = stream.split or ''  # programs join it to `local`
-    seconds = stream.download_timeout
-    if seconds is not None and not seconds > 0:
-        raise StreamError(f'download_timeout must be above 0 seconds, got {seconds} ({stream.title}).')
-
-
-def store_of(stream: Stream) -> Store | None:
-    """The store of a stream's remote, before any request; None if the folder is all there is.
-
-    Raises:
-        StreamError, ConfigError: the store does not take the stream's options.
-    """
-    if stream.source_data is not None:
-        return stream.source_data.store
-    if stream.is_local or stream.url is None:
-        return None
-    store = open_store(stream.url, store_options_of(stream))
-    return None if same_folder(store, stream.folder) else store
+    if len(openings) < 2:  # a thread takes longer to start than a local index to read
+        for opening in openings:
+            run(opening)
+        return
+    # The threads end before workers are forked: a fork copies the locks that threads hold.
+    with ThreadPoolExecutor(min(32, len(openings))) as pool:
+        for _ in pool.map(run, openings):  # a list would keep an error, whose traceback holds the streams
+            pass
 
 
 @mapping_errors
-def _naming(stream: Stream) -> Generator[None]:
+def _naming(opening: _Opening) -> Generator[None]:
     """Name stream and path where the system fails while a stream is opened."""
     try:
         yield
@@ -180,164 +238,185 @@ def _naming(stream: Stream) -> Generator[None]:
         # Errors without a number are those of headrace, or of a store's client.
         if error.errno is None or isinstance(error, ConnectionError | TimeoutError):
             raise
+        stream = opening.stream
         reason = cannot_use(stream.folder, error)
         raise type(reason)(f'Stream {stream.title} could not be opened: {reason}') from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Opening:
-    stream: Stream
+    stream: StreamOptions
     selection: Selection | None
     allow_unsafe_types: bool
-    limit: CacheLimit | None
-    """Bytes that the cache may take, with those of other streams."""
     check: IndexCheck
     """Asks the remote whether a cached index is still current."""
+    source: SourceData | None = None
+    """The data, if they are not shards with an index.json."""
+    store: Store | None = None
+    index: CachedIndex | None = None
+    found: SourceData | IndexFile = field(init=False)
+    stats: CacheStats = field(default_factory=CacheStats)
+    opened: OpenedStream = field(init=False)
 
-    def run(self) -> None:
-        """Find the format of the data, and open them."""
+    def read_index(self) -> None:
+        """Find the format of the data, and read the index, which is fetched if it is remote."""
         stream = self.stream
-        if not self.has_index_of_shards():
-            place = stream.remote, stream.given_local, stream.folder
-            self.take_source(self.finder().known(*place, is_local=stream.is_local))
+        if not self._has_index_of_shards():
+            place = stream.remote, None if stream.has_default_folder else stream.local, stream.folder
+            self._take_source(self._finder().known(*place, is_local=stream.is_local))
         try:
-            self.open()
+            self._read()
         except (ObjectNotFoundError, FormatError):
-            if stream.source_data is not None:
+            if self.source is not None:
                 raise
-            if not self.take_source(self.finder().listed(stream.remote or stream.given_local or '')):
+            if not self._take_source(self._finder().listed(stream.remote or stream.local or '')):
                 raise
-            self.open()
+            self._read()
 
-    def has_index_of_shards(self) -> bool:
+    def _has_index_of_shards(self) -> bool:
         """Whether an index of shards is there, so that the data need not be looked at for other formats."""
         stream = self.stream
         if stream.format is not None or not (stream.folder / INDEX_NAME).exists():
             return False
         return stream.is_local or not any(sign in (stream.remote or '') for sign in '*?[')  # which globs have
 
-    def finder(self) -> SourceFinder:
+    def _finder(self) -> SourceFinder:
         from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
 
         return SourceFinder(
-            options=store_options_of(self.stream),
+            options=self.stream.for_store(),
             split=self.stream.split,
             format_name=self.stream.format,
             columns=_columns_to_store(self.stream.columns, self.selection),
             allow_unsafe_types=self.allow_unsafe_types,
         )
 
-    def take_source(self, source: SourceData | None) -> bool:
+    def _take_source(self, source: SourceData | None) -> bool:
         """Read data of another format; False if there are none."""
-        stream = self.stream
         if source is None:
             return False
-        if stream.is_local:
+        if self.stream.is_local:
             # Unpacked shards do not belong among the data. So the data become a remote with a temporary cache.
-            stream.remote, stream.given_local = os.path.abspath(stream.remote or stream.given_local or ''), None  # noqa: PTH100
-        stream.source_data = source
+            remote = os.path.abspath(self.stream.remote or self.stream.local or '')  # noqa: PTH100
+            self.stream = replace(self.stream, remote=remote, local=None)
+        self.source = source
         return True
 
-    def open(self) -> None:
-        """Read the index, fetched if it is remote, and the selection."""
+    def _read(self) -> None:
         stream, folder = self.stream, self.stream.folder
-        if stream.given_local is None and folder.exists() and not folder.is_dir():
-            raise FileExistsError(
-                f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
-                f'Remove it, or set `local` to a folder of your own.'
-            )
-        if stream.given_local is None:
+        if stream.has_default_folder:
+            if folder.exists() and not folder.is_dir():
+                raise FileExistsError(
+                    f'Could not create a temporary local directory {folder}: something that is not a folder has that '
+                    f'name. Remove it, or set `local` to a folder of your own.'
+                )
             check_owner(temporary_folder(stream.remote or ''))
-        with claimed_folder(stream):
-            store = store_of(stream)
-            found = stream.source_data or self._index_file(store)
-            path = folder / found.index_name
-            if store is not None:
-                self._fetch(CachedIndex(folder, found.index_name), store, found)
-            elif path.exists():
-                found.read(path)
-                self._make_cache(None, None)
-            else:
-                raise missing_index(path, stream.remote, stream.title)
-            stream.shards, stream.fingerprint = found.shards, found.fingerprint
-            list(column_names(stream))  # refuses columns that a shard lacks
-            stream.image_columns = image_columns(stream)
-            if self.selection is not None:
-                changed = path.stat().st_mtime_ns  # rewritten data can have the same index
-                shards = self._shards_to_select(f'{stream.fingerprint} {changed}')
-                stream.row_selection, said = self.selection.apply(shards)
-                stream.fingerprint += f', {said}'
+        self.store = stream.open_store() if self.source is None else self.source.store
+        self.found = found = self.source or self._index_file()
+        path = folder / found.index_name
+        if self.store is not None:
+            self.index = CachedIndex(folder, found.index_name)
+            self._fetch(self.index, self.store, found)
+        elif path.exists():
+            found.read(path)
+        else:
+            raise missing_index(path, stream.remote, stream.title)
 
-    def _index_file(self, store: Store | None) -> IndexFile:
-        folder = self.stream.folder if store is None else self.stream.url
+    def _index_file(self) -> IndexFile:
+        folder = self.stream.folder if self.store is None else self.stream.url
         return IndexFile(f'{folder}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types)
 
-    def _make_cache(self, store: Store | None, index: CachedIndex | None) -> ShardCache:
-        stream = self.stream
-        if stream.opened_cache is not None:  # it has looked for an index.json
-            stream.opened_cache.read_from(store, index)
-            return stream.opened_cache
-        retries = 2 if stream.download_retry is None else stream.download_retry
-        stream.opened_cache = ShardCache(
-            stream.folder,
-            store=store,
-            index=index,
-            limit=self.limit,
-            entry_of=stream.entry_of_file,
-            keep_packed=bool(stream.keep_zip),
-            retry=Retry(
-                attempts=1 + retries,
-                patience=_PATIENCE if retries else 0.0,
-                attempt_timeout=float(stream.download_timeout or 60),
-            ),
-            verify_present=stream.validate_hash is not None,
+    @property
+    def _retry(self) -> Retry:
+        retries = 2 if self.stream.download_retry is None else self.stream.download_retry
+        return Retry(
+            attempts=1 + retries,
+            patience=_PATIENCE if retries else 0.0,
+            attempt_timeout=float(self.stream.download_timeout or 60),
         )
-        return stream.opened_cache
 
     def _fetch(self, index: CachedIndex, store: Store, reader: IndexReader) -> None:
-        stream, cache = self.stream, self._make_cache(store, index)
         fetch = IndexFetch(
             index=index,
             store=store,
             reader=reader,
             check=self.check,
-            refuses_changes=stream.on_changed_data == 'refuse',
-            retry=cache.retry,
-            stats=cache.stats,
+            refuses_changes=self.stream.on_changed_data == 'refuse',
+            retry=self._retry,
+            stats=self.stats,
         )
         try:
             fetch.run()
         except ObjectNotFoundError as error:
-            found_there = local_path(stream.url or '')
+            found_there = local_path(self.stream.url or '')
             place = '' if found_there is None else f' {explain_missing_index(Path(found_there))}'
             raise ObjectNotFoundError(
-                f'No such file or directory: the index of stream {stream.title}: {error}{place}'
+                f'No such file or directory: the index of stream {self.stream.title}: {error}{place}'
             ) from None
 
-    def _shards_to_select(self, identity: str) -> Shards:
-        stream, folder = self.stream, self.stream.folder
+    def open(self, first: int, limit: CacheLimit | None) -> OpenedStream:
+        """Make the stream, without its selection.
+
+        Args:
+            first: number of its first shard in the dataset.
+            limit: bytes that its cache may take, with those of other streams.
+        """
+        stream, shards = self.stream, self.found.shards
+        entries = ShardEntries(shards, first, stream.validate_hash, self.source)
+        cache = ShardCache(
+            stream.folder,
+            store=self.store,
+            index=self.index,
+            limit=limit,
+            entry_of=entries.of_file,
+            keep_packed=bool(stream.keep_zip),
+            retry=self._retry,
+            verify_present=stream.validate_hash is not None,
+            stats=self.stats,
+        )
+        options = {one.name: getattr(stream, one.name) for one in fields(stream) if one.init}
+        self.opened = OpenedStream(
+            **options,
+            shards=shards,
+            first_shard=first,
+            fingerprint=self.found.fingerprint,
+            entries=entries,
+            cache=cache,
+            image_columns=image_columns(stream, shards),
+        )
+        list(column_names(self.opened))  # refuses columns that a shard lacks
+        return self.opened
+
+    def select(self) -> None:
+        """Read the selection."""
+        assert self.selection is not None
+        stream, folder = self.opened, self.opened.folder
+        changed = (folder / self.found.index_name).stat().st_mtime_ns  # rewritten data can have the same index
+        identity = f'{stream.fingerprint} {changed}'
         if stream.is_local:  # the user's own folder stays as it is
             folder = private_folder()
             claim_private_folder(folder)
             identity = f'{identity} {stream.folder.resolve()}'
-        return Shards(
+        shards = Shards(
             infos=stream.shards,
-            sizes=stream.shard_sizes(),
+            sizes=stream.shards.samples,
             read=self._reading,
             title=stream.title,
             folder=folder,
             identity=identity,
         )
+        rows, said = self.selection.apply(shards)
+        self.opened = replace(stream, row_selection=rows, fingerprint=f'{stream.fingerprint}, {said}')
 
     @contextlib.contextmanager
     def _reading(self, shard: int) -> Generator[ShardReader]:
-        stream, info = self.stream, self.stream.shards[shard]
-        with stream.cache().acquire(stream.entry(shard)) as lease:
+        stream, info = self.opened, self.opened.shards[shard]
+        with stream.cache.acquire(stream.entries[shard]) as lease:
             source = f'{stream.title}: {info.files[0].raw.basename}'
             yield open_shard(info, lease.buffers, source=source, fix=stream.fix_of(info))
 
 
-def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | None) -> tuple[str, ...] | None:
+def _columns_to_store(columns: Sequence[str] | None, selection: Selection | None) -> Sequence[str] | None:
     """The columns that shards need which are made of other data: those that `where` looks at, too."""
     where = None if selection is None else selection.where
     if columns is None or where is None:
@@ -345,58 +424,23 @@ def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | No
     return None if where.columns is None else (*columns, *where.columns)
 
 
-def store_options_of(stream: Stream) -> StoreOptions:
-    """The options with which a stream's store is opened.
+# Caches of the streams alive in this process: one folder cannot be the cache of two remotes.
+_caches: weakref.WeakValueDictionary[Path, OpenedStream] = weakref.WeakValueDictionary()
 
-    Raises:
-        StreamError: a time-out in `store_options` is no number of seconds above 0.
-    """
-    extra = dict(stream.store_options or {})
-    options = StoreOptions(
-        endpoint_url=stream.endpoint_url,
-        region=stream.region,
-        anonymous=bool(stream.anonymous),
-        requester_pays=bool(stream.requester_pays),
-        read_timeout=float(stream.download_timeout or 60),
-    )
-    times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
-    for name, seconds in times.items():
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+
+def _refuse_shared_folders(streams: Sequence[StreamOptions]) -> None:
+    """Refuse a folder that is the cache of another remote already, however a folder is spelled."""
+    caches: dict[Path, StreamOptions] = {}
+    for stream in streams:
+        if stream.is_local:
+            continue
+        folder = stream.folder.resolve()
+        other = _caches.get(folder) or caches.setdefault(folder, stream)
+        if marker_text(other.url or '') != marker_text(stream.url or ''):
             raise StreamError(
-                f'`{name}` in `store_options` of stream {stream.title} must be a number of seconds above 0, but '
-                f'is {seconds!r}.'
+                f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different '
+                f'one.'
             )
-    return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
-
-
-# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
-
-
-@contextlib.contextmanager
-def claimed_folder(stream: Stream) -> Generator[None]:
-    """Claim a folder for a stream that is opened inside the block. A failed opening ends the claim."""
-    folder = stream.folder.resolve()
-    other = _folders.get(folder)
-    if (
-        other is not None
-        and other is not stream
-        and marker_text(other.url or '') != marker_text(stream.url or '')  # however a folder is spelled
-        and not stream.is_local
-        and not other.is_local
-    ):
-        raise StreamError(
-            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different one.'
-        )
-    _folders[folder] = stream
-    try:
-        yield
-    except BaseException:
-        if _folders.get(folder) is stream:
-            del _folders[folder]
-            if other is not None:
-                _folders[folder] = other
-        raise
 
 
 _asked: Final = set[Path]()

@@ -1,49 +1,209 @@
-"""One stream: its shards, and its weight in an epoch. Classes of streams by name, for `stream_name` of a dataset."""
+"""One stream: its options, its place, and its weight in an epoch. Classes of streams by name, for `stream_name`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
-from headrace.dataset.streams.columns import ImageColumns, column_kinds, read_columns
+from headrace.dataset.streams.columns import column_kinds
 from headrace.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors import ConfigError, StreamError, UnknownNameError
-from headrace.format import ShardInfo, ShardTable, unpack_file, verify_file
-from headrace.format.mds import RESTORE
+from headrace.format import ShardTable
 from headrace.images import Decode, DecodeLike
-from headrace.order import RowSelection, StreamSize
+from headrace.order import RowSelection
 from headrace.order.mixture.rules import given_weights, stream_errors
 from headrace.redaction import without_credentials
 from headrace.rules import path_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
-from headrace.storage import (
-    CacheEntry,
-    CachePart,
-    LazyEntry,
-    ShardCache,
-    local_path,
-)
+from headrace.storage import Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.control_folder import temporary_folder
-
-if TYPE_CHECKING:
-    from headrace.dataset.streams.source_data import SourceData
+from headrace.storage.cache.fetch import same_folder
 
 OnChangedData: TypeAlias = Literal['refresh', 'refuse']
 
-_LONGEST = 300
-"""Characters of the columns in a repr."""
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StreamDefaults:
+    """The options that a dataset has, too. Its streams get its values where they have none."""
+
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    download_retry: int | None = None
+    download_timeout: float | None = None
+    validate_hash: str | None = None
+    keep_zip: bool | None = None
+    endpoint_url: str | None = None
+    region: str | None = None
+    anonymous: bool | None = None
+    requester_pays: bool | None = None
+    store_options: Mapping[str, Any] | None = None
+    subset: Subset | Sequence[Sequence[int | str | None]] | None = None
+    fraction: Fraction | Sequence[float | str] | None = None
+    fraction_seed: int | None = None
+    where: Predicate | Mapping[str, Any] | None = None
+    columns: Sequence[str] | None = None
+    on_changed_data: OnChangedData | None = None
+    format: str | None = None
+    decode: DecodeLike | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_changed_data not in (None, 'refresh', 'refuse'):
+            raise ConfigError(f"`on_changed_data` must be 'refresh' or 'refuse', but is {self.on_changed_data!r}.")
+        check_format(self.format)
+        vars(self).update(columns=_read_columns(self.columns), decode=Decode.of(self.decode))
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> StreamDefaults:
+        """The options among a dataset's arguments."""
+        return cls(**{one.name: arguments[one.name] for one in fields(cls)})
 
 
-class Stream(FactsRepr):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StreamOptions(StreamDefaults):
+    """The options of one stream. `Stream` says what each means."""
+
+    name: str | None = None
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+    packing: Any = None
+    has_default_folder: bool = field(init=False)
+    """Whether `local` was not given. It is the folder of cached shards, without the split of a given one."""
+
+    def __post_init__(self) -> None:
+        if not self.remote and not self.local:
+            raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
+        for broken in stream_errors(self):
+            raise StreamError(broken.message(given_weights(self)))
+        for broken in path_errors(self):
+            raise StreamError(broken.message(repr(getattr(self, broken.keys[0]))))
+        super().__post_init__()
+        remote, local = None if self.remote is None else str(self.remote), self.local
+        if local is None:
+            local = os.path.join(temporary_folder(remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+        vars(self).update(remote=remote, local=str(local), has_default_folder=self.local is None)
+
+    def filled(self, defaults: StreamDefaults, number: int) -> StreamOptions:
+        """These options, with a dataset's where there are none.
+
+        Args:
+            defaults: the dataset's options, of which `remote` and `local` are not for streams.
+            number: the stream's number in the dataset.
+
+        Raises:
+            StreamError: the time-out is not above 0.
+        """
+        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(StreamOptions) if one.init}
+        if self.has_default_folder:
+            found['local'] = None  # the dataset's split may be its last part
+        for one in fields(StreamDefaults):
+            if found[one.name] is None and one.name not in ('remote', 'local'):
+                found[one.name] = getattr(defaults, one.name)
+        found['split'] = found['split'] or ''  # programs join it to `local`
+        # A name is part of the order's key, so it must not depend on the data's location.
+        found['name'] = self.name or f'stream_{number}'
+        options = StreamOptions(**found)
+        seconds = options.download_timeout
+        if seconds is not None and not seconds > 0:
+            raise StreamError(f'download_timeout must be above 0 seconds, got {seconds} ({options.title}).')
+        return options
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the stream's index.json and shards."""
+        assert self.local is not None  # since the end of the constructor
+        return Path(self.local) / (self.split or '')
+
+    @property
+    def url(self) -> str | None:
+        """URL of the remote with the split, or None for a local-only stream."""
+        if self.remote is None:
+            return None
+        return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
+
+    @property
+    def title(self) -> str:
+        """The stream's name in errors."""
+        place = self.url or str(self.folder)
+        return f'{self.name} ({place})' if self.name else place
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the data need no fetch: there is no remote, or it is the local folder itself."""
+        if self.url is None:
+            return True
+        path = local_path(self.url)
+        return path is not None and Path(path).resolve() == self.folder.resolve()
+
+    def selection(self) -> Selection | None:
+        """The rows to offer; None: all.
+
+        Raises:
+            StreamError: `subset`, `fraction` or `where` is malformed.
+        """
+        return Selection.read(
+            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
+        )
+
+    def open_store(self) -> Store | None:
+        """The store of the remote, before any request; None if the folder is all there is.
+
+        Raises:
+            StreamError, ConfigError: the store does not take the stream's options.
+        """
+        if self.is_local or self.url is None:
+            return None
+        store = open_store(self.url, self.for_store())
+        return None if same_folder(store, self.folder) else store
+
+    def for_store(self) -> StoreOptions:
+        """The options with which the store is opened.
+
+        Raises:
+            StreamError: a time-out in `store_options` is no number of seconds above 0.
+        """
+        extra = dict(self.store_options or {})
+        options = StoreOptions(
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            anonymous=bool(self.anonymous),
+            requester_pays=bool(self.requester_pays),
+            read_timeout=float(self.download_timeout or 60),
+        )
+        times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
+        for name, seconds in times.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise StreamError(
+                    f'`{name}` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
+                    f'is {seconds!r}.'
+                )
+        return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
+
+
+StreamOptions.__init__ = by_name(StreamOptions.__init__)  # pyright: ignore[reportAttributeAccessIssue] - the same type
+
+
+def _read_columns(raw: object) -> tuple[str, ...] | None:
+    """The names of an argument `columns`; None for all columns."""
+    if raw is None:
+        return None
+    names = () if isinstance(raw, (str, bytes)) or not isinstance(raw, Iterable) else tuple(cast('Iterable[Any]', raw))
+    if not names or not all(isinstance(name, str) for name in names):
+        fix = f' Write [{raw!r}].' if isinstance(raw, str) and raw else ''
+        raise StreamError(f"`columns` must be a list of column names, such as ['text'], but is {raw!r:.100}.{fix}")
+    return tuple(dict.fromkeys(names))
+
+
+class Stream(StreamOptions, FactsRepr):
     """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
 
     At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
@@ -91,187 +251,31 @@ class Stream(FactsRepr):
             `fraction`, `where`, `columns` or `decode`.
     """
 
-    @by_name
-    def __init__(
-        self,
-        *,
-        remote: str | None = None,
-        local: str | None = None,
-        split: str | None = None,
-        proportion: float | None = None,
-        repeat: float | None = None,
-        choose: int | None = None,
-        download_retry: int | None = None,
-        download_timeout: float | None = None,
-        validate_hash: str | None = None,
-        keep_zip: bool | None = None,
-        name: str | None = None,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        anonymous: bool | None = None,
-        requester_pays: bool | None = None,
-        store_options: Mapping[str, Any] | None = None,
-        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
-        fraction: Fraction | Sequence[float | str] | None = None,
-        fraction_seed: int | None = None,
-        where: Predicate | Mapping[str, Any] | None = None,
-        columns: Sequence[str] | None = None,
-        on_changed_data: OnChangedData | None = None,
-        format: str | None = None,  # noqa: A002 - the word for it
-        decode: DecodeLike | None = None,
-        packing: Any = None,
-    ) -> None:
+    local: str  # pyright: ignore[reportIncompatibleVariableOverride] - it has a default
+    shards = ShardTable.empty()
+    row_selection: RowSelection | None = None
+    fingerprint = ''
+    first_shard = 0
+
+    # Its user may set attributes, until a dataset opens it.
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    def __post_init__(self) -> None:
         refuse_unused_overrides(type(self), Stream)
-        if not remote and not local:
-            raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
-        self.remote = None if remote is None else str(remote)
-        self.given_local = None if local is None else str(local)
-        self.split = split
-        self.proportion = proportion
-        self.repeat = repeat
-        self.choose = choose
-        self.download_retry = download_retry
-        self.download_timeout = download_timeout
-        self.validate_hash = validate_hash
-        self.keep_zip = keep_zip
-        self.name = name
-        for broken in stream_errors(self):
-            raise StreamError(broken.message(given_weights(self)))
-        for broken in path_errors(self):
-            raise StreamError(broken.message(repr(getattr(self, broken.keys[0]))))
-        self.endpoint_url = endpoint_url
-        self.region = region
-        self.anonymous = anonymous
-        self.requester_pays = requester_pays
-        self.store_options = store_options
-        self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
-        self.on_changed_data = parse_on_changed_data(on_changed_data)
-        self.read_selection()
-        self.columns = read_columns(columns)
-        self.decode = Decode.of(decode)
-        self.packing = packing
-        self.image_columns: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
-        self.format = check_format(format)
-        self.shards = ShardTable.empty()
-        self.row_selection: RowSelection | None = None  # which rows of the shards are offered; None: all
-        self.fingerprint = ''
-        self.first_shard = 0  # number of this stream's first shard in the dataset
-        self.source_data: SourceData | None = None  # of data that are not shards with an index.json
-        self.opened_cache: ShardCache | None = None
-        self._make_entry = self._entry_of_id  # one object for all entries that keep it
+        super().__post_init__()
+        self.selection()
+
+    def show(self, opened: StreamOptions, *, choose: int, proportion: float, repeat: float) -> None:
+        """Let the attributes say what a dataset reads: programs ask for them when it is made."""
+        vars(self).update(vars(opened), choose=choose, proportion=proportion, repeat=repeat)
 
     def _facts(self) -> Facts:
         return stream_facts(self)
 
-    @property
-    def local(self) -> str:
-        """The folder of cached shards, without the split of a given `local`."""
-        if self.given_local is not None:
-            return self.given_local
-        return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the stream's index.json and shards."""
-        return Path(self.local) / (self.split or '')
-
-    @property
-    def url(self) -> str | None:
-        """URL of the remote with the split, or None for a local-only stream."""
-        if self.remote is None:
-            return None
-        return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
-
-    @property
-    def title(self) -> str:
-        """The stream's name in errors."""
-        place = self.url or str(self.folder)
-        return f'{self.name} ({place})' if self.name else place
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the data need no fetch: there is no remote, or it is the local folder itself."""
-        if self.url is None:
-            return True
-        path = local_path(self.url)
-        return path is not None and Path(path).resolve() == self.folder.resolve()
-
-    def fix_of(self, info: ShardInfo) -> str:
-        """What helps against a damaged shard of this stream, for messages."""
-        if self.is_local:
-            return RESTORE
-        if info.made_from is not None:
-            return (
-                f'Correct the {info.made_from} data. If they are right, `headrace cache clear {self.folder}` has the '
-                f'shard made again.'
-            )
-        path = self.folder / info.files[0].raw.basename
-        return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
-
-    def read_selection(self) -> Selection | None:
-        """The rows to offer; None: all.
-
-        Raises:
-            StreamError: `subset`, `fraction` or `where` is malformed.
-        """
-        return Selection.read(
-            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
-        )
-
-    def cache(self) -> ShardCache:
-        """The cache over the stream's folder. It is made when a dataset opens the stream."""
-        assert self.opened_cache is not None
-        return self.opened_cache
-
-    def entry_of_file(self, name: str) -> CacheEntry | None:
-        """The entry of a file in the folder."""
-        shard = self.shards.find(name)
-        return None if shard is None else LazyEntry(self.entry(shard), self._make_entry)
-
-    def _entry_of_id(self, number: int) -> CacheEntry:
-        return self.entry(number - self.first_shard)
-
-    def entry(self, shard: int) -> CacheEntry:
-        """The cache's entry of a shard: its files, and how to verify and unpack them."""
-        info = self.shards[shard]
-        if self.source_data is not None:
-            return CacheEntry((self.source_data.part(shard, info),), id=self.first_shard + shard)
-        parts: list[CachePart] = []
-        for file in info.files:
-            packed, algorithm = file.zip, info.compression
-            parts.append(
-                CachePart(
-                    name=file.raw.basename,
-                    size=file.raw.bytes,
-                    packed_name=None if packed is None else packed.basename,
-                    packed_size=None if packed is None else packed.bytes,
-                    verify=partial(verify_file, info=file.raw, algorithm=self.validate_hash),
-                    verify_packed=None
-                    if packed is None
-                    else partial(verify_file, info=packed, algorithm=self.validate_hash),
-                    unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
-                )
-            )
-        return CacheEntry(tuple(parts), id=self.first_shard + shard)
-
-    def images_in(self, shard: int) -> ImageColumns | None:
-        """The columns of images of a shard that are read as tensors; None: there are none."""
-        return self.image_columns[self.shards.kind_of[shard]] if self.image_columns else None
-
-    def size(self) -> StreamSize:
-        """The stream as the order sees it: numbers of samples that are offered, and a weight."""
-        return StreamSize(
-            name=self.name or '',
-            shard_sizes=self.shard_sizes() if self.row_selection is None else self.row_selection.counts,
-            proportion=self.proportion,
-            repeat=self.repeat,
-            choose=self.choose,
-            fingerprint=self.fingerprint,
-        )
-
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
-        """Samples stored in each shard, int64."""
-        return self.shards.samples
+_LONGEST = 300
+"""Characters of the columns in a repr."""
 
 
 def stream_facts(stream: Stream) -> Facts:
@@ -324,13 +328,6 @@ def _weight(stream: Stream) -> str:
     if stream.repeat is not None:
         return f'repeat {stream.repeat:.4g}'
     return '' if stream.choose is None else f'choose {stream.choose:,}'
-
-
-def parse_on_changed_data(value: str | None) -> OnChangedData | None:
-    """Check a value of `on_changed_data`; None: not given."""
-    if value is None or value == 'refresh' or value == 'refuse':  # noqa: PLR1714 - pyright narrows these only
-        return value
-    raise ConfigError(f"`on_changed_data` must be 'refresh' or 'refuse', but is {value!r}.")
 
 
 _ENTRY_POINTS = 'streaming_streams_registry'

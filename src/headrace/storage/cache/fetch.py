@@ -44,10 +44,6 @@ class PresentFiles:
         self._has_store, self._run, self._stats = has_store, run, stats
         self._verified = set[int | str]()
 
-    def forget(self) -> None:
-        """Forget what is known of entries by their numbers: they have others now."""
-        self._verified.clear()
-
     def mark(self, path: Path) -> None:
         """Note in a file that this run has fetched and verified it, if the file system can do that."""
         if self._run is not None:

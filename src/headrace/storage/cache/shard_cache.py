@@ -16,7 +16,6 @@ except to unpack shards of which it holds only the compressed file.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +77,10 @@ class ShardCache:
         self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
-        self._other_files = set[str]()  # they count and are never evicted
-        self._set_source(store, index)
+        # They count and are never evicted.
+        self._other_files = set[str]() if index is None else {index.path.name, REMOTE_MARKER}
+        self.store = None if same_folder(store, self.folder) else store
+        self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
         self._start()
 
     def _start(self) -> None:
@@ -93,10 +94,7 @@ class ShardCache:
             self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
             self._limit.join(self._limited)
             self._room = FolderRoom(self._limit, self._limited)
-        self._fetcher = self._make_fetcher()
-
-    def _make_fetcher(self) -> Fetcher:
-        return Fetcher(
+        self._fetcher = Fetcher(
             folder=self.folder,
             store=self.store,
             keep_packed=self.keep_packed,
@@ -114,17 +112,6 @@ class ShardCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
-
-    def read_from(self, store: Store | None, index: CachedIndex | None) -> None:
-        """Fetch from this store from now on; nothing has been fetched from an earlier one."""
-        self._set_source(store, index)
-        self._fetcher = self._make_fetcher()
-
-    def _set_source(self, store: Store | None, index: CachedIndex | None) -> None:
-        self.store = None if same_folder(store, self.folder) else store
-        self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
-        if index is not None:
-            self._other_files |= {index.path.name, REMOTE_MARKER}
 
     def fetch(
         self,
@@ -201,12 +188,6 @@ class ShardCache:
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""
         return not entry.absent(self._root)
-
-    def forget(self) -> None:
-        """Forget what is known of entries by their numbers: they have others now."""
-        self._files.forget()
-        if self._limited is not None:
-            self._limited.found, self._limited.present, self._limited.counted_at = {}, [], -math.inf
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
