@@ -211,20 +211,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             require_room(self.cache_limit, opened)
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
         self._permutations = EpochPermutations.beside([s.folder for s in opened if not s.is_local])
-        asked = OrderConfig(
-            algorithm=shuffle_algo,
-            shuffle=shuffle,
-            seed=shuffle_seed,
-            num_canonical_nodes=num_canonical_nodes,
-            block_size=shuffle_block_size,
-            batching=batching_method,
-            partition=partition_algo,
-            sampling=sampling_method,
-            sampling_granularity=sampling_granularity,
-        )
         run = Run(
             [stream.size() for stream in opened],
-            asked,
+            OrderConfig.of(locals()),
             epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
             schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
             when_exhausted=when_exhausted,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.shuffle import PERMUTATIONS
@@ -40,6 +41,20 @@ _MAX_DEFAULT_CANONICAL_NODES = 64
 _MOSAICML_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
 
 
+ORDER_ARGUMENTS: Final = {
+    'shuffle': 'shuffle',
+    'shuffle_algo': 'algorithm',
+    'shuffle_seed': 'seed',
+    'num_canonical_nodes': 'num_canonical_nodes',
+    'shuffle_block_size': 'block_size',
+    'batching_method': 'batching',
+    'partition_algo': 'partition',
+    'sampling_method': 'sampling',
+    'sampling_granularity': 'sampling_granularity',
+}
+"""Arguments of a dataset, and their names in `OrderConfig`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderConfig:
     """The settings that a global sequence depends on, beside its mixture and epoch. None: see `resolve_defaults`."""
@@ -68,6 +83,11 @@ class OrderConfig:
     """Device batches of a global batch, of which the native order's ``device_per_stream`` gives each to one stream."""
     partition: str = 'relaxed'
     """How the sequence is split over nodes; the native order ignores it."""
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> OrderConfig:
+        """The settings among a dataset's arguments."""
+        return cls(**{name: arguments[argument] for argument, name in ORDER_ARGUMENTS.items()})
 
     def __post_init__(self) -> None:
         bounds = {'device_batches': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1, 'sampling_granularity': 1}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import load_config, to_mapping
 from headrace.order import with_more
+from headrace.order.config import ORDER_ARGUMENTS
 from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
 
@@ -129,16 +130,6 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 
 _OF_STREAM = ('split', 'endpoint_url', 'region', 'anonymous', 'requester_pays', 'fraction_seed', 'format')
-_OF_ORDER = {
-    'shuffle': 'shuffle',
-    'shuffle_algo': 'algorithm',
-    'num_canonical_nodes': 'num_canonical_nodes',
-    'shuffle_block_size': 'block_size',
-    'batching_method': 'batching',
-    'partition_algo': 'partition',
-    'sampling_method': 'sampling',
-    'sampling_granularity': 'sampling_granularity',
-}
 
 
 def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
@@ -162,10 +153,10 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'epoch_size': asked.epoch_size,
         'when_exhausted': asked.when_exhausted,
         'skip': with_more(dataset.skip, ()),
-        **{key: getattr(order, name) for key, name in _OF_ORDER.items()},
+        **{key: getattr(order, name) for key, name in ORDER_ARGUMENTS.items()},
     }
-    if type(order.seed) is int:  # a default that nobody gave is of another type
-        values['shuffle_seed'] = order.seed
+    if type(order.seed) is not int:  # a default that nobody gave
+        del values['shuffle_seed']
     if asked.schedule is not None:
         values['schedule'] = [dataclasses.asdict(point) for point in asked.schedule.points]
     given = {key: value for key, value in values.items() if value is not None}

@@ -173,25 +173,20 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
 def open_streams(
     given: Sequence[Stream], defaults: StreamDefaults, *, cache_limit: int | None, allow_unsafe_types: bool
 ) -> list[OpenedStream]:
-    """Open the streams of one dataset at the same time.
+    """Open the streams of one dataset at the same time. The given ones stay as they are.
 
     Args:
-        given: the streams; they stay as they are.
+        given: the streams.
         defaults: the dataset's values for options that are left at None.
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
 
     Raises:
-        FileNotFoundError: a remote holds no index.
-        RuntimeError: no `remote`, and no index in the local folder; or an index without samples.
-        json.JSONDecodeError: an index is no JSON.
-        ValueError: an index breaks the format's rules, or holds an unsafe type.
-        FileExistsError: a file has the name of a default local folder.
-        StreamError: a local folder is the cache of another remote, a shard lacks one of `columns`, or the data have
-            changed and `on_changed_data` is 'refuse'.
-        CacheError: a default local folder was made by another user.
-        StreamError, EmptyDatasetError: a selection does not fit the data, or leaves nothing of it.
-        StreamError: a stream is one of another dataset.
+        StreamError: a stream is one of another dataset, its folder is the cache of another remote, a shard lacks one of
+            `columns`, a selection does not fit, or the data have changed and `on_changed_data` is 'refuse'.
+        EmptyDatasetError, ObjectNotFoundError: there is no index, or nothing in it.
+        FormatError: an index breaks the format's rules, or holds an unsafe type.
+        CacheError, FileExistsError: a default local folder is another user's, or no folder.
     """
     for stream in given:
         if stream.shards:
@@ -200,7 +195,8 @@ def open_streams(
                 f'new Stream for this one.'
             )
     filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
-    _refuse_shared_folders(filled)
+    folders = [stream.folder.resolve() for stream in filled]
+    _refuse_shared(folders, filled)
     check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
     openings = [_Opening(stream, stream.selection(), allow_unsafe_types, check) for stream in filled]
     _at_once(_Opening.read_index, openings)
@@ -210,7 +206,7 @@ def open_streams(
         first += len(opening.open(first, limit).shards)
     _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None])
     opened = [opening.opened for opening in openings]
-    _caches.update((stream.folder.resolve(), stream) for stream in opened if not stream.is_local)
+    _opened_in.update(zip(folders, opened, strict=True))
     return opened
 
 
@@ -260,16 +256,12 @@ class _Opening:
 
     def read_index(self) -> None:
         """Find the format of the data, and read the index, which is fetched if it is remote."""
-        stream = self.stream
         if not self._has_index_of_shards():
-            place = stream.remote, None if stream.has_default_folder else stream.local, stream.folder
-            self._take_source(self._finder().known(*place, is_local=stream.is_local))
+            self._take_source(self._finder().known())
         try:
             self._read()
         except (ObjectNotFoundError, FormatError):
-            if self.source is not None:
-                raise
-            if not self._take_source(self._finder().listed(stream.remote or stream.local or '')):
+            if self.source is not None or not self._take_source(self._finder().listed()):
                 raise
             self._read()
 
@@ -283,13 +275,10 @@ class _Opening:
     def _finder(self) -> SourceFinder:
         from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
 
-        return SourceFinder(
-            options=self.stream.for_store(),
-            split=self.stream.split,
-            format_name=self.stream.format,
-            columns=_columns_to_store(self.stream.columns, self.selection),
-            allow_unsafe_types=self.allow_unsafe_types,
-        )
+        columns, where = self.stream.columns, None if self.selection is None else self.selection.where
+        if columns is not None and where is not None:  # shards that are made of other data need what it looks at, too
+            columns = None if where.columns is None else (*columns, *where.columns)
+        return SourceFinder(self.stream, columns, self.allow_unsafe_types)
 
     def _take_source(self, source: SourceData | None) -> bool:
         """Read data of another format; False if there are none."""
@@ -416,31 +405,26 @@ class _Opening:
             yield open_shard(info, lease.buffers, source=source, fix=stream.fix_of(info))
 
 
-def _columns_to_store(columns: Sequence[str] | None, selection: Selection | None) -> Sequence[str] | None:
-    """The columns that shards need which are made of other data: those that `where` looks at, too."""
-    where = None if selection is None else selection.where
-    if columns is None or where is None:
-        return columns
-    return None if where.columns is None else (*columns, *where.columns)
+# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
+_opened_in: weakref.WeakValueDictionary[Path, OpenedStream] = weakref.WeakValueDictionary()
 
 
-# Caches of the streams alive in this process: one folder cannot be the cache of two remotes.
-_caches: weakref.WeakValueDictionary[Path, OpenedStream] = weakref.WeakValueDictionary()
-
-
-def _refuse_shared_folders(streams: Sequence[StreamOptions]) -> None:
-    """Refuse a folder that is the cache of another remote already, however a folder is spelled."""
-    caches: dict[Path, StreamOptions] = {}
-    for stream in streams:
-        if stream.is_local:
-            continue
-        folder = stream.folder.resolve()
-        other = _caches.get(folder) or caches.setdefault(folder, stream)
-        if marker_text(other.url or '') != marker_text(stream.url or ''):
-            raise StreamError(
-                f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different '
-                f'one.'
-            )
+def _refuse_shared(folders: Sequence[Path], streams: Sequence[StreamOptions]) -> None:
+    """Refuse a folder that is the cache of another remote already, however a remote is spelled."""
+    here: dict[Path, StreamOptions] = {}
+    for folder, stream in zip(folders, streams, strict=True):
+        for other in (_opened_in.get(folder), here.get(folder)):
+            if (
+                other is not None
+                and marker_text(other.url or '') != marker_text(stream.url or '')
+                and not stream.is_local
+                and not other.is_local
+            ):
+                raise StreamError(
+                    f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a '
+                    f'different one.'
+                )
+        here[folder] = stream
 
 
 _asked: Final = set[Path]()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from headrace.dataset.streams.stream import StreamOptions
 from headrace.errors import FormatError, StorageError
 from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings.registry import is_mds_encoding_safe
@@ -16,7 +17,7 @@ from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
 from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
-from headrace.storage import CachePart, StoreOptions, local_path
+from headrace.storage import CachePart, local_path
 
 _log = logger_of(__name__)
 _LONGEST_NAME: Final = 255
@@ -80,53 +81,42 @@ class SourceData:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SourceFinder:
-    """Finds data of another format for a stream; its fields are arguments of `SourceStore`."""
+    """Finds data of another format for a stream."""
 
-    options: StoreOptions
-    split: str | None
-    format_name: str | None
+    stream: StreamOptions
     columns: Collection[str] | None
+    """Those that shards need."""
     allow_unsafe_types: bool
 
-    def known(self, remote: str | None, local: str | None, folder: Path, *, is_local: bool) -> SourceData | None:
-        """The data, if no request is needed to know that they are of another format; else None.
-
-        Args:
-            remote: the stream's remote.
-            local: the folder that the stream was given.
-            folder: the cache folder with the split; of local data the data's.
-            is_local: whether the data are in that folder.
-        """
-        place = remote or local or ''
-        if self.format_name == 'mds':
+    def known(self) -> SourceData | None:
+        """The data, if no request is needed to know that they are of another format; else None."""
+        stream, index = self.stream, self.stream.folder / INDEX_NAME
+        if stream.format == 'mds':
             return None
-        if self.format_name is not None or has_glob(place):
-            return self._data(place)
-        found = self._data(place)
-        if is_local:
-            return None if (folder / INDEX_NAME).exists() else self.listed(place)
-        return found if (folder / found.index_name).exists() and not (folder / INDEX_NAME).exists() else None
+        found = self._data()
+        if stream.format is not None or has_glob(self._place):
+            return found
+        if stream.is_local:
+            return None if index.exists() else self.listed()
+        return found if (stream.folder / found.index_name).exists() and not index.exists() else None
 
-    def listed(self, place: str) -> SourceData | None:
+    def listed(self) -> SourceData | None:
         """The data, if their listing has files of a known format.
-
-        Args:
-            place: URL or path of the data.
 
         Raises:
             StreamError: the listing has several formats.
             EmptyDatasetError: no file is of the split.
             StorageError: a local folder holds a link that leads nowhere, or may not be read.
         """
-        if self.format_name is not None:
+        if self.stream.format is not None:
             return None
-        found = self._data(place)
+        found = self._data()
         try:
             format_found = found.store.find()[0]
         except StorageError:
-            if local_path(place) is not None:
+            if local_path(self._place) is not None:
                 raise
             return None  # the first error says more
         if format_found is None:
@@ -134,18 +124,20 @@ class SourceFinder:
         _log.info('%s has no shards and is read as %s, without conversion.', found.store.url, format_found.NAME)
         return found
 
-    def _data(self, place: str) -> SourceData:
-        return SourceData(
-            SourceStore(
-                place,
-                self.options,
-                split=self.split,
-                format_name=self.format_name,
-                columns=self.columns,
-                allow_unsafe_types=self.allow_unsafe_types,
-            ),
+    @property
+    def _place(self) -> str:
+        return self.stream.remote or self.stream.local or ''
+
+    def _data(self) -> SourceData:
+        store = SourceStore(
+            self._place,
+            self.stream.for_store(),
+            split=self.stream.split,
+            format_name=self.stream.format,
+            columns=self.columns,
             allow_unsafe_types=self.allow_unsafe_types,
         )
+        return SourceData(store, allow_unsafe_types=self.allow_unsafe_types)
 
 
 def _check_lengths(keys: Collection[str], shards: ShardTable) -> None:
