@@ -463,30 +463,18 @@ class LocalDataset(SamplesById, Dataset[Any], FactsRepr):
 
     def __init__(self, local: str, split: str | None = None, *, allow_unsafe_types: bool = False) -> None:
         self.local, self.split = local, split or ''
-        self._dataset = StreamingDataset(local=local, split=split, allow_unsafe_types=allow_unsafe_types)
+        dataset = StreamingDataset(local=local, split=split, allow_unsafe_types=allow_unsafe_types)
+        (self._stream,), self._sample_pool = dataset.streams, dataset.pool
+        self.shards: Sequence[ShardInfo] = dataset.shards
+        """The shards' entries in the index."""
 
     def _facts(self) -> Facts:
-        _, rows = stream_facts(self._dataset.streams[0])
+        _, rows = stream_facts(self._stream)
         return Facts(type(self).__name__, [row for row in rows if row[0] != 'weight'])
 
     def __len__(self) -> int:
-        return self._dataset.num_samples
-
-    @property
-    def size(self) -> int:
-        """The number of samples."""
-        return self._dataset.num_samples
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples."""
-        return self._dataset.num_samples
-
-    @property
-    def shards(self) -> Sequence[ShardInfo]:
-        """The shards' entries in the index."""
-        return self._dataset.shards
+        return self.num_samples
 
     def get_item(self, sample_id: int) -> Any:
         """One sample, by a number from 0 to `size` - 1. Override it to change samples; `dataset[i]` calls it."""
-        return self._dataset.get_item(sample_id)
+        return self.pool.sample(sample_id)
