@@ -101,8 +101,7 @@ def test_any_call_fails_once(make, tmp_path, error):
     fail_at(lambda calls: [*range(1, calls - 20, 29), *range(calls - 20, calls + 1, 4)], make, tmp_path, error)
 
 
-@pytest.mark.parametrize('error', ERRORS)
-def test_an_append_whose_calls_fail_once(make, tmp_path, error):
+def fail_append_at(moments, make, tmp_path, error, *, for_good=False):
     def added(out):
         return convert(range(9, 15), out, function=squares, columns={'n': 'int', 'square': 'int'}, append=True)
 
@@ -112,14 +111,26 @@ def test_an_append_whose_calls_fail_once(make, tmp_path, error):
     calls = calls_of(lambda: added(out), tmp_path / 'out-', error)
     new = [row['n'] for row in rows_of(folder)]
     assert new == [*old, *range(9, 15)]
-    for at in [*range(1, calls - 20, 41), *range(calls - 20, calls + 1, 5)]:
+    for at in moments(calls):
         out, folder = make()
         run(out)
-        outcome, _ = in_a_child(lambda out=out: added(out), tmp_path / 'out-', at, error)
+        outcome, _ = in_a_child(lambda out=out: added(out), tmp_path / 'out-', at, error, for_good=for_good)
         assert [row['n'] for row in rows_of(folder)] in (old, new), (at, outcome)
         if outcome != 'done':
             added(out)
         assert [row['n'] for row in rows_of(folder)] == new, (at, outcome)
+
+
+@pytest.mark.parametrize('error', ERRORS)
+def test_an_append_whose_calls_fail_once(make, tmp_path, error):
+    fail_append_at(lambda calls: [*range(1, calls - 20, 41), *range(calls - 20, calls + 1, 5)], make, tmp_path, error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('for_good', [False, True])
+@pytest.mark.parametrize('error', ERRORS)
+def test_every_call_of_an_append_fails(make, tmp_path, error, for_good):
+    fail_append_at(lambda calls: range(1, calls + 1), make, tmp_path, error, for_good=for_good)
 
 
 @pytest.mark.slow
