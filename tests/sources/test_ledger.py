@@ -50,6 +50,24 @@ def write_lines(folder: Path, name: str, separator: str) -> None:
     (folder / f'a.{name}').write_text(''.join(separator.join(row) + '\n' for row in rows))
 
 
+def test_files_are_counted_though_nothing_is_left_out(tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.DEBUG, logger='headrace')
+    source = tmp_path / 'data'
+    source.mkdir()
+    for name in 'ab':
+        (source / f'{name}.csv').write_text('id\n3\n')
+    StreamingDataset(remote=str(source), local=str(tmp_path / 'cache'), batch_size=1)
+    (said,) = [record for record in caplog.records if record.message.startswith('Read 2 files')]
+    assert said.message == f'Read 2 files of {source} as csv. Nothing was left out.'
+    assert said.levelno == logging.DEBUG
+    lines = report_lines(convert(str(source), tmp_path / 'out', progress_bar=False))
+    assert lines[1] == 'Read 2 files.'
+    assert lines[2].startswith('Wrote 2 rows in 1 shard')
+    assert not any(
+        'Read' in line for line in report_lines(convert([{'id': 1}], tmp_path / 'rows', progress_bar=False))[:-1]
+    )
+
+
 def write_jsonl(folder: Path) -> None:
     (folder / 'a.jsonl').write_text(''.join(f'{{"id": {n}, "text": "t", "label": {n}}}\n' for n in range(3)))
 

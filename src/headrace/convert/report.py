@@ -68,13 +68,14 @@ def command_errors() -> Generator[None]:
 
 
 def report_lines(report: ConversionReport) -> list[str]:
-    """The report for a terminal: rows, bytes, rows a second, what was left out, and how to read the dataset."""
+    """The report for a terminal: files, rows, bytes, rows a second, what was left out, and how to read the dataset."""
     per_second = max(report.seconds, 1e-9)
     rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
     time = f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}'
     columns = ', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())
     lines = [
         f'Found {report.kind} with the columns {columns}.',
+        *([f'Read {_count(report.ledger.files, "file")}.'] if report.ledger.files else []),
         f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.',
     ]
     if report.rows_before:

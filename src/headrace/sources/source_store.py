@@ -254,9 +254,9 @@ class SourceStore:
         self.ledger = replace(
             ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)), dropped=tuple(source.dropped)
         )
-        if lines := self.ledger.lines():
-            level = logging.WARNING if self.ledger.is_suspect else logging.INFO
-            _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))
+        lines = self.ledger.lines() or ['Nothing was left out.']
+        level = logging.WARNING if self.ledger.is_suspect else logging.INFO if self.ledger.lines() else logging.DEBUG
+        _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))
         out.write(SourceIndex(source, objects, self._columns).to_bytes())
         return _digest(name, objects)
 
