@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,24 @@ def test_an_append_keeps_columns_and_encodings(tmp_path: Path) -> None:
     assert [row['n'] for row in rows_of(out)] == [1]
     with pytest.raises(ConfigError, match='remove .headrace-convert'):
         convert([{'n': 3, 't': ''}, {'n': 4, 't': ''}], out, append=True, hashes=['xxh64'])
+
+
+def test_an_append_keeps_what_columns_mean(tmp_path: Path) -> None:
+    datasets = pytest.importorskip('datasets')
+    out = tmp_path / 'out'
+    convert(datasets.Dataset.from_dict({'b': [True, False], 'n': [1, 2]}), out)
+    convert([{'b': 1, 'n': 3}], out, append=True)  # nobody knows what a program's numbers mean
+    assert json.loads((out / 'index.json').read_bytes())['meanings'] == {'b': 'bool'}
+    before = digests(out)
+    other = datasets.Dataset.from_dict(
+        {'b': [1], 'n': [2]}, datasets.Features(b=datasets.Value('uint8'), n=datasets.Value('int64'))
+    )
+    with pytest.raises(
+        ConfigError, match="'b' is bool in the dataset, and uint8 in the source.*older version.*`meanings`"
+    ):
+        convert(other, out, append=True)
+    assert digests(out) == before
+    assert [row['b'] for row in rows_of(out)] == [1, 0, 1]
 
 
 def test_an_append_shares_the_classes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,29 @@ def test_an_index_is_dumped_as_it_was() -> None:
     assert parse(data) == shards
     assert dump_index(shards, version_first=True).startswith(b'{"version": 2, "shards": [{"column')
     assert parse(dump_index(shards, version_first=True)) == shards
+
+
+@pytest.mark.parametrize('version_first', [False, True])
+def test_meanings_of_columns_are_kept(version_first: bool) -> None:
+    encoder = MDSEncoder({'t': 'int64', 'x': 'int64'}, size_limit=150)
+    shards = [shard.info for n in range(9) for shard in encoder.add({'t': n, 'x': n})]
+    plain = dump_index(shards, version_first=version_first)
+    assert b'meanings' not in plain
+    named = [replace(shard, schema=replace(shard.schema, meanings=('timestamp[us]', ''))) for shard in shards]
+    data = dump_index([shards[0], *named[1:]], version_first=version_first)
+    assert data == b'{"meanings": {"t": "timestamp[us]"}, ' + plain[1:]
+    found = parse(data)
+    assert found == named  # of all shards of the index
+    assert found != parse(plain) == shards
+    assert [schema.meaning_of for schema in found.schemas] == [{'t': 'timestamp[us]'}]
+    behind = plain[:-1] + b', "meanings": {"t": "timestamp[us]", "other": "bool"}}'
+    assert parse(behind) == named
+
+
+@pytest.mark.parametrize('meanings', [None, [], 'x', {'a': 1}, {'a': None}, {'a': 'bell \x07'}, {'a': '\ud800'}])
+def test_meanings_are_printable_texts_by_column(meanings: Any) -> None:
+    with pytest.raises(FormatError, match='`meanings` of an index are texts by column'):
+        parse(json.dumps({'meanings': meanings, **json.loads(index(mds_entry()))}).encode())
 
 
 def test_moving_a_shard_below_a_folder() -> None:

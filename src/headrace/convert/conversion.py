@@ -32,7 +32,7 @@ from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
 from headrace.convert.inputs.records import BadRow, Inputs
-from headrace.convert.merge import check_finished, keep_index, replace_index
+from headrace.convert.merge import NAME_MEANINGS, check_finished, keep_index, replace_index
 from headrace.convert.record import (
     BASE,
     DONE,
@@ -52,7 +52,10 @@ from headrace.convert.tasks import Job, News, OnError, Task, cut, run_tasks, tas
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ConversionError
-from headrace.format import MDSEncoder, parse_index
+from headrace.format import MDSEncoder, Schema, parse_index
+from headrace.format.encodings.registry import get_mds_encoding
+from headrace.format.index import dump_entries
+from headrace.format.shards import differing_meanings
 from headrace.redaction import logger_of, warn
 from headrace.sources.ledger import Ledger, LeftOut
 from headrace.storage import Retry, StoreOptions, open_store
@@ -180,8 +183,8 @@ def convert(
     )
     inputs = chosen.first if isinstance(chosen, IterableSamples) else chosen
     place = StorePlace(open_store(str(out), out_options or StoreOptions()), attempts)
-    before = _columns_at(place) if append else {}
-    encodings = _encodings_as_before(inputs, columns, before) if before else _encodings(inputs, columns)
+    before = _schema_at(place) if append else None
+    encodings = _encodings(inputs, columns) if before is None else _encodings_as_before(inputs, columns, before)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
     job = Job(
         inputs=inputs,
@@ -219,27 +222,36 @@ def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None
     return {name: given.get(name, known[name]) for name in wanted}
 
 
-def _columns_at(place: StorePlace) -> Mapping[str, str]:
-    """The columns of the dataset at `out`; empty if there is none, or it has no shards."""
+def _schema_at(place: StorePlace) -> Schema | None:
+    """The columns of the dataset at `out`; None if there is none, or it has no shards."""
     index = place.read_if_there(INDEX)
     if index is None:
-        return {}
+        return None
     shards = parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
     if not len(shards):
-        return {}
+        return None
     schema = shards[len(shards) - 1].schema
     if schema.format != 'mds':
         raise ConfigError(
             f'`append` of convert adds to a dataset of MDS shards, but those of {place.shown} are {schema.format}. '
             f'Choose another `out`, or add to it with its own writer.'
         )
-    return schema.columns
+    return schema
+
+
+def _meanings(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, str]:
+    """What the columns mean; not for decimals, whose values have a scale each."""
+    found = inputs.meanings or {}
+    return {
+        name: found[name] for name in found if name in columns and get_mds_encoding(columns[name]).kind != 'Decimal'
+    }
 
 
 def _encodings_as_before(
-    inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None, before: Mapping[str, str]
+    inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None, schema: Schema
 ) -> dict[str, str]:
-    """The encodings of the dataset that is added to, if the source has exactly its columns."""
+    """The encodings of the dataset that is added to, if the source has exactly its columns, with the same meanings."""
+    before = schema.columns
     given = columns if columns is not None else inputs.columns
     wanted = list(_first_samples(inputs)[0] if given is None else given)
     encodings = {**before, **(columns if isinstance(columns, Mapping) else {})}
@@ -253,6 +265,14 @@ def _encodings_as_before(
             )
     if inputs.columns is not None:
         _encodings(inputs, wanted)
+    if inputs.meanings is not None:
+        kinds = schema.kinds()
+        places = [(kinds, schema.meaning_of, 'the dataset'), (kinds, _meanings(inputs, before), 'the source')]
+        for difference in differing_meanings(places).values():
+            raise ConfigError(
+                f'Samples that are appended mean the same as those of the dataset, but {difference}. Give the source '
+                f'the type of the dataset, or choose another `out`.{NAME_MEANINGS}'
+            )
     return {name: before[name] for name in wanted}
 
 
@@ -424,9 +444,9 @@ class _Conversion:
         records = [self._records[number] for number in sorted(self._records)]
         added = [entry for record in records for entry in record.shards]
         old = b'{"shards": []}' if base is None else place.read(base)
-        entries = [*json.loads(old)['shards'], *added]
-        text = f'{{"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}], "version": 2}}'
-        index = text.encode()
+        before = json.loads(old)
+        entries = [*before['shards'], *added]
+        index = dump_entries(entries, {**before.get('meanings', {}), **_meanings(job.inputs, job.columns)})
         parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
         if base is not None and place.read_if_there(INDEX) not in (old, index):
             raise ConversionError(

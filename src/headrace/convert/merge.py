@@ -25,12 +25,16 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
+from headrace.format.shards import differing_meanings
 from headrace.redaction import redact, warn
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 
 Place: TypeAlias = str | os.PathLike[str]
 
+NAME_MEANINGS: Final = (
+    ' Shards of an older version do not say what they mean: if it is the same, name it in `meanings` of index.json.'
+)
 _SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')
 _KEPT: Final = re.compile(r'index\.(\d{5,})\.json')
 _THREADS: Final = 32
@@ -298,7 +302,7 @@ def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list
 
 
 def _check_columns(firsts: Sequence[tuple[_Part, ShardInfo]]) -> None:
-    """Refuse parts whose first shards have columns of other names or kinds."""
+    """Refuse parts whose first shards have columns of other names, kinds or meanings."""
     kinds: Mapping[str, str] | None = None
     for part, shard in firsts:
         found = shard.schema.kinds()
@@ -310,6 +314,14 @@ def _check_columns(firsts: Sequence[tuple[_Part, ShardInfo]]) -> None:
                 f'{kinds.get(differing, "missing")} in {firsts[0][0].name} and {found.get(differing, "missing")} in '
                 f'{part.name}. Write one of them again, or merge them as two streams.'
             )
+    differences = differing_meanings(
+        (shard.schema.kinds(), shard.schema.meaning_of, part.name) for part, shard in firsts
+    )
+    for difference in differences.values():
+        raise ConfigError(
+            f'Columns of a dataset mean the same in all parts, but {difference}. Write one of them again with the type '
+            f'of the other.{NAME_MEANINGS}'
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ def reshard(
         resume=resume,
         options=options,
     ) as writer:
+        meanings = [meaning for schema in dataset.shards.schemas for meaning in schema.meaning_of.items()]
+        writer.meanings = {name: meaning for name, meaning in meanings if name in encodings}
         names, written = list(encodings), writer.num_samples
         first = max(0, written - 1)
         if order == 'stored':

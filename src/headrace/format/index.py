@@ -19,7 +19,7 @@ import gc
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,17 +38,35 @@ _MOST: Final = 8  # patterns made for one list, and tried on one object
 _RUN: Final = 1 << 14  # shards taken at once
 
 
-def dump_index(shards: Iterable[ShardInfo], *, version_first: bool = False) -> bytes:
+def dump_index(
+    shards: Iterable[ShardInfo], *, version_first: bool = False, meanings: Mapping[str, str] | None = None
+) -> bytes:
     """The bytes of ``index.json``.
 
     Args:
         shards: in order.
         version_first: put the version before the shards, as in a merged index.
+        meanings: what columns mean besides what the shards' schemas say; see `Schema.meanings`.
     """
-    entries = ', '.join(json.dumps(shard.entry(), sort_keys=True) for shard in shards)
-    if version_first:
-        return f'{{"version": 2, "shards": [{entries}]}}'.encode('ascii')
-    return f'{{"shards": [{entries}], "version": 2}}'.encode('ascii')
+    all_meanings = dict(meanings or {})
+
+    def entries() -> Iterator[dict[str, Any]]:
+        for shard in shards:
+            all_meanings.update(shard.schema.meaning_of)
+            yield shard.entry()
+
+    return dump_entries(entries(), all_meanings, version_first=version_first)
+
+
+def dump_entries(
+    entries: Iterable[Mapping[str, Any]], meanings: Mapping[str, str], *, version_first: bool = False
+) -> bytes:
+    """As `dump_index`, of the shards' JSON objects and of what columns mean: `Schema.meaning_of`."""
+    shards = f'"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}]'
+    keys = ['"version": 2', shards] if version_first else [shards, '"version": 2']
+    if meanings:  # a key of headrace, which MosaicML Streaming passes over
+        keys.insert(0, f'"meanings": {json.dumps(meanings, sort_keys=True)}')
+    return f'{{{", ".join(keys)}}}'.encode('ascii')
 
 
 def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, allow_empty: bool = False) -> ShardTable:
@@ -158,12 +176,15 @@ def _parse(
 ) -> ShardTable:
     shards: ShardTable | None = None
     version: Any = None
+    meanings: Any = {}
     collecting = gc.isenabled()
     gc.disable()  # a large index makes millions of objects: garbage collection takes a third of the time
     try:
         for key, value in top_level(text, lazy='shards'):
             if key == 'version':
                 version = value
+            elif key == 'meanings':
+                meanings = value
             elif key == 'shards':
                 if not isinstance(value, Elements):
                     raise FormatError(f'`shards` of an index is a list, but {source} has {show(value)}.')
@@ -190,7 +211,11 @@ def _parse(
         )
     if shards is None:
         raise FormatError(f'An index has the key `shards`, but {source} lacks it.')
-    return shards
+    if not isinstance(meanings, dict) or not all(
+        isinstance(text, str) and text.isprintable() for text in meanings.values()
+    ):
+        raise FormatError(f'`meanings` of an index are texts by column, but {source} has {show(meanings)}.')
+    return shards.with_meanings(meanings) if meanings else shards
 
 
 def _corrupted(source: str, reason: str) -> str:

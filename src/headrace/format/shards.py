@@ -11,7 +11,7 @@ import numpy as np
 from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of all files without any."""
@@ -139,6 +139,11 @@ class Schema:
         return dict(zip(self.names, self.encodings, strict=True))
 
     @property
+    def meaning_of(self) -> dict[str, str]:
+        """Column name to meaning, of those that have one."""
+        return {name: meaning for name, meaning in zip(self.names, self.meanings, strict=False) if meaning}
+
+    @property
     def min_sample_size(self) -> int:
         """Minimum bytes of a sample in its shard's data file."""
         if self.format == 'mds':
@@ -176,6 +181,26 @@ class Schema:
         if self.format == 'xsv':
             config['separator'] = self.separator
         return config
+
+
+def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, str], str]]) -> dict[str, str]:
+    """What differs, by column, where columns of one name mean different things in several places.
+
+    Args:
+        places: the columns' `Schema.kinds` and `Schema.meaning_of`, and the place for messages.
+    """
+    known: dict[str, tuple[str, str, str]] = {}
+    differences: dict[str, str] = {}
+    for kinds, meanings, place in places:
+        for name, kind in kinds.items():
+            meaning = meanings.get(name, '')
+            if kind == 'Decimal' and not meaning:
+                continue  # each value of MDS has its own scale
+            here = meaning, meaning or kind, place
+            other = known.setdefault(name, here)
+            if other[0] != meaning:
+                differences.setdefault(name, f'{name!r} is {other[1]} in {other[2]}, and {here[1]} in {here[2]}')
+    return differences
 
 
 @dataclass(frozen=True, slots=True)

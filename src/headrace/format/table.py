@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias, overload
 
@@ -247,6 +247,14 @@ class ShardTable(ShardSequence):
     def schemas(self) -> list[Schema]:
         """The different schemas of the shards."""
         return list(dict.fromkeys(kind.schema for kind in self.kinds))
+
+    def with_meanings(self, meanings: Mapping[str, str]) -> ShardTable:
+        """The same shards, with what the values of their columns mean, by name."""
+        named = {
+            schema: replace(schema, meanings=tuple(meanings.get(name, '') for name in schema.names))
+            for schema in self.schemas
+        }
+        return replace(self, kinds=tuple(replace(kind, schema=named[kind.schema]) for kind in self.kinds))
 
     def raw_bytes(self) -> IntArray:
         """Bytes of each shard's files without compression, int64[shards]."""

@@ -20,6 +20,7 @@ from headrace import (
     StreamingDataset,
     Topology,
 )
+from headrace.convert import convert, merge_index, reshard
 from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.format import dump_index, parse_index
 from headrace.mixing import build_loader, load_config
@@ -227,6 +228,56 @@ def test_a_column_of_different_meanings_is_refused(tmp_path, one, other):
     with pytest.raises(StreamError, match=message):
         StreamingDataset(streams=streams, batching_method='per_stream')
     assert len(StreamingDataset(streams=streams, columns=['id'])) > 1
+
+
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        (US, "pa.timestamp('ns')"),
+        (US, "pa.timestamp('us', 'UTC')"),
+        (US, 'pa.int64()'),
+        (US, 'int64'),
+        ('pa.date32()', "pa.timestamp('ms')"),
+        ('pa.bool_()', 'pa.uint8()'),
+        (f'pa.list_({US})', "pa.list_(pa.timestamp('s'))"),
+    ],
+)
+def test_a_conversion_keeps_meanings(tmp_path, one, other):
+    streams = [of_arrow_type(tmp_path / name, kind) for name, kind in zip('ab', (one, other), strict=True)]
+    message = r"'x' is .* in stream a .*, and .* in stream b .*columns=\['id'\]"
+    for number, stream in enumerate(streams):
+        if stream.remote is None:
+            continue
+        out = tmp_path / f'mds {number}'
+        convert(stream.remote, out, progress_bar=False)
+        streams[number] = Stream(local=str(out), name=stream.name)
+        with pytest.raises(StreamError, match=message):
+            StreamingDataset(streams=streams, batching_method='per_stream')
+    merged = [Path(stream.local or '') / 'index.json' for stream in streams]
+    with pytest.raises(ConfigError, match="mean the same in all parts, but 'x' is .*/index.json, and .*/index.json"):
+        merge_index(merged, tmp_path / 'merged')
+    with pytest.raises(ConfigError, match="mean the same as those of the dataset, but 'x' is .* in the dataset, and"):
+        convert(tmp_path / 'a', merged[1].parent, append=True, progress_bar=False)
+    convert(tmp_path / 'a', merged[0].parent, append=True, progress_bar=False)
+    assert len(StreamingDataset(local=str(merged[0].parent))) == 2
+    # What is made of it keeps them, too.
+    reshard(merged[0].parent, tmp_path / 'again')
+    merge_index([merged[0], tmp_path / 'again' / 'index.json'], tmp_path / 'both')
+    again = StreamingDataset(local=str(tmp_path / 'again'))
+    with MDSWriter(columns=again.shards[0].schema.columns, out=str(tmp_path / 'again'), append=True) as writer:
+        writer.write(again[0])
+    for name in ('again', 'both'):
+        streams[0] = Stream(local=str(tmp_path / name), name='a')
+        with pytest.raises(StreamError, match=message):
+            StreamingDataset(streams=streams)
+
+
+def test_decimals_of_a_conversion_have_a_scale_each(tmp_path):
+    for name, kind in zip('ab', ('pa.decimal128(30, 2)', 'pa.decimal128(30, 3)'), strict=True):
+        convert(of_arrow_type(tmp_path / name, kind).remote, tmp_path / f'mds {name}', progress_bar=False)
+    streams = [Stream(local=str(tmp_path / f'mds {name}'), name=name) for name in 'ab']
+    dataset = StreamingDataset(streams=streams)
+    assert dataset[0]['x'] == dataset[1]['x'] == 1
 
 
 @pytest.mark.parametrize(

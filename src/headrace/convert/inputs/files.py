@@ -209,7 +209,7 @@ class PartInputs(Inputs):
         self._first_row = [0, *ends][:-1]
         self.rows = self._end = min(ends[-1], limit or ends[-1])
         self._count = sum(first < self._end for first in self._first_row)
-        self.kind, self.columns = source.format, dict(source.columns)
+        self.kind, self.columns, self.meanings = source.format, dict(source.columns), dict(source.meanings)
         self.files = classes_file(names_of_classes(source))
         self.reads_ahead = 1 if is_local else _AHEAD
         self.identity = {'url': store.url}

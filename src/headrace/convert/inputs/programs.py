@@ -16,7 +16,7 @@ from headrace.convert.inputs.records import Inputs, Place, Sizes, classes_file, 
 from headrace.dataset.writing.columns import infer_columns
 from headrace.errors import ConversionError
 from headrace.format import mds_encode
-from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, to_columns
+from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
 from headrace.sources.ledger import Ledger
 
 ENOUGH: Final = 16
@@ -159,6 +159,7 @@ class HuggingFaceInputs(Inputs):
         self._schema = schema
         found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
         self.columns = encodings = {name: column.encoding for name, column in found.items()}
+        self.meanings = meanings_of(encodings, schema)
         self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in found))
         names, self._names = class_names(schema), list(encodings)
         self.files = classes_file({name: names[name] for name in encodings if name in names})

@@ -53,6 +53,8 @@ class Inputs(ABC):
     """JSON that tells the whole from others, in any process. A restart with another one is refused."""
     columns: Mapping[str, str] | None = None
     """The MDS encoding of each column; None: not known before a sample is seen."""
+    meanings: Mapping[str, str] | None = None
+    """What columns mean that their encodings do not say: see `Schema.meanings`. None: nobody knows."""
     rows: int | None = None
     """The number of rows of all inputs; None: unknown before they are read."""
     sizes: Sizes | None = None

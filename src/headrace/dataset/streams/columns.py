@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.format.shards import differing_meanings
 from headrace.images import Decode, ImageTensor
 from headrace.order import Mixture
 
@@ -134,22 +135,14 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
     Raises:
         StreamError: a column of two streams does; names streams and types.
     """
-    known: dict[str, tuple[str, str, str]] = {}
-    differences: dict[str, str] = {}
     found = columns_read(_drawn(streams, mixture))
-    for (schema, _, _), stream in found.items():
-        meanings = dict(zip(schema.names, schema.meanings, strict=False))
-        for name, kind in column_kinds(stream, schema).items():
-            meaning = meanings.get(name, '')
-            if kind == 'Decimal' and not meaning:
-                continue  # each value of MDS has its own scale
-            here = meaning, meaning or kind, _whose(stream, schema)
-            other = known.setdefault(name, here)
-            if other[0] != meaning:
-                differences.setdefault(name, f'{name!r} is {other[1]} in {other[2]}, and {here[1]} in {here[2]}')
+    kinds = [column_kinds(stream, schema) for (schema, _, _), stream in found.items()]
+    differences = differing_meanings(
+        (columns, schema.meaning_of, _whose(stream, schema))
+        for columns, ((schema, _, _), stream) in zip(kinds, found.items(), strict=True)
+    )
     if differences:
-        same = [name for name in known if name not in differences]
-        shared = [name for name in same if all(name in schema.names for schema, _, _ in found)]
+        shared = [name for name in kinds[0] if name not in differences and all(name in columns for columns in kinds)]
         select = f'Select others, `columns={shared[:_MOST]}`, write' if shared else 'Write'
         raise StreamError(
             f'Columns of one name mean the same in all streams, but {"; ".join([*differences.values()][:_MOST])}. '

@@ -106,6 +106,8 @@ class Writer:
             )
         made = None if columns is None else encoder(columns)
         self._make_encoder = encoder
+        self.meanings: Mapping[str, str] = {}
+        """What columns mean that their encodings do not say, by name; see `Schema.meanings`."""
         folder, remote = split_out(out)
         terms = Terms(
             exist_ok=exist_ok,
@@ -261,7 +263,7 @@ class Writer:
                 if last is not None:
                     self._pipeline.put(last)
                 self._shards = (*self._start.shards, *self._pipeline.finish())
-                self._store_index(dump_index(self._shards))
+                self._store_index(dump_index(self._shards, meanings=self.meanings))
             self._journal.remove([*self._start.journal, *(self._start.obsolete if self._start.is_finished else ())])
             self._close(is_done=True)
             # Last: the mark at the URL tells the next writer that this one has finished.
