@@ -48,8 +48,7 @@ class SampleSequence:
         self.replication = replication
         self._topology = None if topology is None else self._replicated(topology)
         self._expected_replicas: int | None = None
-        self.progress = Progress()
-        """The current epoch, and the place where the next pass begins."""
+        self._progress = Progress()
         self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
         self.counts_skipped = False
         """Whether the trainer's number of samples, which `state_dict` is given, includes those that `skip` skips."""
@@ -240,6 +239,11 @@ class SampleSequence:
 
     # -- the position ----------------------------------------------------------------------------------------------
 
+    @property
+    def progress(self) -> Progress:
+        """The current epoch, and the place where the next pass begins."""
+        return self._progress
+
     def resume_state(
         self,
         epoch: int,
@@ -278,10 +282,10 @@ class SampleSequence:
                 f"`num_samples`: torchdata's StatefulDataLoader gives none. Use headrace.StreamingDataLoader in its "
                 f'place. Its state_dict() and load_state_dict(state) resume exactly, on other ranks and workers too.'
             )
-        epoch, start = self.progress.current(rank=self.topology.rank)
-        if num_samples == 0 and from_beginning and self.progress.ended(rank=self.topology.rank):
+        epoch, start = self._progress.current(rank=self.topology.rank)
+        if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
             # Composer saves an epoch's end with the number of the next epoch.
-            epoch, start = self.progress.next(rank=self.topology.rank)
+            epoch, start = self._progress.next(rank=self.topology.rank)
         counted = self._resumed[2] if self._resumed[:2] == (epoch, start) else start
         if self.counts_skipped or not (self.skip or counted < start):
             position = num_samples if from_beginning else start + num_samples
@@ -321,13 +325,13 @@ class SampleSequence:
         if not state.is_stale:
             size = self._world(global_batch_size).global_batch_size
             epoch, start = self.run.resume(state, World(self.topology.nodes, size, self.topology.replicas))
-            self.progress.load(epoch, start)
+            self._progress.load(epoch, start)
             self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start
 
     def say_resumed(self) -> None:
         """Log where the next pass continues, on rank 0; for all who load a state."""
-        if not self.topology.rank and not self.progress.fresh:
-            epoch, sample = self.progress.next(rank=0)
+        if not self.topology.rank and not self._progress.fresh:
+            epoch, sample = self._progress.next(rank=0)
             _log.info(
                 'The data continue at epoch %d, sample %d, on %s.',
                 epoch,
