@@ -199,7 +199,7 @@ class Horizon:
 
     @property
     def ahead(self) -> str:
-        """The batches in sight, and the prefetched shards that were not used yet, in words."""
+        """The batches in sight, and their shards that are fetched or queued, in words."""
         return (
             f'{self._seen - self.at:,} batches, {len(self._fetched):,} shards and {self._fetched.bytes:,} bytes ahead'
         )

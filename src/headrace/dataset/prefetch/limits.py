@@ -28,14 +28,14 @@ _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
 
 @dataclass(frozen=True, slots=True)
 class PrefetchLimits:
-    """How far a process fetches ahead of its reader, and how much at one time. The limit that is reached first holds.
+    """How far a process fetches ahead of its reader. The limit that is reached first holds, and `Prefetcher` logs it.
 
-    `Prefetcher` logs, at level DEBUG, which limit that is.
+    `threads` and `width` bound the fetches at one time; `Concurrency` logs each change. Both log at level DEBUG.
     """
 
     batches: int
     bytes: float = math.inf
-    """Bytes of shards that were fetched and not yet used."""
+    """Bytes of shards that are fetched or queued, and not yet used."""
     lag: int = 8
     """Batches by which another rank may be behind: its workers read ahead of its trainer."""
     shards: float = math.inf

@@ -120,7 +120,8 @@ class Prefetcher:
             self._logged.add(reached)
             limits, width = self._horizon.limits, self._schedule.concurrency.width
             _log.debug(
-                'At batch %d the prefetch has reached its limit of %s. It is %s, with %d concurrent fetches: %s.',
+                'At batch %d the prefetch has reached its limit of %s. It is %s, fetched or queued, with %d concurrent '
+                'fetches: %s.',
                 self._horizon.at,
                 reached,
                 self._horizon.ahead,

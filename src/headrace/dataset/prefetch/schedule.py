@@ -15,7 +15,10 @@ from typing import Final, NamedTuple
 
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.horizon import Horizon
+from headrace.redaction import logger_of
 from headrace.storage import FetchResult, FetchStatus
+
+_log = logger_of(__name__)
 
 _SHORTEST: Final = 0.5  # seconds of a comparison
 _LONGEST: Final = 10.0  # seconds after which it begins anew
@@ -84,6 +87,12 @@ class Concurrency:
             elif is_starved:
                 self.width //= 2
                 self._next_trial = self._clock() + self._pause
+                _log.debug(
+                    '%d concurrent fetches, since more were not faster: %.3g bytes/s. The next trial is in %.0f s.',
+                    self.width,
+                    rate,
+                    self._pause,
+                )
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             elif elapsed < _LONGEST:
                 return  # a late batch counts only once it arrives
@@ -92,6 +101,7 @@ class Concurrency:
         elif is_starved and late > a_shard and 2 * self.width <= self._most and self._clock() >= self._next_trial:
             self._before = rate
             self.width *= 2
+            _log.debug('%d concurrent fetches, since batches were %.1f s late at %.3g bytes/s.', self.width, late, rate)
             self._compare(starved)
         elif elapsed >= max(_LONGEST, a_shard / _STARVED):
             self._compare(starved)
