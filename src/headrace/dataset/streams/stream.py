@@ -252,6 +252,7 @@ class Stream(StreamOptions, FactsRepr):
     """
 
     local: str  # pyright: ignore[reportIncompatibleVariableOverride] - it has a default
+    """The folder of cached shards, without the split of a given one."""
     shards = ShardTable.empty()
     row_selection: RowSelection | None = None
     fingerprint = ''
