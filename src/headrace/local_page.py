@@ -40,11 +40,14 @@ class PageServer(ThreadingHTTPServer):
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """Answers no page of another site, which may resolve its own name to this machine."""
+    """Answers no page of another site, which may resolve its own name to this machine. Links to `/` may be followed."""
 
     def do_GET(self) -> None:
         host = self.headers.get('Host', '').partition(':')[0]
-        if host not in _NAMES or self.headers.get('Sec-Fetch-Site', 'none') == 'cross-site':
+        is_foreign = self.headers.get('Sec-Fetch-Site') == 'cross-site' and (
+            self.path != '/' or self.headers.get('Sec-Fetch-Dest') != 'document'
+        )
+        if host not in _NAMES or is_foreign:
             self.answer(403, 'text/plain', 'This page is for this machine only.')
         else:
             self.answer_path()

@@ -133,7 +133,10 @@ def test_a_port_in_use_is_named(page):
 
 def test_other_pages_do_not_reach_it(page):
     assert get(page, '/', Host='evil.example')[0] == 403
-    assert get(page, '/run?ranks=1', **{'Sec-Fetch-Site': 'cross-site'})[0] == 403
+    elsewhere = {'Sec-Fetch-Site': 'cross-site', 'Sec-Fetch-Dest': 'document'}
+    assert get(page, '/run?ranks=1', **elsewhere)[0] == 403
+    assert get(page, '/', **{**elsewhere, 'Sec-Fetch-Dest': 'iframe'})[0] == 403
+    assert get(page, '/', **elsewhere)[0] == 200  # a link was followed
     assert get(page, '/etc/passwd')[0] == 404
 
 

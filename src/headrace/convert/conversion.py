@@ -32,7 +32,7 @@ from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
 from headrace.convert.inputs.records import BadRow, Inputs
-from headrace.convert.merge import NAME_MEANINGS, check_finished, keep_index, replace_index
+from headrace.convert.merge import check_finished, keep_index, replace_index
 from headrace.convert.record import (
     BASE,
     DONE,
@@ -55,7 +55,7 @@ from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, Schema, parse_index
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import dump_entries
-from headrace.format.shards import differing_meanings
+from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.redaction import logger_of, warn
 from headrace.sources.ledger import Ledger, LeftOut
 from headrace.storage import Retry, StoreOptions, open_store

@@ -25,16 +25,13 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
-from headrace.format.shards import differing_meanings
+from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.redaction import redact, warn
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 
 Place: TypeAlias = str | os.PathLike[str]
 
-NAME_MEANINGS: Final = (
-    ' Shards of an older version do not say what they mean: if it is the same, name it in `meanings` of index.json.'
-)
 _SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')
 _KEPT: Final = re.compile(r'index\.(\d{5,})\.json')
 _THREADS: Final = 32

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of all files without any."""
 
+NAME_MEANINGS: Final = (
+    ' Shards of an older version do not say what they mean: if it is the same, name it in `meanings` of index.json.'
+)
 _LINE_KINDS: Final = {'str': 'str', 'int': 'int64', 'float': 'float64'}
 
 

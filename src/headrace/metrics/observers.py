@@ -33,6 +33,7 @@ class DataObserver:
     spans: BatchSpans | None
 
     def __post_init__(self) -> None:
+        self.exporters = tuple(self.exporters)
         self._watch = BottleneckWatch() if self.bottleneck else None
         self.meter = DataMeter()
         self.loaders: dict[str, StreamingDataLoader] = {}

@@ -17,6 +17,7 @@ import pytest
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.stores.azure import AzureStore
+from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
@@ -171,6 +172,14 @@ class TestErrors:
         store = open_store('azure://acc.blob.invalid/data', StoreOptions(connect_timeout=2.0, anonymous=True))
         with pytest.raises(TransferError, match=r'acc\.blob\.invalid'):
             read_bytes(store, 'x')
+
+    def test_a_body_that_breaks_off_goes_on_from_its_version(self):
+        from azure.core.exceptions import IncompleteReadError
+
+        store = open_store('azure://acc.blob.invalid/data', StoreOptions(anonymous=True))
+        with pytest.raises(BrokenTransferError) as raised, store._mapped_errors('Reading', 'x', etag='v1'):
+            raise IncompleteReadError('half of it')
+        assert raised.value.etag == 'v1'
 
     @pytest.mark.parametrize(('offset', 'size'), [(2, None), (2, 1), (1, 1)])
     def test_a_range_that_begins_beyond_the_end_is_an_error(self, azurite, container, offset, size):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
-from headrace.format.shards import differing_meanings
+from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.images import Decode, ImageTensor
 from headrace.order import Mixture
 
@@ -146,7 +146,7 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
         select = f'Select others, `columns={shared[:_MOST]}`, write' if shared else 'Write'
         raise StreamError(
             f'Columns of one name mean the same in all streams, but {"; ".join([*differences.values()][:_MOST])}. '
-            f'{select} one of them again with the type of the other, or override `get_item`.'
+            f'{select} one of them again with the type of the other, or override `get_item`.{NAME_MEANINGS}'
         )
 
 

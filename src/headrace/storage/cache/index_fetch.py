@@ -228,7 +228,7 @@ class IndexFetch:
         os.close(handle)
         try:
             self.reader.read(self.index.path)
-        except FormatError:
+        except (FormatError, OSError):
             return False
         return True
 

@@ -59,7 +59,6 @@ from headrace.storage.transfer.http import (
     version,
     why_absent,
 )
-from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
 ACCOUNT_VARIABLES: Final = ('AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME')
@@ -368,7 +367,8 @@ class AzureStore(BucketStore):
         from requests.exceptions import RequestException
         from urllib3.exceptions import HTTPError
 
-        of_azure = exceptions.ServiceRequestError, exceptions.ServiceResponseError, exceptions.DecodeError
+        # `HttpResponseError` without a status: the body broke.
+        of_azure = exceptions.ServiceRequestError, exceptions.ServiceResponseError, exceptions.HttpResponseError
         return *of_azure, RequestException, HTTPError
 
     def _explained(self, doing: str, key: str, error: Exception, connection: tuple[Account, Any]) -> Exception | None:
@@ -377,9 +377,7 @@ class AzureStore(BucketStore):
         what = f'{doing} {self.url}/{key} at {connection[0].server}'
         if isinstance(error, exceptions.ClientAuthenticationError):
             return self._denied(what, error)
-        if isinstance(error, exceptions.HttpResponseError):
-            if error.status_code is None:
-                return BrokenTransferError.at(f'{what} broke: {error}.')
+        if isinstance(error, exceptions.HttpResponseError) and error.status_code is not None:
             return self._from_answer(what, key, error)
         if isinstance(error, exceptions.AzureError) and not isinstance(error, self._network_errors()):
             return StorageError(f'{what} failed: {type(error).__name__}: {error}.')

@@ -100,6 +100,8 @@ class WorkspaceFolder(BucketStore):
             ) from error
         import requests
         from requests.adapters import HTTPAdapter
+        from requests.exceptions import InvalidURL, MissingSchema
+        from urllib3.exceptions import HTTPError
 
         try:
             config = Config(
@@ -110,8 +112,8 @@ class WorkspaceFolder(BucketStore):
                 product='headrace',
                 product_version=__version__,
             )
-        except OSError as error:  # those of requests, too
-            if isinstance(error, ValueError):
+        except (OSError, HTTPError) as error:  # those of requests are OSErrors
+            if isinstance(error, (InvalidURL, MissingSchema)):
                 raise self._bad_address('Finding the workspace of', '', error) from error
             what = f'Finding the workspace of {self.url}/'
             raise BrokenTransferError.at(f'{what} broke: {self._told(error)}.') from error
@@ -194,7 +196,7 @@ class WorkspaceFolder(BucketStore):
         from requests import RequestException
         from urllib3.exceptions import HTTPError
 
-        return RequestException, HTTPError, OSError
+        return RequestException, HTTPError
 
     def _bad_address(self, doing: str, key: str, error: Exception) -> ConfigError:
         return ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.')
