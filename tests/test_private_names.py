@@ -148,6 +148,17 @@ def check_atexit() -> bool:
     return callable(atexit._run_exitfuncs)
 
 
+@canary('ForkingPickler._extra_reducers')
+def check_reducers() -> bool:
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    torch.multiprocessing.reductions.init_reductions()
+    return ForkingPickler._extra_reducers[torch.Tensor] is reduce_tensor
+
+
 @canary('ForkProcess._Popen', 'BaseProcess._bootstrap')
 def check_fork() -> bool:
     from multiprocessing.context import ForkProcess

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.dataset.batch_keys import is_bad_sample
+from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.dataset.reading.sample_errors import Describe
 from headrace.dataset.sample_rng import image_draws
@@ -115,7 +116,7 @@ class ImageRows:
                     f'{self._describe(ids[row.row])}, has {other}. Set `size` of its ImageTensor, such as '
                     f"decode={{{name!r}: ImageTensor(size=224, crop='random')}}, or pass a `collate_fn` to the loader."
                 )
-        return np.empty((len(ids), *shapes[0]), np.uint8)
+        return empty_in_batch((len(ids), *shapes[0]))
 
     def _fail(
         self, error: FormatError, name: str, row: int, sample_id: int, failed: dict[int, Exception] | None

@@ -3,11 +3,9 @@
 Each worker has a ring: a memfd with some slots, and a pipe through which free slots come back. The worker copies the
 tensors of a batch into a free slot, and sends a message of some hundred bytes. The trainer maps the slots once. Its
 tensors are views of the slot, which returns to the worker when the last of them is gone. So a batch costs no
-descriptor, no connection and no fresh pages. PyTorch sends each tensor through a file in /dev/shm. A worker that is
-killed leaves the file there, and a container often has 64 MB of /dev/shm.
+descriptor, no connection and no fresh pages, as it does in PyTorch's way (`memfd`).
 
-- A worker never waits for a slot. If the trainer keeps many batches, further ones come through the pipe of messages.
-- PyTorch sends the tensors that are more than values in memory: sparse, nested, shared, with a gradient, on a device.
+- A worker never waits for a slot. If the trainer keeps many batches, further ones come through memfds of their own.
 - Slots are numbered for the life of a ring, over passes and resumes, so a number cannot mean two batches. New workers
   get new rings.
 - Slots of a generation have one size. A larger batch begins a generation of larger ones, and the older slots are used
@@ -17,7 +15,7 @@ killed leaves the file there, and a container often has 64 MB of /dev/shm.
 - No lock is in shared memory, so a killed process leaves nothing behind. A slot's content counts only once its message
   has been read from a pipe.
 - `posix_fallocate` gives memory to a slot before it is mapped. A machine without memory so gives an error and no bus
-  error, and the batch comes through the pipe.
+  error, and the batch takes the other way.
 """
 
 from __future__ import annotations
@@ -32,15 +30,16 @@ import pickle
 import struct
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
+from headrace.dataset.reading.batch_memory import batch_memory
+from headrace.dataset.workers.memfd import dense_bytes, is_dense, is_gapless
 from headrace.errors import CollateError
 
 _ALIGNMENT: Final = 64  # bytes: a cache line
@@ -94,36 +93,8 @@ def _other_tensor(at: int, size: int, dtype: torch.dtype, shape: tuple[int, ...]
     return flat.view(dtype).as_strided(shape, stride)
 
 
-def stack_without_sharing() -> None:
-    """Have `default_collate` stack tensors in this worker's memory, not in /dev/shm. A user's replacement stays."""
-    if can_use_slots() and default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
-        default_collate_fn_map[torch.Tensor] = _stack
-
-
-def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    if all(map(_is_dense, batch)):
-        return torch.stack(list(batch))
-    return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than values in the memory of this process."""
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != 'cpu':
-        return False
-    return not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
-
-
-def _is_gapless(tensor: torch.Tensor) -> bool:
-    """Whether the values fill a range of memory, in any order of the dimensions."""
-    if tensor.is_contiguous():
-        return True
-    step = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != step:
-                return False
-            step *= size
-    return True
+class _OtherTensorError(Exception):
+    """A tensor that slots do not hold."""
 
 
 _NUMPY: Final = {
@@ -132,15 +103,30 @@ _NUMPY: Final = {
 }
 
 
-class Packer(ForkingPickler):
-    """Pickles a value without the bytes of its tensors and arrays, which `fill` copies."""
+class Packer(pickle.Pickler):
+    """Pickles a value without the bytes of its tensors and arrays, which `fill` copies.
 
-    def __init__(self) -> None:
+    Args:
+        memory: where the value is going to be. Arrays that are there already are not copied.
+        used: bytes of it, from the first on, that such arrays may have.
+    """
+
+    def __init__(self, memory: Bytes | None = None, used: int = 0) -> None:
         self.out = io.BytesIO()
         super().__init__(self.out, pickle.HIGHEST_PROTOCOL)
-        self.size = 0
+        self.size = used
         """Bytes of all arrays, with gaps."""
+        self._first = 0 if memory is None else memory.ctypes.data
+        self._end = self._first + used
         self._arrays: list[tuple[int, Bytes]] = []
+
+    def takes(self, value: Any) -> bool:
+        """Pickle a value, unless slots cannot hold it."""
+        try:
+            self.dump(value)
+        except Exception:  # tensors of other kinds, and objects that only multiprocessing's pickler knows
+            return False
+        return True
 
     def fill(self, memory: Bytes) -> None:
         """Copy the bytes into memory of `size` bytes or more."""
@@ -154,23 +140,27 @@ class Packer(ForkingPickler):
             return self._reduce_tensor(obj)
         if kind is np.ndarray and obj.nbytes >= _LEAST_ARRAY and obj.flags.c_contiguous and obj.dtype.kind in 'biufc':
             return _array, (self._place(obj.reshape(-1).view(np.uint8)), obj.dtype, obj.shape, None)
+        if issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            raise _OtherTensorError
         return NotImplemented
 
-    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
-        if not _is_dense(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
-            return NotImplemented
+    def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        if not is_dense(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
+            raise _OtherTensorError
         if not tensor.numel():
             return _empty, (tuple(tensor.shape), tensor.dtype)
-        if not _is_gapless(tensor):
-            tensor = tensor.clone()
-        dtype, flat = _NUMPY.get(tensor.dtype), tensor.as_strided((tensor.numel(),), (1,))
-        if dtype is not None:
-            strides = None if tensor.is_contiguous() else tensor.numpy().strides
-            return _tensor, (self._place(flat.numpy().view(np.uint8)), dtype, tuple(tensor.shape), strides)
-        array = flat.view(torch.uint8).numpy()
-        return _other_tensor, (self._place(array), len(array), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        dtype = _NUMPY.get(tensor.dtype)
+        if dtype is not None and is_gapless(tensor):
+            array, flat = tensor.numpy(), tensor.as_strided((tensor.numel(),), (1,)).numpy()
+            strides = None if tensor.is_contiguous() else array.strides
+            return _tensor, (self._place(flat.view(np.uint8)), dtype, array.shape, strides)
+        dense, content = dense_bytes(tensor)
+        array = np.frombuffer(content, np.uint8)
+        return _other_tensor, (self._place(array), len(array), tensor.dtype, tuple(dense.shape), dense.stride())
 
     def _place(self, array: Bytes) -> int:
+        if self._first and self._first <= (address := array.ctypes.data) <= self._end - len(array):
+            return address - self._first
         at = self.size
         self._arrays.append((at, array))
         self.size = aligned(at + len(array))
@@ -295,6 +285,7 @@ _INLINE: Final = 2048  # bytes; smaller batches travel in their message
 _MOST_SLOTS: Final = 64
 _MOST_GENERATIONS: Final = 256
 _SPARE: Final = 4  # slots beyond those of prefetched batches: for the batches that a trainer holds
+_REST: Final = 1 << 16  # bytes for the rest of a batch, beside an array that is made in its slot
 
 
 def can_use_slots() -> bool:
@@ -368,32 +359,100 @@ class SlotWriter:
         self._slots: list[Bytes] = []
         self._backed: list[int] = []  # bytes of each slot that have memory
         self._free: list[int] = []
+        self._held: int | None = None  # the slot of the next batch, if arrays have been made in it
+        self._used = 0  # bytes of these arrays
+        self.not_in_slots = 0
+        """Batches that had no slot, or that slots cannot hold."""
+
+    def send(self, read: Callable[[], Any]) -> _Message:
+        """Read a batch, with its large arrays made in their slot, and `pack` it."""
+        try:
+            with batch_memory(self.array):
+                value = read()
+        except BaseException:
+            self.drop()
+            raise
+        return self.pack(value)
+
+    def array(self, size: int) -> Bytes | None:
+        """Memory for `size` bytes of the next batch, in its slot; None if there is none.
+
+        `pack` then copies these bytes nowhere. They are arbitrary, and belong to that batch only.
+        """
+        begin, end = self._used, self._used + size
+        if self._held is None:
+            self._held = self._take(end + _REST)
+        elif not self._back(self._held, end + _REST):
+            return None
+        if self._held is None:
+            return None
+        self._used = aligned(end)
+        return self._slots[self._held][begin:end]
+
+    def drop(self) -> None:
+        """Give the arrays of the next batch up: it could not be read."""
+        if self._held is not None:
+            self._free.append(self._held)
+        self._held, self._used = None, 0
 
     def pack(self, value: Any) -> _Message:
-        """A small message for the trainer, which is `value` when it is unpickled there; a large one without a slot.
+        """A small message for the trainer, which is `value` when it is unpickled there.
 
         Raises:
             CollateError: the value cannot be pickled.
         """
-        packer = Packer()
+        held, generation = self._held, self._generation
+        message = None if held is None else self._packed_there(held, value)
+        self._held, self._used = None, 0
+        if message is not None:
+            return message
         try:
-            packer.dump(value)
+            return self._copied(value)  # which may read from the slot that was held
+        finally:
+            if held is not None and generation == self._generation:
+                self._free.append(held)
+
+    def _packed_there(self, slot: int, value: Any) -> _Slot | None:
+        """The message of a value with arrays that are in a slot already; None if the rest does not fit."""
+        packer = Packer(self._slots[slot], self._used)
+        if not packer.takes(value) or not self._back(slot, packer.size + packer.out.tell()):
+            return None
+        return self._filled(slot, packer)
+
+    def _copied(self, value: Any) -> _Message:
+        packer = Packer()
+        if not packer.takes(value):
+            return self._pickled(value)
+        pickled = packer.out.getbuffer()
+        begin = packer.size
+        end = begin + len(pickled)
+        if end <= _INLINE:
+            memory = bytearray(end)
+            packer.fill(np.frombuffer(memory, np.uint8))
+            memory[begin:] = pickled
+            return _Inline(bytes(memory), begin)
+        slot = self._take(end)
+        return self._pickled(value) if slot is None else self._filled(slot, packer)
+
+    def _filled(self, slot: int, packer: Packer) -> _Slot:
+        """Copy a value into a slot that has room for it."""
+        pickled, memory = packer.out.getbuffer(), self._slots[slot]
+        begin, end = packer.size, packer.size + len(pickled)
+        packer.fill(memory)
+        memory[begin:end] = pickled
+        return _Slot(
+            self._token, self._worker, self._generation, self._offset, len(self._slots), self._size, slot, begin, end
+        )
+
+    def _pickled(self, value: Any) -> _Pickled:
+        self.not_in_slots += 1
+        try:
+            return _Pickled(bytes(ForkingPickler.dumps(value)))
         except Exception as error:
             raise CollateError(
                 f'A worker sends its batches by pickle, and this batch cannot be pickled: {error}. Return tensors, '
                 f'numbers, texts and collections of them from `collate_fn`, or set num_workers=0.'
             ) from error
-        pickled, begin = packer.out.getbuffer(), packer.size
-        end = begin + len(pickled)
-        slot = None if end <= _INLINE else self._take(end)
-        memory = np.empty(end, np.uint8) if slot is None else self._slots[slot]
-        packer.fill(memory)
-        memory[begin:end] = pickled
-        if slot is None:
-            return _Inline(memory.tobytes(), begin)
-        return _Slot(
-            self._token, self._worker, self._generation, self._offset, len(self._slots), self._size, slot, begin, end
-        )
 
     def _take(self, size: int) -> int | None:
         """A free slot of at least `size` bytes; None if there is none."""
@@ -413,8 +472,10 @@ class SlotWriter:
         return self._free.pop() if self._back(self._free[-1], size) else None
 
     def _back(self, slot: int, size: int) -> bool:
-        """Give memory to the first bytes of a slot; False if the machine has none."""
+        """Give memory to the first bytes of a slot; False if it has no room for them, or the machine has none."""
         if size > self._backed[slot]:
+            if size > self._size:
+                return False
             try:
                 os.posix_fallocate(self._ring.memory, self._offset + slot * self._size, size)
             except OSError:
@@ -435,8 +496,17 @@ class SlotWriter:
         self._backed, self._free = [], []
 
 
+class _Pickled(NamedTuple):
+    """A value in the pickler of multiprocessing."""
+
+    data: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.data,)
+
+
 class _Inline(NamedTuple):
-    """A value in its message: the bytes of its arrays, and its pickle from `begin` on."""
+    """A small value: the bytes of its arrays, and its pickle from `begin` on."""
 
     data: bytes
     begin: int
@@ -465,7 +535,7 @@ class _Slot(NamedTuple):
         return _from_slot, tuple(self)
 
 
-_Message = _Inline | _Slot
+_Message = _Pickled | _Inline | _Slot
 
 
 def _from_bytes(data: bytes, begin: int) -> Any:

@@ -10,6 +10,7 @@ import gc
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
@@ -21,8 +22,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyrigh
 from headrace.dataset.progress import Progress, ending_here
 from headrace.dataset.reading.batch_reader import Reader
 from headrace.dataset.statistics import WorkerBatch, WorkerReads
+from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.shutdown import end_at_once, end_with_rank, signals_held
-from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots, stack_without_sharing
+from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.dataset.workers.worker_context import PipeQueue, worker_context
 from headrace.errors import ConfigError
 
@@ -139,7 +141,7 @@ def each(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
 
 
 class _Start:
-    """A `worker_init_fn` that sets up collation and the worker's end, and calls the user's."""
+    """A `worker_init_fn` that sets up memfds and the worker's end, and calls the user's."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, progress: Progress) -> None:
         self._worker_init_fn, self._progress = worker_init_fn, progress
@@ -147,7 +149,7 @@ class _Start:
     def __call__(self, worker: int) -> None:
         end_with_rank(self._progress)
         end_at_once()
-        stack_without_sharing()
+        use_memfd_for_tensors()
         if self._worker_init_fn is not None:
             try:
                 self._worker_init_fn(worker)
@@ -195,7 +197,7 @@ class _WorkerReader(Dataset[Any]):
             return self._read(asked)
         if self._writer is None:
             self._writer = self.rings.writer(worker.id, prefetched=self._prefetch_factor)
-        return self._writer.pack(self._read(asked))
+        return self._writer.send(partial(self._read, asked))
 
     def _read(self, asked: _PassKey) -> WorkerBatch:
         if self._reads is None:
