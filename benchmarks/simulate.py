@@ -177,13 +177,13 @@ def measured(run: dict[str, Any]) -> dict[str, float]:
     training from cached shards, after a step each: a processor that has slept makes them more slowly.
     """
     loader = build_loader(config_of(run, run['endpoint'], run['folder']))
-    stream = loader.dataset.streams[0]
-    cache, requests, publishes = stream.cache(), list[float](), list[float]()
+    stream = loader.dataset.pool.streams[0]
+    cache, requests, publishes = stream.cache, list[float](), list[float]()
     for shard in range(run['samples']):
         came = list[float]()
         how = Transfer(almost_done=lambda came=came: came.append(time.perf_counter()))
         begin = time.perf_counter()
-        cache.fetch(stream.entry(shard), how=how)
+        cache.fetch(stream.entries[shard], how=how)
         requests.append(came[0] - begin - run['latency'])
         publishes.append(time.perf_counter() - came[0])
     list(loader)  # fetches the rest

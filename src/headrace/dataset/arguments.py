@@ -115,14 +115,18 @@ _STORE = 'Register a store for the scheme of the URLs: headrace.storage.register
 _COMPRESSION = 'Register a compression: headrace.format.register_compression.'
 _INDEX = 'Write an index.json to the remote, or to `local` before the dataset is made.'
 _PLAN = 'The order is `dataset.plan(epoch=...)`: read it there, or pass `shuffle_algo` and `batching_method`.'
+_PLACE = 'Give `remote`, `local` and `split`.'
 
 _UNUSED = {
     'Stream': {
         '_decompress_shard_part': _COMPRESSION,
         '_download_file': _STORE,
         '_prepare_shard_part': _STORE,
+        'folder': _PLACE,
         'get_shards': _INDEX,
+        'is_local': _PLACE,
         'prepare_shard': _STORE,
+        'url': _PLACE,
     },
     'StreamingDataset': {
         '_each_sample_id': _PLAN,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,19 @@ def test_two_datasets_share_a_local_folder(make_dataset):
     folder = make_dataset('data', 10)
     one, two = StreamingDataset(local=str(folder)), StreamingDataset(local=str(folder))
     assert one[3]['id'] == two[3]['id']
+
+
+def test_a_stream_that_is_listed_twice_is_refused(make_dataset: Any) -> None:
+    stream = Stream(local=str(make_dataset(samples=8)))
+    with pytest.raises(StreamError, match='listed twice'):
+        StreamingDataset(streams=[stream, stream])
+
+
+def test_datasets_of_one_folder_end_with_the_program_quietly(make_dataset: Any) -> None:
+    code = (
+        'import sys; from headrace import StreamingDataset; a, b = (StreamingDataset(local=sys.argv[1]) for _ in "ab")'
+    )
+    ended = subprocess.run(
+        [sys.executable, '-c', code, str(make_dataset(samples=8))], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == ''

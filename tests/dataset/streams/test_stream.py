@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import (
-    Stream,
-    StreamingDataset,
-)
+from headrace import MDSWriter, Stream, StreamingDataset
 from headrace.errors import ConfigError, StreamError
 from headrace.mixing import load_config
 from headrace.storage import open_store
@@ -56,3 +53,13 @@ def test_many_streams_are_cut(make_dataset: Any) -> None:
     dataset = StreamingDataset(streams=[Stream(local=folder, name=f's{i}') for i in range(20)], batch_size=4)
     assert 'and 12 more streams' in str(dataset)
     assert len(str(dataset).split('\n')) < 16
+
+
+def test_a_local_folder_that_is_set_later_is_used(tmp_path):
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'x': 'int'}) as writer:
+        writer.write({'x': 1})
+    stream = Stream(remote=str(tmp_path / 'data'))
+    stream.local = str(tmp_path / 'cache')
+    assert len(StreamingDataset(streams=[stream], batch_size=1)) == 1
+    assert stream.local == str(tmp_path / 'cache')
+    assert (tmp_path / 'cache' / 'index.json').is_file()

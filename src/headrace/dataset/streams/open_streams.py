@@ -188,6 +188,8 @@ def open_streams(
         FormatError: an index breaks the format's rules, or holds an unsafe type.
         CacheError, FileExistsError: a default local folder is another user's, or no folder.
     """
+    if len({id(stream) for stream in given}) < len(given):
+        raise StreamError('One Stream is listed twice. List each once, and set its weight by `repeat` or `proportion`.')
     for stream in given:
         if stream.shards:
             raise StreamError(
@@ -195,7 +197,7 @@ def open_streams(
                 f'new Stream for this one.'
             )
     filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
-    folders = [stream.folder.resolve() for stream in filled]
+    folders = [str(stream.folder.resolve()) for stream in filled]
     _refuse_shared(folders, filled)
     check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
     openings = [_Opening(stream, stream.selection(), allow_unsafe_types, check) for stream in filled]
@@ -406,12 +408,12 @@ class _Opening:
 
 
 # Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_opened_in: weakref.WeakValueDictionary[Path, OpenedStream] = weakref.WeakValueDictionary()
+_opened_in: weakref.WeakValueDictionary[str, OpenedStream] = weakref.WeakValueDictionary()
 
 
-def _refuse_shared(folders: Sequence[Path], streams: Sequence[StreamOptions]) -> None:
+def _refuse_shared(folders: Sequence[str], streams: Sequence[StreamOptions]) -> None:
     """Refuse a folder that is the cache of another remote already, however a remote is spelled."""
-    here: dict[Path, StreamOptions] = {}
+    here: dict[str, StreamOptions] = {}
     for folder, stream in zip(folders, streams, strict=True):
         for other in (_opened_in.get(folder), here.get(folder)):
             if (

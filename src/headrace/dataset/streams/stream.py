@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.streams.columns import column_kinds
@@ -259,8 +260,12 @@ class Stream(StreamOptions, FactsRepr):
     first_shard = 0
 
     # Its user may set attributes, until a dataset opens it.
-    __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == 'local':
+            vars(self)['has_default_folder'] = False
 
     def __post_init__(self) -> None:
         refuse_unused_overrides(type(self), Stream)
@@ -270,6 +275,10 @@ class Stream(StreamOptions, FactsRepr):
     def show(self, opened: StreamOptions, *, choose: int, proportion: float, repeat: float) -> None:
         """Let the attributes say what a dataset reads: programs ask for them when it is made."""
         vars(self).update(vars(opened), choose=choose, proportion=proportion, repeat=repeat)
+
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
+        """Samples stored in each shard, int64[shards]."""
+        return self.shards.samples
 
     def _facts(self) -> Facts:
         return stream_facts(self)
