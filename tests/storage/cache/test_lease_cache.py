@@ -280,17 +280,16 @@ def test_processes_that_keep_leases_do_not_stop_each_other_in_a_small_cache(remo
     assert set(names(folder)) <= {entry.key for entry in remote.entries}
 
 
-def test_without_a_limit_too_many_shards_are_opened_anew(remote, tmp_path, monkeypatch):
+def test_without_a_limit_the_shards_used_last_stay(remote, tmp_path, monkeypatch):
     monkeypatch.setattr(lease_cache, 'MAPPED_SHARDS', 2)
     cache = cache_of(remote, tmp_path / 'cache')
     kept = MapCache()
     for number in (0, 1):
         kept.keep(number, holding(cache, remote.entries[number]))
-    held = kept.take(0)
-    assert held is kept.take(0)  # shared
+    assert kept.take(0) is kept.take(0)  # shared, and used last now
     kept.keep(2, holding(cache, remote.entries[2]))
     assert kept.take(1) is None
-    kept.keep(0, held)
+    held = kept.take(0)
     kept.drop([0, 3])
     assert kept.take(0) is None
     remote.check(held.lease)  # for as long as somebody reads from it

@@ -55,31 +55,47 @@ class CachedLease(Generic[T]):
 
 
 class MapCache(Generic[T]):
-    """Without a limit: shards stay mapped, shared by threads, until there are too many. Then all are opened anew."""
+    """Without a limit: the shards used last stay mapped, shared by threads.
+
+    There are two generations. A full younger one becomes the older one, which is forgotten in turn. So a lookup of a
+    shard in use is a single lookup in a dict, without the bookkeeping of a linked list.
+    """
 
     def __init__(self) -> None:
         self.recent: dict[int, CachedLease[T]] = {}
-        """For a lookup that costs no call."""
+        """The younger generation, for a lookup that costs no call. `take` looks into both."""
+        self._old: dict[int, CachedLease[T]] = {}
         self._lock = threading.Lock()
 
     def take(self, shard: int) -> CachedLease[T] | None:
         """The cached lease of a shard, if any. It stays in the cache."""
-        return self.recent.get(shard)
+        held = self.recent.get(shard)
+        if held is None and shard in self._old:
+            with self._lock:
+                held = self._old.pop(shard, None)  # None: another thread was here
+                if held is None:
+                    return self.recent.get(shard)
+                self._add(shard, held)
+        return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
         with self._lock:
-            if len(self.recent) >= MAPPED_SHARDS:
-                self.recent = {}  # they are unmapped when their last reader is done
-            self.recent[shard] = held
+            self._add(shard, held)
+
+    def _add(self, shard: int, held: CachedLease[T]) -> None:
+        if len(self.recent) >= MAPPED_SHARDS // 2:
+            self._old, self.recent = self.recent, {}  # the old ones are unmapped when their last reader is done
+        self.recent[shard] = held
 
     def drop(self, shards: Iterable[int]) -> None:
         with self._lock:
             for shard in shards:
                 self.recent.pop(shard, None)
+                self._old.pop(shard, None)
 
     def close(self) -> None:
         with self._lock:
-            self.recent = {}
+            self.recent, self._old = {}, {}
 
 
 class LeaseCache(Generic[T]):
