@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.streams import stream
+from headrace.dataset.streams import open_streams
 from headrace.storage import register_store
 from headrace.storage.cache import limit
 from headrace.storage.cache.control_folder import OpenFolder
@@ -113,7 +113,7 @@ class _Slow:
 
 def dawdle(folder: Path) -> None:
     """Have all take its time that is done to files of the cache: unpacking, renaming, deleting."""
-    unpack, rename, delete, unlink = stream.unpack_file, OpenFolder.rename, OpenFolder.delete, Path.unlink
+    unpack, rename, delete, unlink = open_streams.unpack_file, OpenFolder.rename, OpenFolder.delete, Path.unlink
 
     def slow_unpack(algorithm: str, packed: Path, raw: Path, size: int) -> None:
         raw.write_bytes(bytes(size // 2))
@@ -134,7 +134,7 @@ def dawdle(folder: Path) -> None:
         time.sleep(0.001 if folder in path.parents else 0)
         unlink(path, missing_ok)
 
-    stream.unpack_file, Path.unlink = slow_unpack, slow_unlink  # type: ignore[assignment]
+    open_streams.unpack_file, Path.unlink = slow_unpack, slow_unlink  # type: ignore[assignment]
     OpenFolder.rename, OpenFolder.delete = slow_rename, slow_delete  # type: ignore[method-assign]
 
 
