@@ -32,7 +32,7 @@ def _names() -> str:
     rows = [
         (f'`{name}`', _short(module), entry) for module, entries in TABLES.items() for name, entry in entries.items()
     ]
-    rows += [('all', _short(module), entry) for module, entry in ABSENT_MODULES.items()]
+    rows += [(f'all of {_short(module)}', 'itself', entry) for module, entry in ABSENT_MODULES.items()]
     return _table('in `streaming`', rows)
 
 
