@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, ShardError
 from headrace.format import compression
 from headrace.format.compression import (
+    CHUNK,
     Brotli,
     Bzip2,
     Gzip,
@@ -131,6 +132,15 @@ def test_several_members_are_read_as_one(algorithm: str, tmp_path: Path) -> None
     packed = b''.join(compress(algorithm, part) for part in parts)
     assert decompress(algorithm, packed) == b''.join(parts)
     assert unpack(tmp_path, algorithm, packed, sum(map(len, parts))) == b''.join(parts)
+
+
+@pytest.mark.parametrize('algorithm', ['bz2', 'gz', 'zstd'])
+def test_members_that_unpack_to_more_than_a_piece(algorithm: str, tmp_path: Path) -> None:
+    part = b'a line of text\n' * (3 * CHUNK // 10)
+    packed = compress(algorithm, part)
+    assert unpack(tmp_path, algorithm, packed * 3, 3 * len(part)) == part * 3
+    with pytest.raises(ShardError):
+        unpack(tmp_path, algorithm, packed + b'no member of any kind', len(part))
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)

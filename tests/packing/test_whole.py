@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace import PADDING, MDSWriter
 from headrace.errors import ConfigError, EmptyDatasetError, ResumeError
 from headrace.mixing import build_loader, load_config
-from headrace.packing import Packing
+from headrace.packing import PackedDataset, Packing
 from headrace.packing.whole import WholePass
 from tests.support.packings.packed_streams import LENGTHS, SIZE, packed, tokens_of, told, unpadded, write_streams
 
@@ -107,6 +107,13 @@ def test_documents_may_be_skipped(folder):
     assert tokens == EVERY_TOKEN - gone
     assert sum(loader.stats().stream_samples.values()) == sum(tokens.values())
     assert len(loader) == len(whole(folder))
+
+
+def test_a_dataset_is_made_before_its_ranks_are_known(folder):
+    packing = Packing(column='tokens', sequence_length=SIZE, sequences_per_epoch='all', token_dtype='int32')
+    name = next(iter(LENGTHS))
+    dataset = PackedDataset(local=str(folder / name), batch_size=2, replication=2, packing=packing)
+    assert dataset.num_samples == len(LENGTHS[name])
 
 
 def test_a_configuration_needs_no_number(folder):

@@ -203,7 +203,7 @@ class Gzip(_Members):
         return zlib.decompressobj(16 + zlib.MAX_WBITS)
 
     def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
-        while data:
+        while data and not decoder.eof:  # after a member, zlib may leave the next one in both of its tails
             yield decoder.decompress(data, CHUNK)
             data = decoder.unconsumed_tail
         # All input is taken in, but what it stands for may still wait for room.

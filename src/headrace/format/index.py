@@ -142,7 +142,7 @@ class IndexFile:
             old = parse_index(cached.read_bytes(), source=str(cached), allow_unsafe_types=True)
         for info in self.shards:
             found = old.find(info.files[0].raw.basename)
-            is_same = found is not None and old[found] == info
+            is_same = found is not None and old[found].entry() == info.entry()
             for file in info.files:
                 for stored in (file.raw, file.zip):
                     if stored is not None and not (is_same and stored.hashes):

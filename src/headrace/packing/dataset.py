@@ -150,8 +150,11 @@ class PackedDataset(StreamingDataset):
 
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
         """Tokens of each document of the first pass."""
-        with self._reader_of(BatchSpec(1, Topology(), 'repeat'), self.run.lanes_for(1)) as reader:
+        reader = PackedReader(self.sample_source(), self.run, BatchSpec(1, Topology(), 'repeat'), self.run.lanes_for(1))
+        try:
             return count_tokens_of(reader.__getitem__, documents.mixture.epoch_size)
+        finally:
+            self.pool.shards.pause()
 
     def _replay(self, lanes: Lanes, row: int) -> dict[int, int]:
         with self._reader_of(BatchSpec(lanes.count, Topology(), 'repeat'), lanes) as reader:

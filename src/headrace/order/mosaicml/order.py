@@ -163,7 +163,7 @@ class MosaicMLPlan(BatchPlan):
         if start == self.start:
             return self
         order, batches, initial_nodes = self._asked
-        return MosaicMLPlan(order, batches, start, initial_nodes, self.skip)
+        return MosaicMLPlan(order, replace(batches, topology=self.topology), start, initial_nodes, self.skip)
 
     def of_rank(self, rank: int) -> MosaicMLPlan:
         plan = copy.copy(self)  # its batches are the same for all ranks
