@@ -33,6 +33,7 @@ _KEYS: Final[dict[str, frozenset[str]]] = {
     'tsv': frozenset(_XSV_KEYS),
     'xsv': frozenset(_XSV_KEYS | {'separator'}),
 }
+_OWN_KEYS: Final = {'samples', 'raw_data', 'zip_data', 'raw_meta', 'zip_meta'}  # of one shard; others mostly repeat
 _FILE_KEYS: Final = frozenset({'basename', 'bytes', 'hashes'})
 # Nearly all names match; others are checked part by part.
 _PLAIN_NAME: Final = re.compile(r'(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*')
@@ -69,6 +70,8 @@ class EntryParser:
         self.count = 0
         self.names: set[str] = set()
         self.schemas: dict[Any, Schema] = {}
+        self._last: dict[str, Any] = {}  # what the last shard shares with those like it, and what it means
+        self._common: tuple[Schema, str | None, tuple[str, ...], int | None] = Schema('mds', (), ()), None, (), None
 
     def fail(self, message: str) -> FormatError:
         """The error for the current shard."""
@@ -78,18 +81,10 @@ class EntryParser:
         """The shard of one JSON object."""
         if not isinstance(entry, dict):
             raise self.fail(f'a shard is a JSON object, but this is {show(entry)}.')
-        name = entry.get('format')
-        keys = _KEYS.get(name) if isinstance(name, str) else None
-        if keys is None or not isinstance(name, str):
-            raise self.fail(f'`format` is one of {", ".join(_KEYS)}, but this is {show(name)}.')
-        if entry.keys() != keys:
-            raise self.fail(self._wrong_keys(entry, keys, 'a shard of format ' + name))
-        version = entry['version']
-        if isinstance(version, bool) or version != 2:
-            raise self.fail(f'`version` is 2, but this is {show(version)}.')
-        schema = self._schema(name, entry)
-        least = schema.min_sample_size
-        compression, hashes, size_limit = self._writer_options(entry)
+        if entry.keys() != _KEYS.get(self._last.get('format', '')) or not self._last.items() <= entry.items():
+            self._read_common(entry)
+        schema, compression, hashes, size_limit = self._common
+        name, least = schema.format, schema.min_sample_size
         samples = entry['samples']
         if type(samples) is not int or samples < 0:
             raise self.fail(f'`samples` is a count of 0 or more, but this is {show(samples)}.')
@@ -109,6 +104,20 @@ class EntryParser:
             )
         self.count += 1
         return ShardInfo(name, samples, files, compression, hashes, size_limit, schema)
+
+    def _read_common(self, entry: dict[str, Any]) -> None:
+        """Check everything except counts and files."""
+        name = entry.get('format')
+        keys = _KEYS.get(name) if isinstance(name, str) else None
+        if keys is None or not isinstance(name, str):
+            raise self.fail(f'`format` is one of {", ".join(_KEYS)}, but this is {show(name)}.')
+        if entry.keys() != keys:
+            raise self.fail(self._wrong_keys(entry, keys, 'a shard of format ' + name))
+        version = entry['version']
+        if isinstance(version, bool) or version != 2:
+            raise self.fail(f'`version` is 2, but this is {show(version)}.')
+        self._common = self._schema(name, entry), *self._writer_options(entry)
+        self._last = {key: value for key, value in entry.items() if key not in _OWN_KEYS}
 
     def _wrong_keys(self, entry: Mapping[str, Any], keys: frozenset[str], what: str) -> str:
         missing, unknown = sorted(keys - entry.keys()), sorted(entry.keys() - keys)
