@@ -30,7 +30,7 @@ from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.redaction import redact_value, redacted_repr
 from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
-from headrace.sources.formats import FORMATS
+from headrace.sources.formats import known_formats
 
 SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),
@@ -99,8 +99,11 @@ class SelectionConfig(TransferConfig):
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
     """Images to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
 
-    format: Annotated[str, OneOf(FORMATS)] | None = None
+    format: Annotated[str, OneOf(known_formats)] | None = None
     """Format of the data: see `docs/formats.md`. Default: found by looking."""
+
+    format_options: Mapping[str, object] | None = None
+    """Options of the format, such as `{delimiter: ;}` of `csv`: see `docs/formats.md`."""
 
 
 @redacted_repr

@@ -83,7 +83,8 @@ class Bytes:
 class OneOf:
     """Constraint on a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] | Callable[[], tuple[str, ...]]
+    """Or a function that gives them, where programs add some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +363,9 @@ def field_types(cls: type) -> dict[str, Any]:
 
 def choices_of(hint: Any, constraint: Any) -> tuple[str, ...]:
     """The texts that a value must be one of; none where it is not bound to a list."""
-    return constraint.names if isinstance(constraint, OneOf) else get_args(hint) if get_origin(hint) is Literal else ()
+    if isinstance(constraint, OneOf):
+        return constraint.names if isinstance(constraint.names, tuple) else constraint.names()
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def describe_number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes | None) -> str:

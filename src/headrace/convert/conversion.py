@@ -80,6 +80,7 @@ def convert(
     function: Callable[[Any], Any] | None = None,
     columns: Mapping[str, str] | Sequence[str] | None = None,
     format: str | None = None,  # noqa: A002 - as in a stream
+    format_options: Mapping[str, Any] | None = None,
     split: str | None = None,
     workers: int = 1,
     on_error: OnError = 'stop',
@@ -119,6 +120,7 @@ def convert(
         columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
             format, or those that fit the first samples. For tuples, the names in order.
         format: name of the source's format; None: found by the names of its files.
+        format_options: options of the named format, as in a stream.
         split: a sub-folder, or files with this name, as in a stream; for paths and URLs. Of a data module: 'train' (the
             default), 'val', 'test' or 'predict'.
         workers: number of processes. 1: this process.
@@ -175,6 +177,7 @@ def convert(
         function=function,
         columns=None if columns is None else list(columns),
         format=format,
+        format_options=format_options,
         split=split,
         limit=limit,
         allow_unsafe_types=allow_unsafe_types,

@@ -74,7 +74,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
-        format, decode: see `Stream`; a default for all streams.
+        format, format_options, decode: see `Stream`; a default for all streams.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
@@ -173,6 +173,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         topology: Topology | None = None,
         on_changed_data: OnChangedData = 'refresh',
         format: str | None = None,  # noqa: A002 - the word for it
+        format_options: Mapping[str, Any] | None = None,
         decode: DecodeLike | None = None,
     ) -> None:
         own = streams_given(streams, remote, local)

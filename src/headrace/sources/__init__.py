@@ -7,6 +7,7 @@
 4. `source_index.unpack_part` writes a part as an MDS shard.
 """
 
+from headrace.sources.formats import register_format
 from headrace.sources.protocol import Part, Source, SourceFormat
 
-__all__ = ['Part', 'Source', 'SourceFormat']
+__all__ = ['Part', 'Source', 'SourceFormat', 'register_format']

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from headrace.display import printable
-from headrace.errors import FormatError, StreamError
+from headrace.errors import ConfigError, FormatError, StreamError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,7 +30,10 @@ _MODULES: Final = {
 }
 """The module of each format, or an object in it."""
 FORMATS: Final = ('mds', *_MODULES)
-"""Values of a stream's `format`."""
+"""Values of a stream's `format`, without registered ones."""
+_registered: dict[str, SourceFormat] = {}
+_COMMON: Final = ('columns', 'allow_unsafe_types')
+"""Keyword parameters of `SourceFormat.index` that are no options of the format."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
 DESCRIPTIONS: Final = frozenset(
@@ -37,8 +42,46 @@ DESCRIPTIONS: Final = frozenset(
 """JSON files that say something of data beside them."""
 
 
+def register_format(source_format: SourceFormat) -> None:
+    """Register a format that streams and conversions read without conversion, by its `NAME`.
+
+    Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
+    the script, so they know the format too, with any start method. `headrace.testing.SourceContract` tests a format.
+
+    Args:
+        source_format: a module or an object; see `SourceFormat`. The same one may be registered again.
+
+    Raises:
+        ConfigError: the name is malformed, or is that of another format.
+    """
+    name = source_format.NAME
+    if not re.fullmatch('[a-z][a-z0-9_-]*', name):
+        raise ConfigError(
+            f'The name of a format has lower-case letters, digits, "-" and "_", but is {name!r:.80}. Choose '
+            f'such a name.'
+        )
+    if name in FORMATS or _registered.get(name, source_format) is not source_format:
+        raise ConfigError(f'A format has a name of its own, but {name!r} is taken. Choose another one.')
+    _registered[name] = source_format
+
+
+def known_formats() -> tuple[str, ...]:
+    """Values of a stream's `format`."""
+    return (*FORMATS, *_registered)
+
+
 def format_of(name: str) -> SourceFormat:
-    """The format of this name, other than 'mds'; its module is imported now."""
+    """The format of this name, other than 'mds'; its module is imported now.
+
+    Raises:
+        FormatError: the name is unknown.
+    """
+    if name in _registered:
+        return _registered[name]
+    if name not in _MODULES:
+        raise FormatError(
+            f'The data are of the format {name!r:.80}, which is not known here. Import the module that registers it.'
+        )
     module, _, attribute = _MODULES[name].partition(':')
     found = importlib.import_module(f'headrace.sources.{module}')
     return cast('SourceFormat', getattr(found, attribute) if attribute else found)
@@ -46,16 +89,48 @@ def format_of(name: str) -> SourceFormat:
 
 def check_format(name: str | None) -> str | None:
     """A stream's `format`, checked."""
-    if name is not None and name not in FORMATS:
-        raise StreamError(f'`format` of a stream is one of {", ".join(FORMATS)}, but is {name!r:.80}.')
+    if name is not None and name not in known_formats():
+        raise StreamError(
+            f'`format` of a stream is one of {", ".join(known_formats())}, but is {name!r:.80}. Correct it, or import '
+            f'the module that registers it.'
+        )
     return name
+
+
+def check_options(name: str | None, options: object) -> dict[str, Any]:
+    """A stream's `format_options`, checked; the format is imported.
+
+    Raises:
+        StreamError: no format is named, or one without such an option; or a value is none that JSON can express.
+    """
+    if not options:
+        return {}
+    if not isinstance(options, Mapping):
+        raise StreamError(f'`format_options` is a mapping such as {{"delimiter": ";"}}, but is {options!r:.100}.')
+    given = dict(cast('Mapping[str, Any]', options))
+    if name is None or name == 'mds':
+        raise StreamError(f'`format_options` are those of a named `format`, but it is {name!r}. Name the format, too.')
+    parameters = inspect.signature(format_of(name).index).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in _COMMON]
+    for option in given:
+        if option not in known:
+            takes = f'takes {", ".join(known)}' if known else 'takes none'
+            raise StreamError(
+                f'`format_options` has {option!r:.80}, but the format {name} {takes}. Correct or remove it.'
+            )
+    try:
+        return cast('dict[str, Any]', json.loads(json.dumps(given, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise StreamError(
+            f'`format_options` has values that JSON can express, but is {given!r:.200}: {error}. Use such values.'
+        ) from None
 
 
 def formats_in(objects: Sequence[ObjectInfo]) -> dict[str, int]:
     """The number of files of each format in a listing; none if it has shards of MDS."""
     if any(_OWN.fullmatch(info.key) for info in objects):
         return {}
-    found = {name: len(format_of(name).find(objects)) for name in _MODULES}
+    found = {name: len(format_of(name).find(objects)) for name in known_formats() if name != 'mds'}
     return {name: count for name, count in found.items() if count}
 
 

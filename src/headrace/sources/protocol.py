@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
 
-    from headrace.storage import ObjectInfo, Store
+    from headrace.storage import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,16 @@ class Part:
     """Number of rows, at least 1."""
     size: int
     """Estimate of the bytes that the rows take as an MDS shard."""
+    beside: tuple[tuple[str, int, int], ...] = ()
+    """Key, offset and size in bytes of ranges of other objects that the rows need, such as their lengths."""
 
 
 class Source(Protocol):
-    """A dataset of another format, indexed. It never changes, so threads may share it."""
+    """A dataset of another format, indexed. It never changes, so threads may share it.
+
+    A source may also have an `identity`, a text by which checkpoints know the data, such as the snapshot of a table.
+    Otherwise they know the names and sizes of all objects that `SourceFormat.find` gave, and the rows of the parts.
+    """
 
     @property
     def format(self) -> str:
@@ -67,7 +73,7 @@ class Source(Protocol):
 
         Args:
             part: number of the part.
-            data: the bytes of its ranges, one after another.
+            data: the bytes of `Part.beside`, then those of its ranges, one after another.
 
         Raises:
             ShardError: the bytes contradict the index, or hold a value that its column cannot store.
@@ -91,10 +97,12 @@ class SourceFormat(Protocol):
         """The objects of this format in the listing of a dataset, in the order of their rows; none: another format."""
         ...
 
-    def index(
-        self, store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
-    ) -> Source:
-        """Index the objects that `find` chose, with few and concurrent requests.
+    @property
+    def index(self) -> Callable[..., Source]:
+        """A function that indexes the objects that `find` chose, with few and concurrent requests.
+
+        Its call is ``index(store, objects, *, columns, allow_unsafe_types, **options)``. Further keyword parameters are
+        the format's options: the keys of a stream's `format_options`. Their values are what JSON can express.
 
         Args:
             store: the dataset's root.
@@ -103,6 +111,7 @@ class SourceFormat(Protocol):
             allow_unsafe_types: whether columns may be of an encoding that runs code when it is read.
 
         Raises:
+            ConfigError: the value of an option breaks its rule.
             FormatError: an object breaks its format's rules, or has a column that no MDS encoding can store.
             StreamError: the data lack one of `columns`.
             ImportError: the optional package of the format is not installed; the message names the extra.

@@ -20,6 +20,8 @@ from headrace.sources.protocol import Part
 
 _MAGIC: Final = b'headrace source 1\n'
 _DIGEST: Final = 16
+_ARRAYS: Final = ('object_of', 'rows', 'sizes', 'range_starts', 'ranges')
+_BESIDE: Final = ('beside_starts', 'beside')
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +89,30 @@ class PartTable(Sequence[Part]):
         keys: the objects.
         arrays: `object_of`, uint32[parts], number of each part's object; `rows`, int64[parts]; `sizes`, int64[parts],
             estimates of the bytes of shards; `range_starts`, int64[parts + 1], number of each part's first range, then
-            of all ranges; `ranges`, int64[ranges, 2], offset and size. Others are left out.
+            of all ranges; `ranges`, int64[ranges, 2], offset and size. If parts have ranges of other objects,
+            `beside_starts` and `beside`, int64[ranges, 3], number of the object, offset and size. Others are left out.
     """
 
     def __init__(self, keys: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.keys = list(keys)
-        self.arrays = {name: arrays[name] for name in ('object_of', 'rows', 'sizes', 'range_starts', 'ranges')}
+        self.arrays = {name: arrays[name] for name in (*_ARRAYS, *_BESIDE) if name in arrays or name in _ARRAYS}
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> PartTable:
         parts = list(parts)
-        keys = list(dict.fromkeys(part.key for part in parts))
+        keys = list(dict.fromkeys(key for part in parts for key in (part.key, *(other for other, _, _ in part.beside))))
         number = {key: i for i, key in enumerate(keys)}
-        starts = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part.ranges) for part in parts], out=starts[1:])
         arrays = {
             'object_of': np.array([number[part.key] for part in parts], np.uint32),
             'rows': np.array([part.rows for part in parts], np.int64),
             'sizes': np.array([part.size for part in parts], np.int64),
-            'range_starts': starts,
+            'range_starts': _starts([len(part.ranges) for part in parts]),
             'ranges': np.array([span for part in parts for span in part.ranges], np.int64).reshape(-1, 2),
         }
+        beside = [(number[key], offset, size) for part in parts for key, offset, size in part.beside]
+        if beside:
+            arrays['beside_starts'] = _starts([len(part.beside) for part in parts])
+            arrays['beside'] = np.array(beside, np.int64)
         return cls(keys, arrays)
 
     def __len__(self) -> int:
@@ -121,13 +126,21 @@ class PartTable(Sequence[Part]):
         if isinstance(index, slice):
             return [self[part] for part in range(*index.indices(len(self)))]
         part, arrays = range(len(self))[index], self.arrays
-        spans = arrays['ranges'][arrays['range_starts'][part] : arrays['range_starts'][part + 1]].tolist()
+        spans = arrays['ranges'][slice(*arrays['range_starts'][part : part + 2])].tolist()
+        beside = (
+            arrays['beside'][slice(*arrays['beside_starts'][part : part + 2])].tolist() if 'beside' in arrays else ()
+        )
         return Part(
             key=self.keys[arrays['object_of'][part]],
             ranges=tuple((offset, size) for offset, size in spans),
             rows=int(arrays['rows'][part]),
             size=int(arrays['sizes'][part]),
+            beside=tuple((self.keys[number], offset, size) for number, offset, size in beside),
         )
+
+
+def _starts(counts: Sequence[int]) -> np.ndarray[Any, Any]:
+    return np.cumsum([0, *counts], dtype=np.int64)
 
 
 def dump_index(name: str, columns: Mapping[str, str], parts: Iterable[Part], more: Mapping[str, Any]) -> bytes:

@@ -29,13 +29,13 @@ from headrace.storage import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.sources.protocol import Source
+    from headrace.sources.protocol import Part, Source
 
 _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 
 
-def index_name(columns: Collection[str] | None) -> str:
-    return f'source{_tag(columns)}.index'
+def index_name(columns: Collection[str] | None, options: Mapping[str, Any]) -> str:
+    return f'source{_tag(columns, options)}.index'
 
 
 def names_of_classes(source: Source) -> dict[str, list[str]]:
@@ -44,17 +44,35 @@ def names_of_classes(source: Source) -> dict[str, list[str]]:
     return {name: names for name, names in found.items() if name in source.columns}
 
 
-def _tag(columns: Collection[str] | None) -> str:
-    if columns is None:
+def _tag(columns: Collection[str] | None, options: Mapping[str, Any]) -> str:
+    if columns is None and not options:
         return ''
-    return '-' + hashlib.blake2b(json.dumps(sorted(columns)).encode(), digest_size=4).hexdigest()
+    chosen: Any = None if columns is None else sorted(columns)
+    if options:
+        chosen = [chosen, dict(options)]
+    return '-' + hashlib.blake2b(json.dumps(chosen, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 class SourceIndex:
-    def __init__(self, source: Source, objects: Sequence[ObjectInfo], columns: Collection[str] | None) -> None:
+    """See the module.
+
+    Args:
+        objects: those that the format found, which are all that parts are read from.
+        columns: the columns that were chosen; None: all.
+        options: the format's options.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        objects: Sequence[ObjectInfo],
+        columns: Collection[str] | None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.source = source
         self.objects = {info.key: info for info in objects}
         self._columns = None if columns is None else sorted(columns)
+        self._options = dict(options or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceIndex.from_bytes, (self.to_bytes(),)
@@ -64,6 +82,7 @@ class SourceIndex:
         settings = {
             'format': self.source.format,
             'columns': self._columns,
+            'options': self._options,
             'keys': list(self.objects),
             'etags': [info.etag for info in infos],
             'versions': [info.version for info in infos],
@@ -78,7 +97,7 @@ class SourceIndex:
             settings, sizes = found.settings, found.arrays['sizes'].tolist()
             infos = zip(settings['keys'], sizes, settings['etags'], settings['versions'], strict=True)
             source = format_of(settings['format']).load(bytes(found.pieces[0]))
-            return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'])
+            return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'], settings.get('options'))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
                 f'The cached index of a source is of another version of headrace, or damaged: {error!r}. Delete it: it '
@@ -87,13 +106,16 @@ class SourceIndex:
 
     @property
     def fingerprint(self) -> str:
-        """The data's identity in checkpoints: names and sizes of the objects, and rows of the parts.
+        """The data's identity in checkpoints: names and sizes of the objects or the source's own, and rows of parts.
 
         It does not depend on the store, on the folder, or on the columns that are read.
         """
-        objects = [(key.rpartition('/')[2], info.size) for key, info in self.objects.items()]
+        objects: Any = [(key.rpartition('/')[2], info.size) for key, info in self.objects.items()]
         rows = [part.rows for part in self.source.parts]
-        return hashlib.blake2b(json.dumps([self.source.format, objects, rows]).encode(), digest_size=8).hexdigest()
+        known: list[Any] = [self.source.format, getattr(self.source, 'identity', objects), rows]
+        if self._options:
+            known.append(self._options)
+        return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @cached_property
     def _numbers(self) -> tuple[list[int], dict[str, list[int]]]:
@@ -114,13 +136,13 @@ class SourceIndex:
         sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
         meanings = tuple(self.source.meanings.get(name, '') for name in names)
         schema = Schema('mds', names, encodings, sizes, meanings=meanings)
-        made_from, numbers, tag = self.source.format, self._numbers[0], _tag(self._columns)
+        made_from, numbers, tag = self.source.format, self._numbers[0], _tag(self._columns, self._options)
         builder = TableBuilder()
         kind: Kind | None = None
         rows: list[tuple[Any, ...]] = []
         for number, part in zip(numbers, self.source.parts, strict=True):
             raw, packed = f'{part.key}.{number}{tag}.mds', f'{part.key}.{number}{tag}.part'
-            size = sum(size for _, size in part.ranges) if part.ranges else self.objects[part.key].size
+            size = sum(size for _, _, size in self._spans(part))
             if kind is None:
                 file = ShardFile(FileInfo(raw, part.size, {}), FileInfo(packed, size, {}))
                 kind = Kind.of(ShardInfo('mds', part.rows, (file,), None, (), None, schema, made_from))
@@ -129,14 +151,18 @@ class SourceIndex:
             builder.add_rows(kind, rows)
         return builder.finish()
 
-    def ranges(self, packed: str) -> tuple[ObjectInfo, Sequence[tuple[int, int]]]:
-        """The object of a packed part, and the offset and size of each of its ranges."""
+    def _spans(self, part: Part) -> list[tuple[str, int, int]]:
+        ranges = part.ranges or ((0, self.objects[part.key].size),)
+        return [*part.beside, *((part.key, offset, size) for offset, size in ranges)]
+
+    def ranges(self, packed: str) -> list[tuple[ObjectInfo, int, int]]:
+        """Object, offset and size of each range of a packed part. The last is of the object that names it."""
         match = _PACKED.fullmatch(packed)
         parts = [] if match is None else self._numbers[1].get(match[1], [])
         if match is None or int(match[2]) >= len(parts):
             raise FormatError(f'{packed!r:.200} is not the name of a part of this dataset.')
-        info = self.objects[match[1]]
-        return info, self.source.parts[parts[int(match[2])]].ranges or ((0, info.size),)
+        spans = self._spans(self.source.parts[parts[int(match[2])]])
+        return [(self.objects[key], offset, size) for key, offset, size in spans]
 
     def unpack(self, shard: int, packed: Path, raw: Path, most: int) -> None:
         """Make a shard of its packed part; see `unpack_part`. The limit is an estimate, and is not kept."""
@@ -161,7 +187,7 @@ class SourceIndex:
                 same_columns
                 and was is not None
                 and old.source.parts[was] == part
-                and _is_same(old.objects[part.key], self.objects[part.key])
+                and all(_is_same(old.objects[key], self.objects[key]) for key, _, _ in self._spans(part))
             )
             if not is_same and file.zip is not None:
                 yield from (file.raw.basename, file.zip.basename)

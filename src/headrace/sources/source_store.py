@@ -14,14 +14,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
 from headrace.redaction import logger_of, without_credentials
-from headrace.sources.formats import format_of, formats_in, how_to_rename, one_format
+from headrace.sources.formats import check_options, format_of, formats_in, how_to_rename, one_format
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
 from headrace.sources.splits import check_parts, check_split, choose_split, splits_of
@@ -96,6 +96,7 @@ class SourceStore:
         format_name: str | None,
         columns: Collection[str] | None,
         allow_unsafe_types: bool,
+        format_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Make no request."""
         root, self._glob = split_glob(remote)
@@ -109,6 +110,7 @@ class SourceStore:
         self.ledger = Ledger()
         """Of the index, where this store made it."""
         self._split, self._format, self._columns = split, format_name, columns
+        self.format_options = check_options(format_name, format_options)
         self._allow_unsafe_types = allow_unsafe_types
 
     @property
@@ -119,7 +121,7 @@ class SourceStore:
     @property
     def index_name(self) -> str:
         """The key of the index."""
-        return index_name(self._columns)
+        return index_name(self._columns, self.format_options)
 
     def find(self) -> tuple[SourceFormat | None, list[ObjectInfo]]:
         """The data's format and objects; None if the listing has no known format.
@@ -177,8 +179,8 @@ class SourceStore:
     def head(self, key: str) -> ObjectInfo:
         """The index, by its listing; its size is not known."""
         if key != self.index_name:
-            info, ranges = self._ranges(key)
-            return ObjectInfo(key, sum(length for _, length in ranges), info.etag)
+            ranges = self._ranges(key)
+            return ObjectInfo(key, sum(length for _, _, length in ranges), ranges[-1][0].etag)
         name, *_, objects = self._require()
         return ObjectInfo(key, 0, _digest(name, objects))
 
@@ -186,19 +188,21 @@ class SourceStore:
         """See `Store.get`: the index, which is made now; or a part's ranges, one after another."""
         if key == self.index_name:
             return self._make_index(out)
-        info, ranges = self._ranges(key)
-        end = sum(length for _, length in ranges) if size is None else offset + size
-        # A store's etag may last for one mount only.
-        expected = etag or (self._current(info).etag if info.version else info.etag)
-        version, start = '', 0
-        for begin, length in ranges:
+        ranges = self._ranges(key)
+        end = sum(length for _, _, length in ranges) if size is None else offset + size
+        own = ranges[-1][0].key
+        versions = {own: etag} if etag else {}
+        start = 0
+        for info, begin, length in ranges:
             first, last = max(offset, start), min(end, start + length)
             if first < last:
-                version = self._read(info, out, begin + first - start, last - first, expected or version)
+                # A store's etag may last for one mount only.
+                expected = versions.get(info.key) or (self._current(info).etag if info.version else info.etag)
+                versions[info.key] = self._read(info, out, begin + first - start, last - first, expected)
             start += length
         if end > start:
             raise ConfigError(f'{key} has {start} bytes, but bytes {offset} to {end} were asked for.')
-        return version
+        return versions.get(own, '')
 
     def _current(self, info: ObjectInfo) -> ObjectInfo:
         """An object as this mount of its store names it, if it is the version that was indexed."""
@@ -226,7 +230,7 @@ class SourceStore:
                 f'{self._store.url.rstrip("/")}/{info.key} has {found} bytes, but had {info.size} when it was indexed.'
             ) from error
 
-    def _ranges(self, key: str) -> tuple[ObjectInfo, Sequence[tuple[int, int]]]:
+    def _ranges(self, key: str) -> list[tuple[ObjectInfo, int, int]]:
         if self.index is None:
             raise FormatError(f'{key!r:.200} was asked for before the index of {self.url} was read.')
         return self.index.ranges(key)
@@ -242,7 +246,11 @@ class SourceStore:
         name, listed, of_format, objects = self._require()
         try:
             source = format_of(name).index(
-                self._store, objects, columns=self._columns, allow_unsafe_types=self._allow_unsafe_types
+                self._store,
+                objects,
+                columns=self._columns,
+                allow_unsafe_types=self._allow_unsafe_types,
+                **self.format_options,
             )
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
@@ -257,7 +265,7 @@ class SourceStore:
         lines = self.ledger.lines() or ['Nothing was left out.']
         level = logging.WARNING if self.ledger.is_suspect else logging.INFO if self.ledger.lines() else logging.DEBUG
         _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))
-        out.write(SourceIndex(source, objects, self._columns).to_bytes())
+        out.write(SourceIndex(source, objects, self._columns, self.format_options).to_bytes())
         return _digest(name, objects)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

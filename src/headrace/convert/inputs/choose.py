@@ -24,7 +24,7 @@ from headrace.convert.inputs.programs import (
 )
 from headrace.convert.inputs.records import Inputs, RecordInputs
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.sources.formats import FORMATS
+from headrace.sources.formats import known_formats
 from headrace.sources.source_store import has_glob
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import LocalStore
@@ -39,6 +39,7 @@ def choose_inputs(
     function: Callable[[Any], Any] | None,
     columns: list[str] | None,
     format: str | None,  # noqa: A002 - as in `convert`
+    format_options: Mapping[str, Any] | None,
     split: str | None,
     limit: int | None,
     allow_unsafe_types: bool,
@@ -56,6 +57,8 @@ def choose_inputs(
             f'`split` of convert chooses files of a path or URL, or a loader of a data module, but the source is '
             f'{source!r:.100}.'
         )
+    if format_options and not isinstance(source, str | os.PathLike):
+        raise ConfigError(f'`format_options` of convert are for a path or URL, but the source is {source!r:.100}.')
     if function is not None:
         if isinstance(source, str | bytes) or not isinstance(source, Iterable):
             raise ConfigError(
@@ -69,6 +72,7 @@ def choose_inputs(
             url,
             options,
             format_name=format,
+            format_options=format_options,
             split=split,
             columns=columns,
             limit=limit,
@@ -114,7 +118,7 @@ def _images_at(
     retry: Retry,
 ) -> ImageFolder | None:
     """The images of a folder; None if it holds none, and may hold other data."""
-    names = [ImageFolder.kind, *(name for name in FORMATS if name != 'mds')]
+    names = [ImageFolder.kind, *(name for name in known_formats() if name != 'mds')]
     if format is not None and format not in names:
         raise ConfigError(f'`format` of convert is one of {", ".join(names)}, but is {format!r:.80}.')
     path = local_path(url)

@@ -166,6 +166,7 @@ def open_parts(
     options: StoreOptions,
     *,
     format_name: str | None,
+    format_options: Mapping[str, Any] | None,
     split: str | None,
     columns: list[str] | None,
     limit: int | None,
@@ -174,7 +175,13 @@ def open_parts(
 ) -> PartInputs:
     """The parts of a dataset of another format, which is indexed now; see `convert` for the arguments."""
     store = SourceStore(
-        url, options, split=split, format_name=format_name, columns=columns, allow_unsafe_types=allow_unsafe_types
+        url,
+        options,
+        split=split,
+        format_name=format_name,
+        format_options=format_options,
+        columns=columns,
+        allow_unsafe_types=allow_unsafe_types,
     )
     found, _ = retry.call(f'Listing {url}', store.find)
     if found is None:
@@ -212,7 +219,7 @@ class PartInputs(Inputs):
         self.kind, self.columns, self.meanings = source.format, dict(source.columns), dict(source.meanings)
         self.files = classes_file(names_of_classes(source))
         self.reads_ahead = 1 if is_local else _AHEAD
-        self.identity = {'url': store.url}
+        self.identity = {'url': store.url, **({'format_options': store.format_options} if store.format_options else {})}
         sizes = (part.size for part in itertools.islice(source.parts, self._count))
         self.sizes = Sizes(each=np.fromiter(sizes, np.int64, self._count))
         self._keys = [shard.files[0].zip.basename for shard in index.shards() if shard.files[0].zip is not None]
@@ -235,7 +242,8 @@ class PartInputs(Inputs):
             part = self._index.source.parts[number]
             info = self._index.objects[part.key]
             rows = min(part.rows, self._end - self._first_row[number])
-            listing.append((part.key, part.ranges, rows, info.size, info.etag))
+            beside = [(key, *span, self._index.objects[key].etag) for key, *span in part.beside]
+            listing.append((part.key, part.ranges, rows, info.size, info.etag, *beside))
         return digest_of(listing)
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:

@@ -134,6 +134,7 @@ class SourceFinder:
             self.stream.for_store(),
             split=self.stream.split,
             format_name=self.stream.format,
+            format_options=self.stream.format_options,
             columns=self.columns,
             allow_unsafe_types=self.allow_unsafe_types,
         )

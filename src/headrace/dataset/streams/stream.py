@@ -23,7 +23,7 @@ from headrace.order.mixture.rules import given_weights, stream_errors
 from headrace.redaction import without_credentials
 from headrace.rules import path_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
-from headrace.sources.formats import check_format
+from headrace.sources.formats import check_format, check_options
 from headrace.storage import Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.control_folder import temporary_folder
 from headrace.storage.cache.fetch import same_folder
@@ -54,12 +54,14 @@ class StreamDefaults:
     columns: Sequence[str] | None = None
     on_changed_data: OnChangedData | None = None
     format: str | None = None
+    format_options: Mapping[str, Any] | None = None
     decode: DecodeLike | None = None
 
     def __post_init__(self) -> None:
         if self.on_changed_data not in (None, 'refresh', 'refuse'):
             raise ConfigError(f"`on_changed_data` must be 'refresh' or 'refuse', but is {self.on_changed_data!r}.")
         check_format(self.format)
+        check_options(self.format, self.format_options)
         vars(self).update(columns=_read_columns(self.columns), decode=Decode.of(self.decode))
 
     @classmethod
@@ -239,6 +241,8 @@ class Stream(StreamOptions, FactsRepr):
         columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
         format: 'mds' for a folder with an index.json, or the name of another format, such as 'parquet';
             ``docs/formats.md`` lists them. None: found by looking.
+        format_options: options of the named format, such as ``{'delimiter': ';'}`` of 'csv'; ``docs/formats.md`` lists
+            them.
         decode: columns of images that are read as tensors of uint8: 'tensor' or an `ImageTensor` for all of them, or a
             mapping from columns to these. None: images are read as Pillow's.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
