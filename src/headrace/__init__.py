@@ -8,6 +8,7 @@ from headrace.lazy_names import lazy_names
 from headrace.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from headrace.audio import AudioTensor
     from headrace.convert import merge_index
     from headrace.dataset import (
         BAD_SAMPLE,
@@ -37,6 +38,7 @@ __all__ = [
     'BAD_SAMPLE',
     'PADDING',
     'STREAM',
+    'AudioTensor',
     'CSVWriter',
     'ImageTensor',
     'JSONWriter',
@@ -60,6 +62,7 @@ __all__ = [
 
 _PACKAGES = ('convert', 'dataset', 'format', 'images', 'order', 'selection', 'sources', 'storage')
 _ELSEWHERE = {
+    'AudioTensor': 'headrace.audio',
     'ImageTensor': 'headrace.images',
     'NormalizeImages': 'headrace.images.normalize',
     'Topology': 'headrace.order',

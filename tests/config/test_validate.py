@@ -466,6 +466,7 @@ train:
   decode:
     image: {size: 0, crop: centre}
     mask: pil
+    speech: {seconds: 0, crop: end}
 """.lstrip()
     )
     fraction = 'must be [low, high] with 0 <= low < high <= 1, such as [0, 0.95]'
@@ -473,8 +474,8 @@ train:
     operators = 'must be one of equals, in, at_least, below, length, not; did you mean "at_least"?'
     size = 'must be a number of pixels from 1 to 65536, or a height and a width'
     decode = (
-        "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these; a mapping "
-        'of the keys of ImageTensor stands for one'
+        "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these or to an "
+        'AudioTensor; a mapping of the keys of ImageTensor or AudioTensor stands for one'
     )
     assert errors(path) == [
         f'{path}:4: train.fraction: got [0.95, 0.9]; {fraction}',
@@ -485,6 +486,8 @@ train:
         f"{path}:14: train.decode.image.crop: got 'centre'; must be one of 'random', 'center'",
         f'{path}:14: train.decode.image.size: got 0; {size}',
         f"{path}:15: train.decode.mask: got 'pil'; {decode}",
+        f'{path}:16: train.decode.speech.sample_rate: got null; must be a whole number of hertz, from 1 to 1048576',
+        f"{path}:16: train.decode.speech.crop: got 'end'; must be one of 'random', 'center', 'start'",
     ]
 
 

@@ -10,44 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import ImageTensor
+from headrace.decoding import Decode
 from headrace.errors import StreamError
-from headrace.images import NUM_DRAWS, Decode
+from headrace.images import NUM_DRAWS
 from headrace.images.image_tensor import choose_box, is_flipped
-
-STORED = {'id': 'int', 'image': 'jpeg', 'mask': 'png', 'file': 'bytes'}
-
-
-def columns(raw, read=None):
-    return Decode.of(raw).columns(STORED, read, 'stream a')
-
-
-def test_a_name_or_settings_hold_for_all_columns_of_images():
-    assert columns('tensor') == {'image': ImageTensor(), 'mask': ImageTensor()}
-    assert columns({'size': 32, 'crop': 'center'}) == dict.fromkeys(
-        ['image', 'mask'], ImageTensor(size=32, crop='center')
-    )
-    assert columns('tensor', read=['image', 'id']) == {'image': ImageTensor()}
-
-
-def test_columns_have_their_own():
-    raw = {'image': 'tensor', 'file': {'size': [3, 4], 'ratio': [1, 1]}, 'mask': ImageTensor(mode='L')}
-    assert columns(raw) == {
-        'image': ImageTensor(),
-        'file': ImageTensor(size=(3, 4), ratio=(1, 1)),
-        'mask': ImageTensor(mode='L'),
-    }
-
-
-@pytest.mark.parametrize(
-    'raw', ['tensor', {'size': [8, 9], 'flip': 0.5}, {'size': 'tensor', 'b': {'size': 3, 'scale': [0.2, 0.5]}}]
-)
-def test_settings_are_written_as_they_are_read(raw):
-    assert Decode.of(raw).plain == raw
-
-
-def test_a_column_may_have_the_name_of_a_setting():
-    assert Decode.of({'size': 'tensor'}) == Decode(None, (('size', ImageTensor()),))
-    assert Decode.of({'crop': {'size': 8}}) == Decode(None, (('crop', ImageTensor(size=8)),))
 
 
 @pytest.mark.parametrize(
@@ -87,30 +53,6 @@ def test_wrong_settings_are_refused(options, message):
         ImageTensor(**options)
     with pytest.raises(StreamError, match=r"decode\['image'\]\['(" + '|'.join(options) + r")'\]"):
         Decode.of({'image': options})
-
-
-@pytest.mark.parametrize(
-    ('raw', 'message'),
-    [
-        ('pil', "`decode` must be 'tensor' or an ImageTensor"),
-        (3, "`decode` must be 'tensor'"),
-        ({}, 'no column of images|must be'),
-        ({'image': 'pil'}, r"`decode\['image'\]` must be 'tensor'"),
-        ({'image': {'sise': 3}}, r"`decode\['image'\]\['sise'\]` is no key of ImageTensor.*did you mean size"),
-        ({3: 'tensor'}, 'name of a column'),
-        ({'imag': 'tensor'}, "names the column 'imag', but stream a has .* Did you mean 'image'"),
-        ({'id': 'tensor'}, "column 'id' of stream a is `int`"),
-        ({'sise': 3, 'crop': 'center'}, r'sise'),
-    ],
-)
-def test_other_values_are_refused(raw, message):
-    with pytest.raises(StreamError, match=message):
-        columns(raw)
-
-
-def test_columns_without_images_are_refused():
-    with pytest.raises(StreamError, match='no column of images to read: id: int'):
-        columns('tensor', read=['id'])
 
 
 SIDES = st.integers(1, 3000)

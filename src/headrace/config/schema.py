@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, cast
 from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.resolver import yaml_text
 from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_skip
+from headrace.decoding import Decode
 from headrace.format import get_hashes
-from headrace.images import Decode
 from headrace.order.mixture.rules import (
     exhaustion_errors,
     mixture_errors,
@@ -97,7 +97,7 @@ class SelectionConfig(TransferConfig):
     """Columns to read, such as `[text, id]`. Default: all."""
 
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
-    """Images to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
+    """Images and sound to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
 
     format: Annotated[str, OneOf(known_formats)] | None = None
     """Format of the data: see `docs/formats.md`. Default: found by looking."""

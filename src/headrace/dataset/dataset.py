@@ -33,10 +33,10 @@ from headrace.dataset.streams.columns import column_names, refuse_different_colu
 from headrace.dataset.streams.open_streams import open_streams, streams_given
 from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
 from headrace.dataset.workers.shutdown import end_with_rank
+from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
-from headrace.images import DecodeLike
 from headrace.order import (
     DEFAULT_SEED,
     BatchPlan,

@@ -53,8 +53,8 @@ def sample_rng() -> np.random.Generator:
     return draws.generator
 
 
-def image_draws(sample_id: int, count: int) -> list[float] | None:
-    """Random numbers for the images of a sample, from 0 to below 1; None: no pass is being read."""
+def tensor_draws(sample_id: int, count: int) -> list[float] | None:
+    """Random numbers for the crops of a sample, from 0 to below 1; None: no pass is being read."""
     draws, batch = _draws.get(), _batch.get()
     if draws is not None:
         seed, epoch = draws.key[:2]

@@ -23,7 +23,15 @@ from headrace.order import Topology
 _PROFILED: Final = 8  # batches
 _SHARE: Final = 0.5  # of the time, which makes something the limit
 _PARTS: Final = {
-    'decoding of images': ('/headrace/images/', '/image_rows.py', '/PIL/', '/simplejpeg/'),
+    'decoding of images and sound': (
+        '/headrace/images/',
+        '/headrace/audio.py',
+        '/tensor_rows.py',
+        '/PIL/',
+        '/simplejpeg/',
+        '/soundfile.py',
+        '/soxr/',
+    ),
     'packing and its tokenizer': ('/headrace/packing/',),
     'collate': ('/collate.py',),
 }

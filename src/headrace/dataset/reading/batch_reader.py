@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from headrace.audio import Clips
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
@@ -201,7 +202,7 @@ class BatchReader(Reader[BatchKey]):
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
-        if self._is_columnar and not self._source.pool.has_images:
+        if self._is_columnar and not self._source.pool.has_tensors:
             return self._columns(places)
         with drawing_for_batch(self._source.shuffle_seed, epoch, places.ids.tolist()):
             if self._is_columnar:
@@ -318,6 +319,8 @@ class _BatchPlaces:
 def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:
     """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
 
+    `Clips` become a list.
+
     Args:
         batch: the columns.
         ids: the samples, for messages.
@@ -330,6 +333,8 @@ def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: De
     for name, column in batch.columns.items():
         if isinstance(column, np.ndarray):
             out[name] = torch.from_numpy(column)
+        elif isinstance(column, Clips):
+            out[name] = list(column)
         elif isinstance(column[0], (str, bytes)):
             out[name] = column
         else:

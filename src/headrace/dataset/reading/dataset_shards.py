@@ -16,7 +16,7 @@ from headrace.dataset.prefetch.horizon import Upcoming
 from headrace.dataset.prefetch.limits import PrefetchLimits, max_bytes_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.progress import Progress
-from headrace.dataset.streams.columns import ImageColumn
+from headrace.dataset.streams.columns import TensorColumn
 from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
@@ -116,19 +116,19 @@ class CachedShards:
         info = stream.shards[local]
         try:
             source = f'{stream.title}: {info.files[0].raw.basename}'
-            images = stream.images_in(local)
-            if images is not None:
-                info = replace(info, schema=images.as_bytes)
+            tensors = stream.tensors_in(local)
+            if tensors is not None:
+                info = replace(info, schema=tensors.as_bytes)
             return open_shard(info, lease.buffers, source=source, columns=stream.columns, fix=stream.fix_of(info))
         except BaseException:
             lease.release()
             raise
 
-    def images(self, shard: int) -> Sequence[ImageColumn]:
+    def tensors(self, shard: int) -> Sequence[TensorColumn]:
         """The columns of a shard that `reader` gives as stored bytes, to be made into tensors."""
         stream, local = self.place(shard)
-        images = stream.images_in(local)
-        return () if images is None else images.columns
+        tensors = stream.tensors_in(local)
+        return () if tensors is None else tensors.columns
 
     def waited(self, shard: int, nanoseconds: int) -> None:
         """Count the time for which a reader waited for a shard."""

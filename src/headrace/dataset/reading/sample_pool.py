@@ -26,7 +26,7 @@ from headrace.storage import CacheCounters
 from headrace.storage.cache.lease_cache import CachedLease
 
 if TYPE_CHECKING:
-    from headrace.dataset.reading.image_rows import ImageRows
+    from headrace.dataset.reading.tensor_rows import TensorRows
 
 _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
 _ROWS_OF_SHARD: Final = 4
@@ -106,8 +106,8 @@ class OpenedPool(NamedTuple):
     process: int
     shards: DatasetShards
     """The shards by number: presence, prefetch, next use and leases."""
-    images: ImageRows | None
-    """Makes tensors of images; None: there are none."""
+    tensors: TensorRows | None
+    """Makes tensors of images and sound; None: there are none."""
     joined: JoinedRows | None
     """Reads batches of fixed-size values; None: shards are leased while they are read, or hold other values."""
 
@@ -120,8 +120,8 @@ class SamplePool:
         self.streams = streams
         self.cache_limit = cache_limit
         """Bytes that the shards may take on disk; None: any number."""
-        self.has_images = any(stream.decode is not None for stream in streams)
-        """Whether images are read as tensors, whose crops take random numbers."""
+        self.has_tensors = any(stream.decode is not None for stream in streams)
+        """Whether columns are decoded to tensors, whose crops take random numbers."""
         self._first_shards = mixture.shard_offsets[:-1]
         self.map = SampleMap.of(mixture, [stream.row_selection for stream in streams])
         """Finds the shards and rows of samples."""
@@ -146,17 +146,17 @@ class SamplePool:
 
     def _open(self) -> OpenedPool:
         shards, process = DatasetShards(self.streams, cache_limit=self.cache_limit), os.getpid()
-        images = joined = None
-        if self.has_images:
-            from headrace.dataset.reading.image_rows import ImageRows
+        tensors = joined = None
+        if self.has_tensors:
+            from headrace.dataset.reading.tensor_rows import TensorRows
 
-            images = ImageRows(shards.cached, partial(_describe, shards.cached, self.map))  # no cycle with the pool
-        columns = self.columns if shards.give_back is None and images is None else None
+            tensors = TensorRows(shards.cached, partial(_describe, shards.cached, self.map))  # no cycle with the pool
+        columns = self.columns if shards.give_back is None and tensors is None else None
         if columns is not None and JoinedRows.can_join(columns):
             joined = JoinedRows(columns, shards.open)
         # Otherwise its threads would keep it, and themselves, for ever.
         weakref.finalize(self, _close, shards, process).atexit = False
-        return OpenedPool(process, shards, images, joined)
+        return OpenedPool(process, shards, tensors, joined)
 
     @property
     def shards(self) -> DatasetShards:
@@ -241,15 +241,15 @@ class SamplePool:
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         shard, row = self.map.locate_one(sample_id)
-        _, shards, images, _ = self.opened
+        _, shards, tensors, _ = self.opened
         held = shards.open(shard)
         try:
             sample = held.value.sample(row)
         finally:
             if shards.give_back is not None:
                 shards.give_back(shard, held)
-        if images is not None:
-            images.decode_sample(sample, shard, sample_id)
+        if tensors is not None:
+            tensors.decode_sample(sample, shard, sample_id)
         return sample
 
     def values(self, ids: IntArray, column: str) -> Sequence[Any] | npt.NDArray[Any]:
@@ -282,7 +282,7 @@ class SamplePool:
         cuts = ((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()
         firsts = [0, *cuts] if len(ids) else []
         row_list, out_list = rows.tolist(), by_shard.tolist()
-        _, opened, images, _ = self.opened
+        _, opened, tensors, _ = self.opened
         open_shard, give_back = opened.open, opened.give_back
         for shard, begin, end in zip(shards[firsts].tolist(), firsts, [*cuts, len(ids)], strict=False):
             try:
@@ -299,8 +299,8 @@ class SamplePool:
                 if failed is None or not is_bad_sample(error):
                     raise
                 _gather_each(opened, shard, row_list[begin:end], out_list[begin:end], columns, failed)
-        if images is not None:
-            images.decode_batch(columns, *places[:2], failed)
+        if tensors is not None:
+            tensors.decode_batch(columns, *places[:2], failed)
         return columns
 
 

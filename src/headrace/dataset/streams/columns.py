@@ -1,4 +1,4 @@
-"""The columns that a dataset reads, those of images as tensors, and the check that all streams make one batch."""
+"""The columns that a dataset reads, those read as tensors, and the check that all streams make one batch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.decoding import Decode, TensorSettings
 from headrace.errors import StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
-from headrace.images import Decode, ImageTensor
 from headrace.order import Mixture
 
 if TYPE_CHECKING:
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ImageColumn:
+class TensorColumn:
     name: str
     encoding: str
     """Of the stored values."""
-    image: ImageTensor
+    settings: TensorSettings
 
 
 @dataclass(frozen=True)
-class ImageColumns:
-    """The columns of images of shards of one schema."""
+class TensorColumns:
+    """The columns of shards of one schema that are read as tensors."""
 
-    columns: Sequence[ImageColumn]
+    columns: Sequence[TensorColumn]
     as_bytes: Schema
     """The schema for a reader, whose values of these columns are the stored bytes."""
 
 
-def image_columns(stream: StreamOptions, shards: ShardTable) -> list[ImageColumns]:
-    """The columns of images for each kind of shard of a stream; empty if it reads none as tensors.
+def tensor_columns(stream: StreamOptions, shards: ShardTable) -> list[TensorColumns]:
+    """The columns that are read as tensors, for each kind of shard of a stream; empty if there are none.
 
     Raises:
-        StreamError: `decode` names a column that is not there, is not read, or holds no images.
+        StreamError: `decode` names a column that is not there, is not read, or holds no files.
     """
     decode = Decode.of(stream.decode)
     return [] if decode is None else [_columns_of(stream, decode, kind.schema) for kind in shards.kinds]
@@ -49,16 +49,16 @@ def column_kinds(stream: StreamOptions, schema: Schema) -> dict[str, str]:
     """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
     kinds, decode = schema.kinds(stream.columns), Decode.of(stream.decode)
     if decode is not None:
-        kinds.update((column.name, column.image.kind) for column in _columns_of(stream, decode, schema).columns)
+        kinds.update((column.name, column.settings.kind) for column in _columns_of(stream, decode, schema).columns)
     return kinds
 
 
-def _columns_of(stream: StreamOptions, decode: Decode, schema: Schema) -> ImageColumns:
+def _columns_of(stream: StreamOptions, decode: Decode, schema: Schema) -> TensorColumns:
     stored: Mapping[str, str] = schema.columns
-    images = decode.columns(stored, stream.columns, f'stream {stream.title}')
-    columns = [ImageColumn(name, stored[name], image) for name, image in images.items()]
-    encodings = tuple('bytes' if name in images else encoding for name, encoding in stored.items())
-    return ImageColumns(columns, replace(schema, encodings=encodings))
+    tensors = decode.columns(stored, stream.columns, f'stream {stream.title}')
+    columns = [TensorColumn(name, stored[name], settings) for name, settings in tensors.items()]
+    encodings = tuple('bytes' if name in tensors else encoding for name, encoding in stored.items())
+    return TensorColumns(columns, replace(schema, encodings=encodings))
 
 
 _MOST = 8  # columns that a message names

@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.dataset.streams.columns import ImageColumns, column_names, image_columns
+from headrace.dataset.streams.columns import TensorColumns, column_names, tensor_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
 from headrace.dataset.topology import detect_topology
+from headrace.decoding import Decode
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.format.entries import INDEX_NAME
 from headrace.format.mds import RESTORE
-from headrace.images import Decode
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
 from headrace.storage import (
@@ -110,8 +110,8 @@ class OpenedStream(StreamOptions):
     entries: ShardEntries
     """By the number of the shard in the stream."""
     cache: ShardCache
-    image_columns: list[ImageColumns]
-    """By kind of shard; empty if no images are read as tensors."""
+    tensor_columns: list[TensorColumns]
+    """By kind of shard; empty if none is read as tensors."""
     row_selection: RowSelection | None = None
     """The rows of the shards that are offered; None: all."""
 
@@ -127,9 +127,9 @@ class OpenedStream(StreamOptions):
         path = self.folder / info.files[0].raw.basename
         return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
 
-    def images_in(self, shard: int) -> ImageColumns | None:
-        """The columns of images of a shard that are read as tensors; None: there are none."""
-        return self.image_columns[self.shards.kind_of[shard]] if self.image_columns else None
+    def tensors_in(self, shard: int) -> TensorColumns | None:
+        """The columns of a shard that are read as tensors; None: there are none."""
+        return self.tensor_columns[self.shards.kind_of[shard]] if self.tensor_columns else None
 
     def size(self) -> StreamSize:
         """The stream as the order sees it: numbers of samples that are offered, and a weight."""
@@ -373,7 +373,7 @@ class _Opening:
             fingerprint=self.found.fingerprint,
             entries=entries,
             cache=cache,
-            image_columns=image_columns(stream, shards),
+            tensor_columns=tensor_columns(stream, shards),
         )
         list(column_names(self.opened))  # refuses columns that a shard lacks
         return self.opened

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.streams.columns import column_kinds
+from headrace.decoding import Decode, DecodeLike
 from headrace.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.format import ShardTable
-from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection
 from headrace.order.mixture.rules import given_weights, stream_errors
 from headrace.redaction import without_credentials
@@ -243,8 +243,8 @@ class Stream(StreamOptions, FactsRepr):
             ``docs/formats.md`` lists them. None: found by looking.
         format_options: options of the named format, such as ``{'delimiter': ';'}`` of 'csv'; ``docs/formats.md`` lists
             them.
-        decode: columns of images that are read as tensors of uint8: 'tensor' or an `ImageTensor` for all of them, or a
-            mapping from columns to these. None: images are read as Pillow's.
+        decode: columns that are read as tensors: 'tensor' or an `ImageTensor` for all columns of images, or a mapping
+            from columns to these or to an `AudioTensor`. None: images are read as Pillow's, and sound as bytes.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
             and removes cached shards that may differ; 'refuse' raises.
         packing: a `headrace.packing.StreamPacking`: the column, tokenizer and so on of the stream's documents in a

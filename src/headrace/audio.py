@@ -1,0 +1,196 @@
+"""Stored clips of sound as float32 tensors: settings of a column, and the decoding, cropping, mixing and resampling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError, MissingDependencyError, StreamError
+from headrace.images.image_tensor import is_number
+from headrace.selection import Mistake
+
+Crop = Literal['random', 'center', 'start']
+
+_MOST_RATE: Final = 1 << 20  # hertz
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioTensor:
+    """A column of clips as tensors of float32 from -1 to 1, of shape [channels, samples].
+
+    A clip is the content of a file: WAV, FLAC, Ogg (Vorbis or Opus), MP3, AIFF or another that libsndfile reads. With
+    `seconds`, only the part that is kept is decoded. It is mixed to `channels`, and then resampled by soxr. So the
+    values are those of this part alone, on any topology and in any batch.
+
+    The place of a random crop depends on the dataset's `shuffle_seed`, the epoch and the sample's id alone, as
+    `sample_rng` does. Outside of a pass over the data, as in `dataset[i]`, such crops are central.
+
+    Args:
+        sample_rate: of the tensors, in hertz. Clips of other rates are resampled.
+        channels: of the tensors. To one channel, all are averaged; one channel is repeated. Other clips with another
+            number of channels are damaged samples.
+        seconds: length of all tensors. A shorter clip is followed by zeros. None: each has its own length, and a batch
+            holds a list of tensors.
+        crop: part of a longer clip: 'random', 'center' or 'start'.
+        max_samples: clips of which more samples would be decoded or made, those of all channels together, are refused
+            before memory is taken. The default is 1 GiB of float32.
+
+    Raises:
+        StreamError: an argument breaks a rule.
+    """
+
+    sample_rate: int
+    channels: int = 1
+    seconds: float | None = None
+    crop: Crop = 'start'
+    max_samples: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        mistakes: list[Mistake] = []
+        check_audio(self, mistakes)
+        if mistakes:
+            (key,), value, rule = mistakes[0]
+            raise StreamError(f'`{key}` of an AudioTensor {rule}, but is {value!r:.100}.')
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of each channel of the tensors; None: those of the clips."""
+        return None if self.seconds is None else round(self.seconds * self.sample_rate)
+
+    @property
+    def kind(self) -> str:
+        """The type of a column in a batch: columns of one kind can share it."""
+        length = 'any number of' if self.samples is None else self.samples
+        return f'float32 audio tensor of {self.channels} x {length} samples, {self.sample_rate} Hz'
+
+
+def check_audio(audio: AudioTensor, mistakes: list[Mistake]) -> None:
+    """Add the mistakes of settings."""
+
+    def refuse(name: str, rule: str) -> None:
+        mistakes.append(Mistake((name,), getattr(audio, name), rule))
+
+    rate = audio.sample_rate
+    if not (is_number(rate, int) and 1 <= rate <= _MOST_RATE):
+        refuse('sample_rate', f'must be a whole number of hertz, from 1 to {_MOST_RATE}')
+    elif audio.seconds is not None and not (
+        is_number(audio.seconds) and math.isfinite(audio.seconds) and audio.seconds * rate >= 1
+    ):
+        refuse('seconds', 'must be a number of seconds that holds a sample or more')
+    if not (is_number(audio.channels, int) and audio.channels >= 1):
+        refuse('channels', 'must be a whole number of at least 1')
+    if audio.crop not in get_args(Crop):
+        refuse('crop', f'must be one of {", ".join(map(repr, get_args(Crop)))}')
+    elif audio.crop != 'start' and audio.seconds is None:
+        refuse('crop', 'needs `seconds`, the length of the part that is kept')
+    if not (is_number(audio.max_samples, int) and audio.max_samples >= 1):
+        refuse('max_samples', 'must be a whole number of at least 1')
+
+
+class Clip(NamedTuple):
+    """A stored clip whose header has been read."""
+
+    file: Any
+    """soundfile's."""
+    audio: AudioTensor
+    begin: int
+    """First frame of the part that is kept, for a crop that is not random; a frame has a sample of each channel."""
+    frames: int
+    """Of the part that is kept."""
+    shape: tuple[int, int]
+    """Channels and samples of the tensor."""
+
+    def read_into(self, out: npt.NDArray[np.float32], draw: float | None) -> None:
+        """Decode the clip into memory.
+
+        Args:
+            out: float32[channels, samples] of `shape`.
+            draw: random number from 0 to below 1; None: a random crop is central.
+
+        Raises:
+            FormatError: the clip is damaged.
+        """
+        import soundfile
+        import soxr
+
+        file, begin = self.file, self.begin
+        if self.audio.crop == 'random' and draw is not None:
+            begin = int(draw * (file.frames - self.frames + 1))
+        try:
+            file.seek(begin)
+            values = file.read(self.frames, dtype='float32', always_2d=True)
+        except soundfile.SoundFileError as error:
+            raise _damaged(error) from error
+        if len(values) != self.frames:
+            raise _damaged(f'{self.frames} frames from frame {begin} on should follow, but {len(values)} do')
+        if values.shape[1] != len(out):
+            values = _mixed(values)
+        if file.samplerate != self.audio.sample_rate:
+            values = soxr.resample(values, file.samplerate, self.audio.sample_rate)
+        count = min(len(values), out.shape[1])
+        out[:, :count] = values.T[:, :count]
+        out[:, count:] = 0
+
+
+class Clips(list[Any]):
+    """Tensors of a column without `seconds`, which a batch keeps as a list; None in bad rows."""
+
+
+def open_clip(data: bytes, audio: AudioTensor) -> Clip:
+    """A clip from the bytes of its file; no sample is decoded.
+
+    Raises:
+        FormatError: the bytes are no clip, or it has no samples, too many, or channels that cannot be mixed.
+        MissingDependencyError: soundfile or soxr is not installed.
+    """
+    try:
+        import soundfile
+        import soxr  # noqa: F401 # pyright: ignore[reportUnusedImport] - `read_into` needs it
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Audio as tensors needs soundfile and soxr, which are not installed: pip install 'headrace[audio]'"
+        ) from error
+    try:
+        file = soundfile.SoundFile(BytesIO(data))
+    except soundfile.SoundFileError as error:
+        raise _damaged(error) from error
+    rate, stored = file.samplerate, file.channels
+    if file.frames < 1 or not 1 <= rate <= _MOST_RATE:
+        raise _damaged(f'it says {file.frames} frames at {rate} Hz')
+    if stored != audio.channels and 1 not in (stored, audio.channels):
+        raise FormatError(
+            f'A clip is mixed to one channel, or from one, but this one has {stored} channels, and `channels` of its '
+            f'AudioTensor is {audio.channels}. Set it to 1 or {stored}.'
+        )
+    frames, samples = file.frames, audio.samples
+    if samples is None:
+        samples = max((2 * frames * audio.sample_rate + rate) // (2 * rate), 1)  # rounded
+    else:
+        frames = min(frames, -(-samples * rate // audio.sample_rate))
+    if max(frames * stored, samples * audio.channels) > audio.max_samples:
+        raise FormatError(
+            f'An AudioTensor may have `max_samples`, {audio.max_samples:,}, but this clip says {frames} frames of '
+            f'{stored} channels at {rate} Hz. If it is right, set `seconds` or `max_samples`.'
+        )
+    begin = 0 if audio.crop == 'start' else (file.frames - frames) // 2
+    return Clip(file, audio, begin, frames, (audio.channels, samples))
+
+
+def _mixed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The mean of the channels of values [frames, channels], as [frames, 1]: a row for each of several others."""
+    mean = values[:, :1].copy()
+    for channel in range(1, values.shape[1]):  # numpy sums along a short axis slowly
+        mean += values[:, channel : channel + 1]
+    return mean if values.shape[1] == 1 else mean / values.shape[1]
+
+
+def _damaged(reason: object) -> FormatError:
+    return FormatError(
+        f'A value cannot be read as sound: {reason}. libsndfile reads WAV, FLAC, Ogg, MP3, AIFF and others, but no AAC '
+        f'or M4A.'
+    )

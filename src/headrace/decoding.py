@@ -1,0 +1,184 @@
+"""The columns of a stream that are read as tensors: settings of Python and YAML, and the columns that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from headrace.audio import AudioTensor, check_audio
+from headrace.errors import StreamError
+from headrace.images import ImageTensor
+from headrace.images.image_tensor import check_image
+from headrace.selection import Mistake
+
+TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'
+"""Settings of one column."""
+
+_TENSOR: Final = 'tensor'
+_IMAGES: Final = frozenset({'jpeg', 'png', 'pil'})
+"""Encodings whose columns are read as tensors without being named."""
+_FILES: Final = frozenset({*_IMAGES, 'bytes'})
+_RULE: Final = (
+    "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these or to an "
+    'AudioTensor; a mapping of the keys of ImageTensor or AudioTensor stands for one'
+)
+_AUDIO_RULE: Final = "needs the name of its column, such as {'audio': {'sample_rate': 16000, 'seconds': 10}}"
+
+Asked: TypeAlias = 'TensorSettings | Literal["tensor"] | Mapping[str, Any]'
+"""Settings of one column, as users give them; a mapping has keys of ImageTensor or AudioTensor."""
+
+DecodeLike: TypeAlias = 'Decode | Asked | Mapping[str, Asked]'
+"""Settings of a stream's columns, as users give them."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    """The columns of a stream that are read as tensors."""
+
+    every: ImageTensor | None
+    """For all columns of images; None: only those of `named`."""
+    named: tuple[tuple[str, TensorSettings], ...] = ()
+    """Columns by name."""
+
+    @classmethod
+    def read(cls, raw: object, mistakes: list[Mistake]) -> Decode | None:
+        """The value of an argument or a key `decode`; None if there are mistakes, which are added."""
+        if isinstance(raw, Decode):
+            return raw
+        if isinstance(raw, Mapping) and raw and not _is_settings(cast('Mapping[Any, Any]', raw)):
+            before = len(mistakes)
+            named: list[tuple[str, TensorSettings]] = []
+            for name, value in cast('Mapping[Any, Any]', raw).items():
+                inside: list[Mistake] = []
+                found = _settings(value, inside)
+                if not isinstance(name, str):
+                    mistakes.append(Mistake((), name, 'must be the name of a column: quote it'))
+                elif found is not None:
+                    named.append((name, found))
+                mistakes += [mistake._replace(path=(str(name), *mistake.path)) for mistake in inside]
+            return cls(None, tuple(named)) if len(mistakes) == before else None
+        found = _settings(raw, mistakes)
+        if raw == {}:
+            mistakes.append(Mistake((), raw, _RULE))
+        if isinstance(found, AudioTensor):
+            mistakes.append(Mistake((), raw, _AUDIO_RULE))
+            return None
+        return None if found is None or mistakes else cls(found)
+
+    @classmethod
+    def of(cls, raw: object) -> Decode | None:
+        """The same for a value given in Python; None: nothing is read as a tensor.
+
+        Raises:
+            StreamError: the value breaks a rule.
+        """
+        if raw is None:
+            return None
+        mistakes: list[Mistake] = []
+        found = cls.read(raw, mistakes)
+        if mistakes:
+            where = ''.join(f'[{part!r}]' for part in mistakes[0].path)
+            raise StreamError(f'`decode{where}` {mistakes[0].rule}, but is {mistakes[0].value!r:.100}.')
+        return found
+
+    @property
+    def plain(self) -> str | dict[str, Any]:
+        """The value that YAML gives these settings with."""
+        return {name: _plain(one) for name, one in self.named} if self.every is None else _plain(self.every)
+
+    def columns(
+        self, stored: Mapping[str, str], read: Sequence[str] | None, title: str
+    ) -> Mapping[str, TensorSettings]:
+        """The columns of a shard that are read as tensors.
+
+        Args:
+            stored: the encodings of all its columns by name.
+            read: columns that are read; None: all.
+            title: of the stream, for messages.
+
+        Raises:
+            StreamError: a named column is not there, is not read, or holds no files; or no column holds images.
+        """
+        stored = {name: encoding for name, encoding in stored.items() if read is None or name in read}
+        if self.every is not None:
+            found = {name: self.every for name, encoding in stored.items() if encoding in _IMAGES}
+            if not found:
+                raise StreamError(
+                    f'`decode` asks for images as tensors, but {title} has no column of images to read: '
+                    f'{_listed(stored)}. Give `decode` to the streams that have, or name a column of encoding `bytes`.'
+                )
+            return found
+        for name, settings in self.named:
+            if name not in stored:
+                nearest = difflib.get_close_matches(name, stored, n=1)
+                meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
+                raise StreamError(
+                    f'`decode` names the column {name!r}, but {title} has the columns to read {_listed(stored)}.{meant}'
+                )
+            kind = type(settings)
+            if stored[name] not in _FILES or (kind is AudioTensor and stored[name] != 'bytes'):
+                encodings = 'encoding bytes' if kind is AudioTensor else f'encodings {", ".join(sorted(_FILES))}'
+                raise StreamError(
+                    f'`decode` makes an {kind.__name__} of the {encodings}, but column {name!r} of {title} is '
+                    f'`{stored[name]}`.'
+                )
+        return dict(self.named)
+
+
+def _is_settings(raw: Mapping[Any, Any]) -> bool:
+    """Whether a mapping has keys of settings, rather than columns: a column may have the name of a key."""
+    return set(raw) <= _KEYS[ImageTensor] | _KEYS[AudioTensor] and not any(
+        value == _TENSOR or isinstance(value, (Mapping, ImageTensor, AudioTensor)) for value in raw.values()
+    )
+
+
+def _settings(raw: object, mistakes: list[Mistake]) -> TensorSettings | None:
+    """One column's settings; None if there are mistakes, which are added."""
+    if isinstance(raw, (ImageTensor, AudioTensor)):
+        return raw
+    if raw == _TENSOR:
+        return ImageTensor()
+    if not isinstance(raw, Mapping):
+        mistakes.append(Mistake((), raw, _RULE))
+        return None
+    given = cast('Mapping[Any, Any]', raw)
+    before, every = len(mistakes), _KEYS[ImageTensor] | _KEYS[AudioTensor]
+    nearest = {key: (difflib.get_close_matches(str(key), every, n=1) or [''])[0] for key in given}
+    kind = AudioTensor if _KEYS[AudioTensor] - _KEYS[ImageTensor] & {*nearest.values()} else ImageTensor
+    for key, value in given.items():
+        if key not in _KEYS[kind]:
+            meant = f'; did you mean {nearest[key]}?' if nearest[key] in _KEYS[kind] else ''
+            rule = f'is no key of {kind.__name__}, which has {", ".join(sorted(_KEYS[kind]))}{meant}'
+            mistakes.append(Mistake((str(key),), value, rule))
+    if len(mistakes) == before:
+        # Without raising, to have all mistakes with their keys.
+        made = object.__new__(kind)
+        for field in dataclasses.fields(kind):
+            default = None if field.default is dataclasses.MISSING else field.default
+            object.__setattr__(made, field.name, given.get(field.name, default))
+        _CHECKS[kind](made, mistakes)
+        if len(mistakes) == before:
+            return made
+    return None
+
+
+def _plain(settings: TensorSettings) -> str | dict[str, Any]:
+    """The value that YAML gives settings with."""
+    values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()} or _TENSOR
+
+
+def _listed(stored: Mapping[str, str]) -> str:
+    shown = [f'{name}: {encoding}' for name, encoding in stored.items()][:16]
+    return ', '.join(shown) + (', …' if len(stored) > len(shown) else '')
+
+
+_KEYS: Final = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (ImageTensor, AudioTensor)}
+_CHECKS: Final[Mapping[type, Callable[[Any, list[Mistake]], None]]] = {
+    ImageTensor: check_image,
+    AudioTensor: check_audio,
+}

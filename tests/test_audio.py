@@ -1,0 +1,311 @@
+"""Columns of sound as tensors, compared with soundfile and soxr on the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+import soxr
+import torch
+from omegaconf import OmegaConf
+
+from headrace import (
+    BAD_SAMPLE,
+    AudioTensor,
+    MDSWriter,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    Topology,
+    without_padding,
+)
+from headrace.audio import open_clip
+from headrace.decoding import Decode
+from headrace.errors import FormatError, ShardError, StreamError
+from headrace.mixing import build_loader, load_config
+
+KINDS = [('WAV', 'PCM_16'), ('WAV', 'FLOAT'), ('FLAC', 'PCM_16'), ('OGG', 'VORBIS'), ('OGG', 'OPUS'), ('MP3', None)]
+
+
+def sound(number=0, seconds=0.5, rate=48_000, channels=1, kind=('FLAC', 'PCM_16')):
+    """The bytes of a clip with tones and noise."""
+    time = np.arange(round(seconds * rate)) / rate
+    rng = np.random.default_rng(number)
+    tones = [0.3 * np.sin(2 * np.pi * (200 + 90 * number + 50 * c) * time) for c in range(channels)]
+    values = np.stack(tones, axis=1) + rng.normal(0, 0.02, (len(time), channels))
+    out = io.BytesIO()
+    soundfile.write(out, values, rate, format=kind[0], subtype=kind[1])
+    return out.getvalue()
+
+
+def by_hand(data, audio, begin=0):
+    """The obvious way: decode all, cut, mix, resample, and append zeros."""
+    values, rate = soundfile.read(io.BytesIO(data), dtype='float32', always_2d=True)
+    if audio.samples is not None:
+        values = values[begin : begin + -(-audio.samples * rate // audio.sample_rate)]
+    if audio.channels == 1:
+        values = values.mean(axis=1, keepdims=True)
+    values = soxr.resample(values, rate, audio.sample_rate)
+    out = np.repeat(values, audio.channels // values.shape[1], axis=1).T
+    if audio.samples is None:
+        return out
+    return np.pad(out, ((0, 0), (0, max(audio.samples - out.shape[1], 0))))[:, : audio.samples]
+
+
+def decoded(data, audio, draw=None):
+    clip = open_clip(data, audio)
+    out = np.full(clip.shape, np.nan, np.float32)
+    clip.read_into(out, draw)
+    return out
+
+
+def write(folder, clips, **options):
+    with MDSWriter(out=str(folder), columns={'id': 'int', 'audio': 'bytes'}, **options) as writer:
+        for number, data in enumerate(clips):
+            writer.write({'id': number, 'audio': data})
+    return str(folder)
+
+
+@pytest.mark.parametrize('kind', KINDS, ids=lambda kind: f'{kind[0]}-{kind[1]}')
+@pytest.mark.parametrize('stored', [1, 2])
+@pytest.mark.parametrize('audio', [
+    AudioTensor(sample_rate=48_000, channels=2),
+    AudioTensor(sample_rate=16_000),
+    AudioTensor(sample_rate=44_100, seconds=0.2, channels=2),
+    AudioTensor(sample_rate=16_000, seconds=0.2),
+    AudioTensor(sample_rate=16_000, seconds=0.75),
+])  # fmt: skip
+def test_values_are_those_of_soundfile_and_soxr(kind, stored, audio):
+    data = sound(3, channels=stored, kind=kind)
+    found, expected = decoded(data, audio), by_hand(data, audio)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-6
+    if audio.seconds == 0.75:
+        assert not found[:, 8_000:].any()
+
+
+def test_crops_are_frames_of_the_file():
+    data = sound(1, rate=8_000)  # 4000 frames, of which 1000 are kept
+    options = {'sample_rate': 16_000, 'seconds': 0.125}
+    for crop, draw, begin in [
+        ('start', 0.9, 0),
+        ('center', 0.9, 1_500),
+        ('random', None, 1_500),
+        ('random', 0.0, 0),
+        ('random', 0.25, 750),
+        ('random', 1 - 2**-53, 3_000),
+    ]:
+        audio = AudioTensor(crop=crop, **options)
+        assert (decoded(data, audio, draw) == by_hand(data, audio, begin)).all()
+
+
+def test_every_length_is_that_of_the_settings():
+    for rate, wanted in [(44_100, 16_000), (8_000, 44_100), (22_050, 16_000), (48_000, 11_025)]:
+        for seconds in (0.01, 0.0317, 0.05):
+            data = sound(seconds=0.05, rate=rate)
+            audio = AudioTensor(sample_rate=wanted, seconds=seconds)
+            assert (decoded(data, audio) == by_hand(data, audio)).all()
+            assert decoded(data, AudioTensor(sample_rate=wanted)).shape == (1, round(0.05 * wanted))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """20 clips of different rates, lengths, channels and formats in two shards."""
+    kinds = [*KINDS[:4], KINDS[5]]
+    clips = [
+        sound(n, 0.1 + 0.02 * (n % 5), (16_000, 22_050, 44_100)[n % 3], 1 + n % 2, kinds[n % len(kinds)])
+        for n in range(20)
+    ]
+    return write(tmp_path / 'clips', clips, size_limit=sum(map(len, clips)) // 2)
+
+
+RANDOM = {'audio': {'sample_rate': 16_000, 'seconds': 0.05, 'crop': 'random'}}
+
+
+def read(folder, size, ranks=1, workers=0, passes=2, state=None, decode=RANDOM):
+    found = []
+    for rank in range(ranks):
+        dataset = StreamingDataset(local=folder, shuffle=True, batch_size=size, decode=decode)
+        loader = StreamingDataLoader(
+            dataset, num_workers=workers, topology=Topology(rank=rank, world_size=ranks), persistent_workers=workers > 0
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        for epoch in range(passes):
+            for batch in loader:
+                assert batch['audio'].shape == (size, 1, 800)
+                assert batch['audio'].dtype == torch.float32
+                rows = zip(batch['id'].tolist(), batch['audio'], strict=True)
+                found += [(epoch, number, values.numpy().tobytes()) for number, values in rows]
+    return found
+
+
+def test_crops_are_the_same_on_any_topology_and_after_a_resume(folder):
+    whole = read(folder, 4)
+    assert len({values for _, _, values in whole}) == 40  # another crop in each epoch
+    assert sorted(read(folder, 2, ranks=2, workers=1)) == sorted(whole)
+    loader = StreamingDataLoader(StreamingDataset(local=folder, shuffle=True, batch_size=4, decode=RANDOM))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert sorted(read(folder, 2, ranks=2, workers=2, state=loader.state_dict())) == sorted(whole[12:])
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_clips_of_any_length_are_a_list(folder, workers):
+    def loader(**options):
+        decode = {'audio': AudioTensor(sample_rate=16_000)}
+        dataset = StreamingDataset(local=folder, batch_size=8, decode=decode, remainder='exact')
+        return StreamingDataLoader(dataset, num_workers=workers, **options)
+
+    stored = StreamingDataset(local=folder)
+    expected = [by_hand(stored[n]['audio'], AudioTensor(sample_rate=16_000)) for n in range(20)]
+    found = [clip for batch in loader() for clip in without_padding(batch)['audio']]
+    assert [clip.shape for clip in found] == [clip.shape for clip in expected]
+    assert max(np.abs(one.numpy() - other).max() for one, other in zip(found, expected, strict=True)) < 1e-6
+    collated = loader(collate_fn=lambda samples: [sample['audio'].shape[1] for sample in samples])
+    assert next(iter(collated)) == [clip.shape[1] for clip in expected[:8]]
+
+
+def test_sources_and_samples_are_the_same(tmp_path):
+    clips = [sound(n, 0.1, kind=('WAV', 'PCM_16')) for n in range(6)]
+    decode = {'audio': AudioTensor(sample_rate=16_000, seconds=0.05, crop='center')}
+    expected = [by_hand(data, decode['audio'], 1_200) for data in clips]
+    (tmp_path / 'parquet').mkdir()
+    table = pa.table({'audio': [{'bytes': data, 'path': f'{n}.wav'} for n, data in enumerate(clips)]})
+    features = b'{"info": {"features": {"audio": {"sampling_rate": 48000, "_type": "Audio"}}}}'
+    pq.write_table(table.replace_schema_metadata({b'huggingface': features}), tmp_path / 'parquet' / 'a.parquet')
+    (tmp_path / 'tars').mkdir()
+    with tarfile.open(tmp_path / 'tars' / 'a.tar', 'w') as tar:
+        for number, data in enumerate(clips):
+            info = tarfile.TarInfo(f'{number:03}.wav')
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    mds = write(tmp_path / 'mds', clips)
+    for name, options in [
+        ('audio', {'local': mds, 'columns': ['audio']}),
+        ('audio', {'remote': str(tmp_path / 'parquet'), 'local': str(tmp_path / 'b')}),
+        ('wav', {'remote': str(tmp_path / 'tars'), 'local': str(tmp_path / 'c'), 'columns': ['wav']}),
+    ]:
+        dataset = StreamingDataset(**options, batch_size=6, decode={name: decode['audio']})
+        (batch,) = StreamingDataLoader(dataset)
+        assert (batch[name].numpy() == np.stack(expected)).all()
+        assert (dataset[4][name].numpy() == expected[4]).all()
+
+
+def test_yaml_gives_the_same(folder):
+    config = load_config({'device_batch_size': 4, 'train': {'local': folder, 'decode': RANDOM}})
+    assert config.train.decode.plain == RANDOM
+    assert next(iter(build_loader(config.train)))['audio'].shape == (4, 1, 800)
+
+
+def test_streams_of_other_settings_share_no_batch(folder):
+    streams = [
+        Stream(local=folder, name='a', decode=RANDOM),
+        Stream(local=folder, name='b', decode={'audio': AudioTensor(sample_rate=8_000, seconds=0.1)}),
+    ]
+    with pytest.raises(StreamError, match="'audio' is float32 audio tensor of 1 x 800 samples, 16000 Hz in .*8000 Hz"):
+        next(iter(StreamingDataLoader(StreamingDataset(streams=streams, batch_size=4))))
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """12 clips, of which 2 is cut, 5 is no sound, 7 is empty, and 9 has 6 channels."""
+    clips = [sound(number, 0.1) for number in range(12)]
+    clips[2] = clips[2][:500]
+    clips[5] = b'RIFFnothing'
+    clips[7] = sound(seconds=0, kind=('WAV', 'PCM_16'))
+    clips[9] = sound(seconds=0.1, channels=6)
+    return write(tmp_path / 'damaged', clips)
+
+
+@pytest.mark.parametrize('seconds', [0.1, None])
+def test_damaged_clips_are_named_or_skipped(damaged, seconds):
+    decode = {'audio': AudioTensor(sample_rate=16_000, channels=2, seconds=seconds)}
+    dataset = StreamingDataset(local=damaged, batch_size=4, decode=decode)
+    with pytest.raises(ShardError, match=r"Column 'audio' of stream 'stream_0', shard 'shard\.00000\.mds', row 2, "):
+        list(StreamingDataLoader(dataset))
+    for number, reason in [(2, 'cannot be read as sound'), (5, 'cannot be read'), (7, '0 frames'), (9, '6 channels')]:
+        with pytest.raises(ShardError, match=f'row {number}, sample id {number}, cannot be decoded: .*{reason}'):
+            dataset[number]
+    dataset = StreamingDataset(local=damaged, batch_size=4, decode=decode, on_bad_sample='skip')
+    batches = [*StreamingDataLoader(dataset)]
+    assert torch.cat([batch[BAD_SAMPLE] for batch in batches]).nonzero().flatten().tolist() == [2, 5, 7, 9]
+    assert torch.equal(batches[0]['audio'][2], batches[0]['audio'][1])
+
+
+def test_a_header_takes_no_memory_without_bound():
+    flac = bytearray(sound())
+    flac[21] |= 0x0F  # the number of samples, of 36 bits, in the first block
+    with pytest.raises(FormatError, match='`max_samples`, 268,435,456, but this clip says 6442'):
+        open_clip(bytes(flac), AudioTensor(sample_rate=16_000))
+    slow = bytearray(sound(kind=('WAV', 'PCM_16')))
+    slow[24:28] = (1).to_bytes(4, 'little')
+    with pytest.raises(FormatError, match='at 1 Hz'):
+        open_clip(bytes(slow), AudioTensor(sample_rate=48_000))
+    with pytest.raises(FormatError, match='set `seconds` or `max_samples`'):
+        open_clip(sound(), AudioTensor(sample_rate=16_000, max_samples=20_000))
+
+
+def test_mutated_clips_give_values_or_errors_of_ours():
+    rng, outcomes = np.random.default_rng(5), set()
+    whole = [sound(n, 0.05, kind=kind) for n, kind in enumerate(KINDS)]
+    for number in range(300):
+        data = bytearray(whole[number % len(whole)])
+        for at in rng.integers(0, len(data) if number % 2 else 100, 1 + number % 5):
+            data[at] = rng.integers(256)
+        try:
+            decoded(bytes(data), AudioTensor(sample_rate=16_000, seconds=0.1, max_samples=1 << 20), rng.random())
+            outcomes.add('values')
+        except FormatError:
+            outcomes.add('error')
+    assert outcomes == {'values', 'error'}
+
+
+@pytest.mark.parametrize(
+    ('options', 'rule'),
+    [
+        ({'sample_rate': 0}, 'hertz'),
+        ({'sample_rate': 16e3}, 'hertz'),
+        ({'channels': 0}, 'channels'),
+        ({'seconds': 0}, 'holds a sample'),
+        ({'seconds': float('inf')}, 'seconds'),
+        ({'seconds': True}, 'seconds'),
+        ({'crop': 'end', 'seconds': 1}, "'random', 'center', 'start'"),
+        ({'crop': 'random'}, 'needs `seconds`'),
+        ({'max_samples': 1.5}, 'max_samples'),
+    ],
+)
+def test_wrong_settings_are_refused(options, rule):
+    with pytest.raises(StreamError, match=rule):
+        AudioTensor(**{'sample_rate': 16_000, **options})
+    with pytest.raises(StreamError, match=rf"decode\['audio'\]\['{next(iter(options))}'\]"):
+        Decode.of({'audio': {'sample_rate': 16_000, **options}})
+
+
+DOC = (Path(__file__).parents[1] / 'docs' / 'images.md').read_text().partition('## Sound')[2]
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with MDSWriter(out='data/speech', columns={'flac': 'bytes'}) as writer:
+        for number in range(40):
+            writer.write({'flac': sound(number, 0.1)})
+    (program,) = re.findall(r'^```python\n(.*?)^```$', DOC, flags=re.MULTILINE | re.DOTALL)
+    # The caches of a test do not belong into the user's temporary folder.
+    exec(program.replace("remote='data/speech'", "local='data/speech'"), {})
+    assert 'torch.Size([16, 1, 160000])' in capsys.readouterr().out
+    (block,) = re.findall(r'^```yaml\n(.*?)^```$', DOC, flags=re.MULTILINE | re.DOTALL)
+    loaded = load_config({'device_batch_size': 8, 'train': {'local': '/a', **OmegaConf.create(block).train}})
+    speech = AudioTensor(sample_rate=16_000, seconds=10, crop='random')
+    assert loaded.train.decode == Decode(None, (('flac', speech),))
+    names = re.findall(r'^\| `(\w+)` \|', DOC, flags=re.MULTILINE)
+    assert names == [field.name for field in dataclasses.fields(AudioTensor)]
