@@ -90,7 +90,7 @@ def ledger_of(
         of_format: those of the format.
         chosen: those of the split among them.
         with_rows: names of those that have rows.
-        columns: names of the columns that are read.
+        columns: names of the columns of the data.
     """
     others, taken = {info.key for info in of_format}, {info.key for info in chosen}
     found: dict[str, list[ObjectInfo]] = {}

@@ -40,8 +40,10 @@ from headrace.sources.parquet_footers import (
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_ranges
 from headrace.sources.source_bytes import PartTable, pack_source, unpack_source
+from headrace.sources.table_files import TableFiles, find_field, hive_partitions
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from headrace.storage import ObjectInfo, Store
@@ -77,59 +79,92 @@ def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
 def index(
     store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
 ) -> ParquetSource:
-    """See `SourceFormat.index`. Files of one dataset have the same columns; the order of columns may differ."""
+    """See `SourceFormat.index`. Files of one dataset have the same columns; the order of columns may differ.
+
+    The keys of Hive partitions are columns, too, unless the files have columns of their names.
+    """
     del allow_unsafe_types  # no type of Parquet runs code
+    import_pyarrow('Parquet files')
+    return index_files(store, objects, columns=columns, table=hive_partitions([info.key for info in objects]))
+
+
+def index_files(
+    store: Store,
+    objects: Sequence[ObjectInfo],
+    *,
+    columns: Collection[str] | None,
+    table: TableFiles | None,
+    format_name: str = NAME,
+) -> ParquetSource:
+    """Index Parquet files, of which a table may say more.
+
+    Raises:
+        FormatError, StreamError: see `SourceFormat.index`.
+    """
     pa = import_pyarrow('Parquet files')
     base = store.url.rstrip('/')
-    table = _FooterTable(columns)
+    found = _FooterTable(columns, table)
     footers: list[bytes] = []
     for info, footer in zip(objects, read_footers(store, objects), strict=True):
         source = f'{base}/{info.key}'
         try:
-            table.add(info, footer, source)
+            found.add(info, footer, source)
         except HeadraceError:
             raise
         except (DamagedFooterError, pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
             raise FormatError(f'The Parquet file {source} cannot be read: {error}. Restore the file.') from error
         footers.append(pack_footer(footer))
-    for wanted, found in zip(table.gaps, read_ranges(store, table.gaps), strict=True):
-        if found == MAGIC:
+    for wanted, begin in zip(found.gaps, read_ranges(store, found.gaps), strict=True):
+        if begin == MAGIC:
             raise FormatError(
                 f'{base}/{wanted.key} holds several Parquet files, joined: one begins at byte {wanted.offset}, and the '
                 f'footer tells of that one only. Store each as a file of its own.'
             )
-    encodings, meanings = common_columns(table.schemas, columns=columns, with_nulls=table.with_nulls, what='Parquet')
-    names = dict.fromkeys(name for schema, _ in table.schemas for name in schema.names)
+    encodings, meanings = common_columns(found.schemas, columns=columns, with_nulls=found.with_nulls, what='Parquet')
+    names = dict.fromkeys(name for schema, _ in found.schemas for name in schema.names)
+    deleted = [group.deleted for group in found.groups]
+    files = [info.key for info in objects]
     return ParquetSource(
+        format=format_name,
         base=base,
         columns=encodings,
         meanings=meanings,
-        with_nulls=sorted(table.with_nulls),
-        parts=PartTable.of(_parts(table.groups, encodings)),
-        groups=np.array([group.number for group in table.groups], np.int64),
-        files=[info.key for info in objects],
+        with_nulls=sorted(found.with_nulls),
+        parts=PartTable.of(_parts(found.groups, encodings)),
+        groups=np.array([group.number for group in found.groups], np.int64),
+        files=files,
         footers=footers,
         dropped=[name for name in names if columns is not None and name not in columns],
+        table=table,
+        deleted=np.concatenate(deleted) if deleted else np.zeros(0, np.int64),
+        deleted_ends=np.cumsum([len(rows) for rows in deleted], dtype=np.int64),
+        marks={} if table is None else table.marks(files),
     )
 
 
 def load(data: bytes) -> ParquetSource:
     found = unpack_source(data)
     settings, arrays = found.settings, dict(found.arrays)
-    meanings = settings.get('meanings')
+    files, meanings = settings['files'], settings.get('meanings')
     if meanings is None:  # made by an older version
         first = settings['keys'][0]  # has rows
-        footer = unpack_footer(found.pieces[settings['files'].index(first)])
+        footer = unpack_footer(found.pieces[files.index(first)])
         meanings = meanings_of(settings['columns'], parse_footer(footer, first).schema.to_arrow_schema())
+    more = found.pieces[len(files) :]
     return ParquetSource(
+        format=settings.get('format', NAME),
         base=settings['base'],
         columns=settings['columns'],
         meanings=meanings,
         with_nulls=settings['with_nulls'],
         parts=PartTable(settings['keys'], arrays),
         groups=arrays['groups'],
-        files=settings['files'],
-        footers=found.pieces,
+        files=files,
+        footers=found.pieces[: len(files)],
+        table=TableFiles.of_pieces(more[0], more[1], settings['snapshot']) if more else None,
+        deleted=arrays.get('deleted', np.zeros(0, np.int64)),
+        deleted_ends=arrays.get('deleted_ends', np.zeros(len(settings['keys']), np.int64)),
+        marks=settings.get('marks', {}),
     )
 
 
@@ -147,72 +182,115 @@ class ParquetSource:
     files: Sequence[str]
     footers: Sequence[bytes | memoryview]
     """The compressed footer of each file."""
+    table: TableFiles | None
+    """What is said of the files elsewhere. Its deleted rows are those of `deleted`."""
+    deleted: np.ndarray[Any, np.dtype[np.int64]]
+    """int64[n], the deleted rows of each part, ascending from the begin of its row group."""
+    deleted_ends: np.ndarray[Any, np.dtype[np.int64]]
+    """int64[parts], where those of each part end."""
+    marks: Mapping[str, str]
+    """What a table says of each file, as a digest, by its key."""
     dropped: Sequence[str] = ()
-
-    format = NAME
+    format: str = NAME
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load, (self.to_bytes(),)
 
+    @property
+    def snapshot(self) -> str:
+        """The version of the table; '' for files without one."""
+        return '' if self.table is None else self.table.snapshot
+
     def to_bytes(self) -> bytes:
-        settings = {name: getattr(self, name) for name in ('base', 'columns', 'meanings', 'with_nulls', 'files')}
-        arrays = {**self.parts.arrays, 'groups': self.groups}
-        return pack_source({**settings, 'keys': self.parts.keys}, arrays, self.footers)
+        names = 'format', 'base', 'columns', 'meanings', 'with_nulls', 'files', 'marks', 'snapshot'
+        settings = {**{name: getattr(self, name) for name in names}, 'keys': self.parts.keys}
+        arrays = {name: getattr(self, name) for name in ('groups', 'deleted', 'deleted_ends')}
+        pieces = [*self.footers, *([] if self.table is None else self.table.to_pieces())]
+        return pack_source(settings, {**self.parts.arrays, **arrays}, pieces)
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
         pa = import_pyarrow('Parquet files')
         import pyarrow.parquet as pq
 
         described = self.parts[part]
-        group = int(self.groups[part])
+        group, file = int(self.groups[part]), self._number[described.key]
         source = f'{self.base}/{described.key}, row group {group},'
-        rows, first = described.rows, 0
+        deleted = self.deleted[self.deleted_ends[part - 1] if part else 0 : self.deleted_ends[part]]
+        stored, first = described.rows + len(deleted), 0
         try:
-            metadata, columns = self._metadata(self._number[described.key])
-            _refuse_wrapped_times(RangeFile(described.ranges, data), metadata, columns, group, source)
-            file = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
+            metadata, columns = self._metadata(file)
+            own = columns.own
+            _refuse_wrapped_times(RangeFile(described.ranges, data), metadata, own, group, source)
+            opened = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
             # Without read-ahead by threads of Arrow: the bytes are in memory, and workers are forked.
-            reader = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
-            step = max(1, min(rows, 1 << 14, rows * _BATCH // max(1, described.size)))
-            found = reader.iter_batches(step, row_groups=[group], columns=list(columns), use_threads=False)
-            for batch in found:
-                yield to_columns(batch, columns, source=source, first_row=first)
-                first += batch.num_rows
+            reader = pq.ParquetFile(opened, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
+            step = max(1, min(stored, 1 << 14, stored * _BATCH // max(1, described.size)))
+            for batch in reader.iter_batches(step, row_groups=[group], columns=own, use_threads=False):
+                begin, first = first, first + batch.num_rows
+                rows = batch
+                gone = deleted[np.searchsorted(deleted, begin) : np.searchsorted(deleted, first)]
+                if len(gone):
+                    kept = np.ones(batch.num_rows, bool)
+                    kept[gone - begin] = False
+                    rows = batch.filter(pa.array(kept))
+                if self.table is not None:
+                    rows = self.table.rows(rows, columns.physical, columns.schema, file)
+                yield to_columns(rows, columns.read, source=source, first_row=begin)
         except HeadraceError:
             raise
         except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
             raise ShardError(f'{source} is damaged: {error}. Restore the file.') from error
-        if first != rows:
-            raise ShardError(f'{source} has {rows} rows in the footer, but {first} in its pages. Restore the file.')
+        if first != stored:
+            raise ShardError(f'{source} has {stored} rows in the footer, but {first} in its pages. Restore the file.')
 
     @property
     def class_names(self) -> dict[str, list[str]]:
-        return class_names(self._metadata(0)[0].schema.to_arrow_schema())
+        return class_names(self._metadata(0)[1].physical)
 
     @cached_property
     def _number(self) -> dict[str, int]:
         return {key: number for number, key in enumerate(self.files)}
 
     @cached_property
-    def _metadata(self) -> Callable[[int], tuple[pq.FileMetaData, dict[str, ArrowColumn]]]:
+    def _metadata(self) -> Callable[[int], tuple[pq.FileMetaData, _Columns]]:
         return lru_cache(maxsize=8)(self._parse)
 
-    def _parse(self, file: int) -> tuple[pq.FileMetaData, dict[str, ArrowColumn]]:
+    def _parse(self, file: int) -> tuple[pq.FileMetaData, _Columns]:
         source = f'{self.base}/{self.files[file]}'
         metadata = parse_footer(unpack_footer(self.footers[file]), source)
-        schema = metadata.schema.to_arrow_schema()
-        return metadata, arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
+        physical = metadata.schema.to_arrow_schema()
+        schema = physical if self.table is None else self.table.columns(physical)
+        read = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
+        return metadata, _Columns(read, physical, schema)
+
+
+class _Columns:
+    """The columns that are read of a file."""
+
+    def __init__(self, read: Mapping[str, ArrowColumn], physical: pa.Schema, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        self.read, self.physical = read, physical
+        self.schema = pa.schema([schema.field(name) for name in read])
+        """Those of the reader."""
+        self.own = list(_own_columns(self.schema, physical))
+
+
+def _own_columns(wanted: pa.Schema, physical: pa.Schema) -> dict[str, str]:
+    """The columns of a file that hold columns of the reader, with the names of these."""
+    found = ((find_field(field, physical), field.name) for field in wanted)
+    return {field.name: name for field, name in found if field is not None}
 
 
 def _refuse_wrapped_times(
-    ranges: RangeFile, metadata: pq.FileMetaData, columns: Collection[str], group: int, source: str
+    ranges: RangeFile, metadata: pq.FileMetaData, columns: Sequence[str], group: int, source: str
 ) -> None:
     """Refuse times that pyarrow would wrap around: those of INT96, a day and its ns, that int64 of ns cannot hold."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    found = _leaves([leaf.path for leaf in leaves], list(columns))
+    found = _leaves([leaf.path for leaf in leaves], columns)
     names = list({name: None for number, name in found if leaves[number].physical_type == 'INT96'})
     if not names:
         return
@@ -245,13 +323,16 @@ class _Group(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     sizes: dict[str, int]
     """Bytes of each column's pages, uncompressed."""
+    deleted: np.ndarray[Any, np.dtype[np.int64]]
+    """Rows of it that do not count."""
 
 
 class _FooterTable:
     """Collects footers: the row groups, and the different schemas."""
 
-    def __init__(self, columns: Collection[str] | None) -> None:
-        self._wanted = columns
+    def __init__(self, columns: Collection[str] | None, table: TableFiles | None) -> None:
+        self._wanted, self._table = columns, table
+        self._files = 0
         self.with_nulls = set[str]()
         self.groups: list[_Group] = []
         self.gaps: list[ByteRange] = []
@@ -262,16 +343,25 @@ class _FooterTable:
     def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
         metadata = parse_footer(footer, source)
         groups = read_row_groups(footer)
+        file, self._files = self._files, self._files + 1
         end = max((chunk.end for group in groups for chunk in group.columns), default=len(MAGIC))
         begin = info.size - 8 - len(footer) - end
         if begin > 0:
             self.gaps.append(ByteRange(info.key, begin, len(MAGIC), info.etag))
         if not any(group.rows for group in groups):
             return  # its types may be wrong: an empty column of text may have the type of nulls
-        schema = self._schema(metadata, source)
+        physical = metadata.schema.to_arrow_schema()
+        pa = import_pyarrow('Parquet files')
+        schema = self._schema(physical if self._table is None else self._table.columns(physical), source)
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
+        own = _own_columns(pa.schema([schema.field(name) for name in names]), physical)
+        if self._table is not None:
+            lacking = set(names).difference(own.values())
+            self.with_nulls.update(name for name in lacking if self._table.has_nulls(name, file))
+        deleted = np.zeros(0, np.int64) if self._table is None else self._table.deleted.get(file, np.zeros(0, np.int64))
         paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-        leaves = _leaves(paths, names)
+        leaves = [(leaf, own[column]) for leaf, column in _leaves(paths, list(own))]
+        first = 0
         for number, group in enumerate(groups):
             if group.rows == 0:
                 continue
@@ -279,7 +369,9 @@ class _FooterTable:
                 raise DamagedFooterError(f'row group {number} has {group.rows} rows, or other columns than the schema')
             spans: list[tuple[int, int]] = []
             sizes = dict.fromkeys(names, 0)
-            for leaf, name in leaves:
+            # A part has bytes, though all its columns may be constants.
+            smallest = min(range(len(paths)), key=lambda leaf: group.columns[leaf].size)
+            for leaf, name in leaves or [(smallest, None)]:
                 chunk = group.columns[leaf]
                 if chunk.offset < 4 or chunk.size < 0 or chunk.offset + chunk.size > info.size:
                     raise DamagedFooterError(
@@ -287,15 +379,22 @@ class _FooterTable:
                         f'file has {info.size} bytes'
                     )
                 spans.append((chunk.offset, chunk.size))
+                if name is None:
+                    continue
                 sizes[name] += max(0, chunk.unpacked_size)
                 # The path of a file may always be null.
                 if chunk.null_count and not chunk.path.endswith('.path'):
                     self.with_nulls.add(name)
-            self.groups.append(_Group(info.key, number, group.rows, _joined(spans), sizes))
+            begin, first = first, first + group.rows
+            gone = deleted[np.searchsorted(deleted, begin) : np.searchsorted(deleted, first)] - begin
+            if group.rows > len(gone):
+                kept = group.rows - len(gone)
+                self.groups.append(_Group(info.key, number, kept, _joined(spans), sizes, gone))
+        if len(deleted) and not 0 <= deleted[0] <= deleted[-1] < first:
+            raise DamagedFooterError(f'it has {first} rows, but its table deletes row {deleted[-1]}')
 
-    def _schema(self, metadata: pq.FileMetaData, source: str) -> Any:
-        """The Arrow schema of a file; equal ones are one object."""
-        schema = metadata.schema.to_arrow_schema()
+    def _schema(self, schema: pa.Schema, source: str) -> pa.Schema:
+        """The columns of a file for its reader; equal schemas are one object."""
         for known, _ in self.schemas:
             if known.equals(schema, check_metadata=True):
                 return known

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
 from headrace.redaction import logger_of, without_credentials
-from headrace.sources.formats import check_options, format_of, formats_in, how_to_rename, one_format
+from headrace.sources.formats import check_options, folder_of, format_of, formats_in, how_to_rename, one_format
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
 from headrace.sources.splits import check_parts, check_split, choose_split, splits_of
@@ -257,7 +257,7 @@ class SourceStore:
         if not len(source.parts):
             raise EmptyDatasetError(f'The {name} files of {self.shown} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
-        ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=source.columns)
+        ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=[*source.columns, *source.dropped])
         splits = splits_of(objects) if self._glob else ()
         self.ledger = replace(
             ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)), dropped=tuple(source.dropped)
@@ -285,4 +285,6 @@ class SourceStore:
 def _digest(name: str, objects: Sequence[ObjectInfo]) -> str:
     """The version of a listing."""
     listed = [(info.key, info.size, info.version or info.etag) for info in objects]
+    if name == 'parquet' and any('=' in folder_of(info.key) for info in objects):
+        name = 'parquet with the keys of its folders'  # older versions did not read them
     return hashlib.blake2b(json.dumps([name, listed]).encode(), digest_size=16).hexdigest()
