@@ -7,7 +7,8 @@
 4. `source_index.unpack_part` writes a part as an MDS shard.
 """
 
-from headrace.sources.formats import register_format
+from headrace.sources.formats import choose_columns, register_format
 from headrace.sources.protocol import Part, Source, SourceFormat
+from headrace.sources.source_bytes import dump_index, load_index
 
-__all__ = ['Part', 'Source', 'SourceFormat', 'register_format']
+__all__ = ['Part', 'Source', 'SourceFormat', 'choose_columns', 'dump_index', 'load_index', 'register_format']

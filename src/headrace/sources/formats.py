@@ -80,7 +80,7 @@ def format_of(name: str) -> SourceFormat:
         return _registered[name]
     if name not in _MODULES:
         raise FormatError(
-            f'The data are of the format {name!r:.80}, which is not known here. Import the module that registers it.'
+            f'The data is of the format {name!r:.80}, which is not known here. Import the module that registers it.'
         )
     module, _, attribute = _MODULES[name].partition(':')
     found = importlib.import_module(f'headrace.sources.{module}')
@@ -174,6 +174,11 @@ def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, sou
     """The columns to read, in the order of the data.
 
     `columns`: the columns that are asked for; None: all.
+    `source`: the data, for messages.
+
+    Raises:
+        FormatError: two columns have one name.
+        StreamError: the data lack a column.
     """
     twice = sorted({name for name in names if list(names).count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:

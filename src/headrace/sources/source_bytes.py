@@ -144,14 +144,25 @@ def _starts(counts: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def dump_index(name: str, columns: Mapping[str, str], parts: Iterable[Part], more: Mapping[str, Any]) -> bytes:
-    """The bytes of a source."""
+    """The bytes of a source, for `Source.to_bytes`.
+
+    Args:
+        name: the format.
+        columns: encodings by column.
+        parts: the parts.
+        more: what the format adds, in values that JSON can express.
+    """
     table = parts if isinstance(parts, PartTable) else PartTable.of(parts)
     settings = {'format': name, 'columns': dict(columns), 'keys': table.keys, 'more': dict(more)}
     return pack_source(settings, table.arrays)
 
 
 def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[str, Any]]:
-    """The columns, the parts, and what the format adds."""
+    """The columns, the parts, and what the format adds; for `SourceFormat.load`.
+
+    Raises:
+        FormatError: the bytes are damaged, or of another format or version.
+    """
     source = unpack_source(data)
     found = source.settings.get('format')
     if found != name:

@@ -8,12 +8,14 @@ several selections of columns share a folder. `unpack_part` makes the shard of a
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import mmap
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -75,7 +77,10 @@ class SourceIndex:
         self._options = dict(options or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SourceIndex.from_bytes, (self.to_bytes(),)
+        found = format_of(self.source.format)
+        # A process that is spawned imports the module that registers the format.
+        module = found.__name__ if isinstance(found, ModuleType) else type(found).__module__
+        return _restored, (module, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         infos = self.objects.values()
@@ -195,6 +200,11 @@ class SourceIndex:
             (file,) = info.files
             if shards.find(file.raw.basename) is None and file.zip is not None:
                 yield from (file.raw.basename, file.zip.basename)
+
+
+def _restored(module: str, data: bytes) -> SourceIndex:
+    importlib.import_module(module)
+    return SourceIndex.from_bytes(data)
 
 
 def _is_same(one: ObjectInfo, other: ObjectInfo) -> bool:
