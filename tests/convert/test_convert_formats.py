@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import StreamingDataset
+from headrace.cli import main
 from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConversionError, HeadraceError, ObjectNotFoundError
+from headrace.inspect.content import open_content
 from headrace.sources.formats import FORMATS
 from headrace.storage import open_store
 from tests.support.servers.s3 import S3Server
@@ -167,6 +170,39 @@ def test_mds_and_formats_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
+def test_options_of_csv(tmp_path: Path) -> None:
+    (tmp_path / 'x').mkdir()
+    (tmp_path / 'x' / 'a.csv').write_text("1;'x;y'\n2;z\n")
+    options = {'delimiter': ';', 'quoting': "'", 'header': ['id', 'text']}
+    for source in (tmp_path / 'x', tmp_path / 'x' / 'a.csv'):
+        convert(source, tmp_path / 'out', format='csv', format_options=options, exist_ok=True)
+        assert rows_of(tmp_path / 'out') == [{'id': 1, 'text': 'x;y'}, {'id': 2, 'text': 'z'}]
+    texts = ['delimiter=;', "quoting='", 'header=["id", "text"]']
+    flags = [part for text in texts for part in ('--format-option', text)]
+    assert main(['convert', str(tmp_path / 'x' / 'a.csv'), str(tmp_path / 'again'), '--format', 'csv', *flags]) == 0
+    assert digests(tmp_path / 'again') == digests(tmp_path / 'out')
+
+
+def test_one_file_of_a_store(tmp_path: Path, s3_server: S3Server) -> None:
+    bucket, lines = s3_server.new_bucket(), [json.dumps(row) for row in ROWS]
+    objects = {
+        'x/a[1].jsonl': '\n'.join(lines[:3]),
+        'x/a1.jsonl': lines[3],
+        'x/b.json': f'[{",".join(lines[:5])}]',
+        'x/c.jsonl/part-0.jsonl': lines[7],
+        'x/c.jsonl/_SUCCESS': '',
+    }
+    for key, text in objects.items():
+        s3_server.client().put_object(Bucket=bucket, Key=key, Body=text.encode())
+    for key, expected in (('a[1].jsonl', ROWS[:3]), ('b.json', ROWS[:5]), ('c.jsonl', ROWS[7:8])):
+        url = f's3://{bucket}/x/{key}'
+        convert(url, tmp_path / key)
+        assert rows_of(tmp_path / key) == expected
+        dataset = StreamingDataset(remote=url, local=str(tmp_path / f'cache {key}'), batch_size=1)
+        assert [dataset[n] for n in range(len(dataset))] == expected
+        assert open_content(url, None).shards.samples.sum() == len(expected)
+
+
 def test_from_a_store(tmp_path: Path, s3_server: S3Server) -> None:
     write_parquet(tmp_path / 'data')
     url = f's3://{s3_server.new_bucket()}/data'

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from headrace.errors import (
     FormatError,
     ObjectNotFoundError,
     StorageError,
+    StreamError,
 )
 from headrace.sources.ranges import ByteRange, read_range
 from headrace.sources.source_store import glob_pattern, has_glob
-from headrace.storage import ObjectInfo, register_store
+from headrace.storage import ObjectInfo, StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.sources.line_files import jsonl
 from tests.support.sources.parquet_stores import index, keys, store_of, write
 from tests.support.sources.source_cases import MemoryStore
 
@@ -61,22 +64,100 @@ def test_a_file_is_read_and_others_say_what_to_do(tmp_path: Path, caplog: pytest
     index(store_of(tmp_path / 't*.parquet'))
     assert 'Several splits are read as one: test, train.' in caplog.text
     (tmp_path / 'x').mkdir()
-    (tmp_path / 'x' / 'lines.json').write_text('{}')
-    for place in (tmp_path / 'x', tmp_path / 'x' / 'lines.json', tmp_path / 'x' / '*'):
-        with pytest.raises(ObjectNotFoundError, match='rename it to .jsonl'):
-            convert(place, tmp_path / 'out')
-        with pytest.raises((ObjectNotFoundError, EmptyDatasetError), match='rename it to .jsonl'):
-            StreamingDataset(remote=str(place), local=str(tmp_path / 'cache'))
+    (tmp_path / 'x' / 'lines.json').write_text('{"a": 1}\n{"a": 2}\n')
+    with pytest.raises(ObjectNotFoundError, match="lines.json, may be a description: `format='jsonl'`"):
+        convert(tmp_path / 'x', tmp_path / 'out')
+    with pytest.raises(ObjectNotFoundError, match="lines.json, may be a description: `format='jsonl'`"):
+        StreamingDataset(remote=str(tmp_path / 'x'), local=str(tmp_path / 'cache'))
+    for place, name in (('x', 'jsonl'), ('x/lines.json', None), ('x/*', None)):
+        assert keys(store_of(tmp_path / place, format_name=name)) == ['lines.json']
     with pytest.raises(ObjectNotFoundError, match='There is no folder.*Of its path'):
         convert(tmp_path / 'missing', tmp_path / 'out')
     with pytest.raises(ConfigError, match=r'below a bucket, but that of s3://b\*/x is in its name'):
         store_of('s3://b*/x')
 
 
-def test_the_url_of_one_object_is_told_to_be_a_glob() -> None:
-    register_store('one-object', lambda url, _: MemoryStore({}, url=url))
-    with pytest.raises(EmptyDatasetError, match=r'give a glob: one-object://x/a\.jsonl\*'):
-        store_of('one-object://x/a.jsonl').find()
+@pytest.fixture
+def bucket(own_stores: None) -> Callable[[str], None]:
+    """Puts objects of one row each into the bucket ``memory://b``."""
+    full: dict[str, bytes] = {}
+
+    def open_memory(url: str, options: StoreOptions) -> MemoryStore:
+        del options
+        name, _, prefix = url.removeprefix('memory://').rstrip('/').partition('/')
+        if not url.startswith('memory://b'):
+            raise ConfigError('a bucket has a name')
+        objects = full if name == 'b' else {}
+        below = f'{prefix}/' if prefix else ''
+        found = {key.removeprefix(below): data for key, data in objects.items() if key.startswith(below)}
+        return MemoryStore(found, url=url)
+
+    register_store('memory', open_memory)
+    return lambda names: full.update({name: jsonl([{'of': name}]) for name in names.split()})
+
+
+def of(remote: str, **how: Any) -> list[str]:
+    """The objects that a remote reads."""
+    store = store_of(f'memory://{remote}', **how)
+    again = store_of(f'memory://{remote}', **how)
+    again.index = index(store)  # as another process has it from the cache
+    found: list[str] = []
+    for number, name in enumerate(again.index.shards()):
+        out = io.BytesIO()
+        assert name.files[0].zip is not None
+        again.get(name.files[0].zip.basename, out)
+        for batch in again.index.source.batches(number, memoryview(out.getvalue())):
+            found += batch['of']
+    return found
+
+
+def test_the_url_of_an_object_reads_it(bucket: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
+    bucket('x/a.jsonl x/a.jsonlx x/b.json x/d.jsonl/part-0.jsonl x/d.jsonl/part-1.jsonl c.json x/train.jsonl')
+    caplog.set_level(logging.INFO)
+    assert of('b/x/a.jsonl') == ['x/a.jsonl']
+    assert 'Read 1 files of memory://b/x/a.jsonl as jsonl. Nothing was left out.' not in caplog.text
+    assert of('b/x/a.jsonl', format_name='jsonl') == ['x/a.jsonl']
+    assert of('b/x/b.json') == ['x/b.json']
+    assert of('b/c.json') == ['c.json']
+    # As Spark names folders.
+    assert of('b/x/d.jsonl') == of('b/x/d.jsonl/') == ['x/d.jsonl/part-0.jsonl', 'x/d.jsonl/part-1.jsonl']
+    assert of('b/x/train.jsonl', split='train') == ['x/train.jsonl']
+    for remote, message in (
+        ('b/x/missing.jsonl', 'holds neither an index.json nor files'),
+        ('b.json', 'holds neither an index.json nor files'),
+    ):
+        with pytest.raises(EmptyDatasetError, match=message):
+            of(remote)
+    with pytest.raises(EmptyDatasetError, match="The files of split 'test' .* has the files a.jsonl"):
+        of('b/x/a.jsonl', split='test')
+    with pytest.raises(EmptyDatasetError, match="format 'csv'"):
+        of('b/x/a.jsonl', format_name='csv')
+
+
+def test_a_path_that_is_there_is_no_glob(bucket: Callable[[str], None]) -> None:
+    bucket('x/a[1].jsonl x/a1.jsonl x/a*.jsonl x/a?.jsonl d[1]/a.jsonl d[1]/e/b.jsonl d1/a.jsonl')
+    bucket('s?/train.jsonl s?/test.jsonl')
+    assert of('b/x/a[1].jsonl') == of('b/x/a[[]1].jsonl') == ['x/a[1].jsonl']
+    assert of('b/x/a[12].jsonl') == ['x/a1.jsonl']
+    assert of('b/x/a*.jsonl') == of('b/x/a[*].jsonl') == ['x/a*.jsonl']
+    assert of('b/x/a[?].jsonl') == ['x/a?.jsonl']
+    assert of('b/x/a*') == ['x/a*.jsonl', 'x/a1.jsonl', 'x/a?.jsonl', 'x/a[1].jsonl']
+    assert of('b/d[1]') == of('b/d[1]/') == of('b/d[[]1]/**') == ['d[1]/a.jsonl', 'd[1]/e/b.jsonl']
+    assert of('b/d[1]/*') == ['d1/a.jsonl']
+    assert of('b/s?', split='train') == ['s?/train.jsonl']
+    with pytest.raises(StreamError, match='several: test, train'):
+        of('b/s?')
+    with pytest.raises(
+        EmptyDatasetError, match=r'No object is named as .*\[\]\]\.jsonl\. .*write "\[\*\]", "\[\?\]" and "\[\[\]"'
+    ):
+        of('b/x/a[]].jsonl')
+
+
+def test_a_file_beside_its_compressed_one_is_refused(bucket: Callable[[str], None]) -> None:
+    bucket('x/a.jsonl x/a.jsonl.gz')
+    with pytest.raises(StreamError, match=r'a\.jsonl and a\.jsonl\.gz, which differ in their compression only'):
+        of('b/x')
+    assert of('b/x/*.jsonl') == of('b/x/a.jsonl') == ['x/a.jsonl']
 
 
 def test_a_part_s_bytes_are_those_of_its_ranges(tmp_path: Path) -> None:

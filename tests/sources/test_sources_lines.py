@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
+from headrace.sources.line_records import read_array
 from headrace.sources.lines import CSV, JSONL, TSV
+from headrace.sources.source_bytes import dump_index
 from tests.support.sources.line_files import jsonl, table
 from tests.support.sources.source_cases import MemoryStore, index, part_bytes, rows
 from tests.support.suite.example_counts import scaled
@@ -70,6 +72,28 @@ def test_names_of_files():
     assert found == {'jsonl': ['a.jsonl', 'b/c.NDJSON', 'c4.json.gz'], 'csv': ['a.csv'], 'tsv': ['b.tsv.zst', 'x.tab']}
 
 
+@pytest.mark.parametrize('ending', COMPRESSIONS)
+def test_an_array_of_objects(ending):
+    texts = [json.dumps(SAMPLES[:50], indent=2), '\ufeff' + json.dumps(SAMPLES[50:], ensure_ascii=False)]
+    objects = {f'{n}.json{ending}': COMPRESSIONS[ending](text.encode()) for n, text in enumerate(texts)}
+    objects[f'2.json{ending}'] = COMPRESSIONS[ending](jsonl(SAMPLES[:3]))
+    objects[f'3.json{ending}'] = COMPRESSIONS[ending](b' [ ] ')
+    source = index(JSONL, objects)
+    assert rows(source, objects) == SAMPLES + SAMPLES[:3]
+    assert rows(source, objects) == rows(JSONL.load(source.to_bytes()), objects)
+
+
+def test_an_array_is_read_in_parts(monkeypatch):
+    monkeypatch.setattr('headrace.sources.lines._PART', 100)
+    values = [{'n': n, 'text': 'ä' * (n % 60)} for n in range(40)]
+    objects = {'a.json': json.dumps(values, ensure_ascii=False).encode()}
+    source = index(JSONL, objects)
+    assert len(source.parts) > 10
+    assert rows(source, objects) == values
+    spans = [objects['a.json'][at : at + size] for part in source.parts for at, size in part.ranges]
+    assert [value for span in spans for value in json.loads(b'[' + span + b']')] == values
+
+
 def test_keys_that_some_objects_lack():
     objects = {'a.jsonl': jsonl([{'a': 1, 'b': 'x'}, {'a': 2}, {'c': 1.5, 'a': 3}])}
     source = index(JSONL, objects)
@@ -105,6 +129,64 @@ def test_files_of_csv_may_order_their_columns_as_they_like():
         index(CSV, {**objects, 'b.csv': b'b,c\n1,2\n'})
 
 
+@pytest.mark.parametrize('ending', ['', '.gz'])
+@pytest.mark.parametrize(
+    ('data', 'options', 'expected'),
+    [
+        ('a;b\n1;"x;y"\n', {'delimiter': ';'}, [{'a': 1, 'b': 'x;y'}]),
+        ('a,b\tc\n1,x\t2\n', {'delimiter': '\\t'}, [{'a,b': '1,x', 'c': 2}]),
+        ("a,b\n1,'x,''y'\n", {'quoting': "'"}, [{'a': 1, 'b': "x,'y"}]),
+        ('a,b\n1,"x\n2,y"\n', {'quoting': 'none'}, [{'a': 1, 'b': '"x'}, {'a': 2, 'b': 'y"'}]),
+        ('1,x\n2,y\n', {'header': False}, [{'0': 1, '1': 'x'}, {'0': 2, '1': 'y'}]),
+        ('1,x\n2,y\n', {'header': ['n', 'text']}, [{'n': 1, 'text': 'x'}, {'n': 2, 'text': 'y'}]),
+        ('1|x\n', {'header': ['n', 't'], 'delimiter': '|', 'quoting': '"'}, [{'n': 1, 't': 'x'}]),
+        ('a;b\n1\n', {'delimiter': ','}, [{'a;b': 1}]),
+        ('a,b\n1,x\n', {'header': True, 'delimiter': None}, [{'a': 1, 'b': 'x'}]),
+    ],
+)
+def test_options_of_csv(data, options, expected, ending):
+    objects = {f'a.csv{ending}': COMPRESSIONS[ending](data.encode())}
+    assert rows(index(CSV, objects, **options), objects) == expected
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'delimiter': ';;'}, "`delimiter` of csv is one character, .* but is ';;'"),
+        ({'delimiter': 7}, 'but is 7'),
+        ({'delimiter': '"'}, '`delimiter` of csv is one character'),
+        ({'quoting': 'all'}, "`quoting` of csv is the character around fields, or 'none', but is 'all'"),
+        ({'quoting': ','}, "but is ','"),
+        ({'header': 'no'}, "`header` of csv is true, false, or the list .* but is 'no'"),
+        ({'header': 0}, 'but is 0'),
+        ({'header': ['a', 'a']}, 'different names'),
+        ({'header': ['a', 1]}, 'different names'),
+        ({'header': []}, 'different names'),
+    ],
+)
+def test_values_of_options_are_checked(options, message):
+    with pytest.raises(StreamError, match=message):
+        index(CSV, {'a.csv': b'a,b\n1,2\n'}, **options)
+
+
+def test_names_that_do_not_fit_the_rows_are_refused():
+    with pytest.raises(FormatError, match='has the 3 fields .* that at byte 0 of a.csv has 2'):
+        index(CSV, {'a.csv': b'1,2\n'}, header=['a', 'b', 'c'])
+    with pytest.raises(FormatError, match='row at byte 0 of a.csv does so again.* needs no `header`'):
+        index(CSV, {'a.csv': b'a,b\n1,2\n'}, header=['a', 'b'])
+    with pytest.raises(FormatError, match='the same columns'):
+        index(CSV, {'a.csv': b'1,2\n', 'b.csv': b'1,2,3\n'}, header=False)
+
+
+def test_the_index_of_an_older_version_is_read():
+    objects = {'a.csv': b'a,b\n1,x\n', 'a.jsonl': b'{"a": 1}\n'}
+    for kind, name in ((CSV, 'a.csv'), (JSONL, 'a.jsonl')):
+        source = index(kind, {name: objects[name]})
+        headers = [['a', 'b']] if kind is CSV else []
+        old = dump_index(kind.NAME, source.columns, source.parts, {'headers': headers, 'header_of': {}})
+        assert rows(kind.load(old), objects) == rows(source, objects)
+
+
 def test_columns_are_chosen():
     objects = {'a.jsonl': jsonl(SAMPLES)}
     assert rows(index(JSONL, objects, columns=['id']), objects) == [{'id': n} for n in range(100)]
@@ -116,7 +198,21 @@ def test_columns_are_chosen():
     ('name', 'data', 'message'),
     [
         ('a.jsonl', b'{"a": 1}\n{"a": \n', r'Line 2 \(byte 9\) of a.jsonl is not JSON'),
-        ('a.jsonl', b'[1]\n', 'is a list'),
+        ('a.jsonl', b'{"a": 1}\n[1]\n', 'line 2 .* is a list'),
+        ('a.jsonl', b'{"a":\n1}\n', 'is not JSON: .*Write each object in one line, such as with `jq -c`'),
+        ('a.json', b'[1]\n', "An array of JSON holds objects, .* byte 1 of a.json has '1'"),
+        ('a.json', b'[{"a": 1} {"a": 2}]', "byte 10 of a.json has '{'"),
+        ('a.json', b'[{"a": 1},]', "byte 10 of a.json has ']'"),
+        ('a.json', b'[{"a": 1}] {"a": 2}', "byte 11 of a.json has '{'"),
+        ('a.json', b'[{"a": 1},\n', r'ends with "\]", but a.json ends at byte 11'),
+        ('a.json', b'[', r'ends with "\]", but a.json ends at byte 1'),
+        ('a.json', b'[{"a": 1}, {"a": "x', 'The object at byte 11 of a.json is not JSON: Unterminated string'),
+        ('a.json', b'[{"a": 1}, {"a": tru}]', 'The object at byte 11 of a.json is not JSON'),
+        ('a.json', b'[{"a": ' + b'[' * 100_000, 'The object at byte 1 of a.json is not JSON: '),
+        ('a.json', b'[{"a": "\xff"}]', 'is UTF-8, but byte 8 of a.json is 0xff'),
+        ('a.json', b'[{"a": "' + 'ä'.encode()[:1], 'is UTF-8, but byte 8 of a.json is 0xc3: unexpected end'),
+        ('a.csv', b'a;b\n1;2\n', r'one column only, .a;b.\. .*delimiter, such as format_options={"delimiter": ";"}'),
+        ('a.tsv', b'a,b\n1,2\n', r'format_options={"delimiter": ","}'),
         ('a.jsonl', b'{"a": 1}\n{"a": "\xff"}\n', r'is UTF-8, but byte 16 of a.jsonl is 0xff: .* again in UTF-8'),
         ('a.jsonl', '{"a": 1}\n'.encode('utf-16'), r'a.jsonl is UTF-16 from byte 0 on. .* --from-code=UTF-16 '),
         ('a.jsonl.gz', gzip.compress('{"a": 1}\n'.encode('utf-32-be'), mtime=0), 'a.jsonl.gz is UTF-32BE from byte 0'),
@@ -135,7 +231,7 @@ def test_columns_are_chosen():
     ],
 )
 def test_damaged_files(name, data, message):
-    kind = CSV if name.startswith('a.csv') else JSONL
+    kind = {'csv': CSV, 'tsv': TSV}.get(name.split('.')[1], JSONL)
     with pytest.raises(FormatError, match=message):
         index(kind, {name: data})
 
@@ -182,6 +278,22 @@ def test_any_objects(values):
     assert rows(index(JSONL, objects), objects) == [{key: value.get(key) for key in keys} for value in values]
 
 
+@given(
+    st.lists(st.dictionaries(st.sampled_from('abc'), json_values, min_size=1), max_size=6),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+    st.integers(1, 9),
+)
+@settings(max_examples=scaled(100), deadline=None)
+def test_any_array(values, indent, escaped, size):
+    data = json.dumps(values, indent=indent, ensure_ascii=escaped).encode()
+    records = list(read_array((data[at : at + size] for at in range(0, len(data), size)), 'x'))
+    assert [record.value for record in records] == values
+    assert [json.loads(data[record.start : record.end]) for record in records] == values
+    run = data[records[0].start : records[-1].end] if records else b''
+    assert [record.value for record in read_array([run], 'x')] == values
+
+
 fields = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'), max_size=6)
 
 
@@ -196,7 +308,28 @@ def test_any_rows(values):
             assert row[name] == (text if source.columns[name] == 'str' else float(text))
 
 
+@given(
+    st.lists(st.tuples(fields, fields), min_size=1, max_size=6),
+    st.sampled_from(',;|\t:'),
+    st.sampled_from('"\'~'),
+    st.booleans(),
+)
+@settings(max_examples=scaled(100), deadline=None)
+def test_any_dialect(values, delimiter, quote, has_header):
+    names = ['column a', 'column b']
+    lines = [[f'x{text}' for text in value] for value in values]
+    data = table(names, lines, delimiter=delimiter, quotechar=quote, quoting=csv.QUOTE_ALL)
+    if not has_header:
+        data = data[data.index(b'\n') + 1 :]
+    objects = {'a.csv': data}
+    header = True if has_header else names
+    source = index(CSV, objects, delimiter=delimiter, quoting=quote, header=header)
+    assert [list(row.values()) for row in rows(source, objects)] == lines
+
+
 SEEDS = {
+    'a.json': json.dumps(SAMPLES[:5], indent=1).encode(),
+    'b.json.gz': gzip.compress(json.dumps(SAMPLES[:5]).encode()),
     'a.jsonl': jsonl(SAMPLES[:5]),
     'a.csv': b'a,b\n1,"x ""y"", \n z"\n2,3\n',
     'a.jsonl.gz': gzip.compress(jsonl(SAMPLES[:5])),

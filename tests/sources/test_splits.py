@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from headrace.errors import EmptyDatasetError, StreamError
-from headrace.sources.splits import check_parts, check_split, choose_split
+from headrace.sources.splits import check_once, check_parts, check_split, choose_split
 from headrace.storage import ObjectInfo
 
 
@@ -106,3 +106,18 @@ def test_a_split_is_found_by_names(names: str, split: str, chosen: list[int] | s
 def test_missing_parts_are_named(names: str, error: str) -> None:
     with pytest.raises(StreamError, match=error) if error else contextlib.nullcontext():
         check_parts(listing(names), 'x', str)
+
+
+@pytest.mark.parametrize(
+    ('names', 'twice'),
+    [
+        ('a.jsonl a.jsonl.gz', 'a.jsonl and a.jsonl.gz.* such as \\*.jsonl'),
+        ('x/a.csv.bz2 x/a.csv.zst', 'x/a.csv.bz2 and x/a.csv.zst.* such as \\*.bz2'),
+        ('a.tar a.tgz', 'a.tar and a.tgz'),
+        ('a.tar.gz a.tgz', 'a.tar.gz and a.tgz'),
+        ('a.jsonl b.jsonl.gz x/a.jsonl a.csv', ''),
+    ],
+)
+def test_a_file_in_two_compressions_is_refused(names: str, twice: str) -> None:
+    with pytest.raises(StreamError, match=f'x has {twice}') if twice else contextlib.nullcontext():
+        check_once(listing(names), 'x')

@@ -126,12 +126,18 @@ def check_options(name: str | None, options: object) -> dict[str, Any]:
         ) from None
 
 
-def formats_in(objects: Sequence[ObjectInfo]) -> dict[str, int]:
-    """The number of files of each format in a listing; none if it has shards of MDS."""
-    if any(_OWN.fullmatch(info.key) for info in objects):
+def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict[str, int]:
+    """The number of files of each format in a listing; none if it has shards of MDS.
+
+    `is_named`: whether the user named the files, so that a .json that is alone holds data.
+    """
+    if are_shards(info.key for info in objects):
         return {}
-    found = {name: len(format_of(name).find(objects)) for name in known_formats() if name != 'mds'}
-    return {name: count for name, count in found.items() if count}
+    found = {name: format_of(name).find(objects) for name in known_formats() if name != 'mds'}
+    counts = {name: len(infos) for name, infos in found.items() if infos}
+    if (len(counts) > 1 or not is_named) and any(info.key.lower().endswith('.json') for info in found['jsonl']):
+        del counts['jsonl']
+    return counts
 
 
 def one_format(counts: Mapping[str, int], place: str) -> str | None:
@@ -145,12 +151,23 @@ def one_format(counts: Mapping[str, int], place: str) -> str | None:
     return next(iter(counts), None)
 
 
-def how_to_rename(keys: Iterable[str]) -> str:
-    """What to do with a JSON file that may have lines, as the end of a message; '' if there is none."""
-    names = [key for key in keys if key.lower().endswith('.json') and name_of(key) not in DESCRIPTIONS]
-    if not names:
+def how_to_name(keys: Iterable[str]) -> str:
+    """What to do with a JSON file that may have samples, as the end of a message; '' if there is none."""
+    keys = list(keys)
+    name = next((key for key in keys if is_plain_json(key)), None)
+    if name is None or are_shards(keys):
         return ''
-    return f' A .json, such as {names[0]}, may be one large value: rename it to .jsonl if each line is an object.'
+    return f" A .json, such as {name}, may be a description: `format='jsonl'`, or its name in `remote`, reads it."
+
+
+def are_shards(keys: Iterable[str]) -> bool:
+    """Whether there are shards of MDS or of its sister formats among objects."""
+    return any(map(_OWN.fullmatch, keys))
+
+
+def is_plain_json(key: str) -> bool:
+    """Whether an object is a ``.json`` that may hold samples."""
+    return key.lower().endswith('.json') and name_of(key) not in DESCRIPTIONS
 
 
 def is_hidden(key: str) -> bool:

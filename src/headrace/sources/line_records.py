@@ -20,11 +20,14 @@ CSV: others, also if some are empty or too large         str
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from headrace.errors import FormatError
@@ -63,7 +66,8 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             reason = str(error) or 'it is nested too deeply'
             raise FormatError(
-                f'Line {number} (byte {start}) of {where} is not JSON: {reason:.200}. Correct the line, or remove it.'
+                f'Line {number} (byte {start}) of {where} is not JSON: {reason:.200}. Write each object in one line, '
+                f'such as with `jq -c`; correct the line, or remove it.'
             ) from None
         if not isinstance(value, dict):
             raise FormatError(
@@ -73,12 +77,108 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
         yield Record(cast('dict[str, Any]', value), start, at, b'\\ud' in text or b'\\uD' in text)
 
 
-def read_texts(chunks: Iterable[bytes], separator: str, where: str) -> Iterator[Record]:
+_SPACE: Final = re.compile(r'[ \t\r\n]*')
+_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}
+"""What may follow a sign of an array."""
+_LITERAL: Final = 16
+"""More characters than a cut literal or escape has, such as ``-Infinity`` and a surrogate pair."""
+
+
+def read_array(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
+    """The objects of an array of JSON; or of a run of its elements, without brackets.
+
+    Memory holds the largest object and what was read with it.
+    """
+    pieces = _utf8_pieces(chunks, where)
+    text, at, byte = '', 0, 0  # `byte`: the offset of text[at] in the file
+    allowed, is_open = '\ufeff[{', False
+    while True:
+        start = at
+        at = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches everywhere
+        byte += at - start
+        if at == len(text):
+            text, at = next(pieces, ''), 0
+            if not text:
+                break
+            continue
+        sign = text[at]
+        if sign not in allowed:
+            raise FormatError(
+                f'An array of JSON holds objects, separated by commas, but byte {byte} of {where} has {sign!r}. Write '
+                f'the objects as JSONL, such as with `jq -c ".[]"`.'
+            )
+        if sign != '{':
+            is_open = sign == '[' or (is_open and sign != ']')
+            at, byte, allowed = at + 1, byte + len(sign.encode()), _NEXT[sign]
+            continue
+        try:
+            value, stop = _decode(text, at)
+        except (ValueError, RecursionError) as error:
+            is_cut = isinstance(error, json.JSONDecodeError) and (
+                error.pos > len(text) - _LITERAL or error.msg.startswith('Unterminated')
+            )
+            if len(text) - at > _MAX_RECORD:
+                raise _too_long(where, byte) from None
+            before = len(text) - at
+            more: list[str] = []
+            while is_cut and sum(map(len, more)) <= before and (piece := next(pieces, '')):  # twice as much
+                more.append(piece)
+            if not more:
+                raise FormatError(
+                    f'The object at byte {byte} of {where} is not JSON: {error!s:.200}. Correct it, or fetch the file '
+                    f'again.'
+                ) from None
+            text, at = ''.join((text[at:], *more)), 0
+            continue
+        raw = text[at:stop]
+        size = len(raw.encode())
+        yield Record(value, byte, byte + size, '\\ud' in raw or '\\uD' in raw)
+        at, byte, allowed = stop, byte + size, ',]' if is_open else ','
+    if is_open:
+        raise FormatError(f'An array of JSON ends with "]", but {where} ends at byte {byte}. Fetch it again.')
+
+
+_decode: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = json.JSONDecoder().raw_decode
+
+
+def _utf8_pieces(chunks: Iterable[bytes], where: str) -> Iterator[str]:
+    """The text of chunks; a piece is never empty."""
+    decoder = codecs.getincrementaldecoder('utf-8')()
+    at = 0
+    for chunk in chain(chunks, (None,)):
+        begin = at - len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk or b'', chunk is None)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, begin, where) from None
+        at += len(chunk or b'')
+        if text:
+            yield text
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How CSV is written."""
+
+    delimiter: str
+    quote: str = '"'
+    """The character around fields; '': none, so that quotes are text."""
+    has_header: bool = True
+    """Whether the first row names the columns."""
+
+
+def read_texts(chunks: Iterable[bytes], dialect: Dialect, where: str) -> Iterator[Record]:
     """The rows of CSV, the header included. Empty lines are left out."""
     # The standard library refuses fields above 128 KiB until it is told otherwise, for all of its users.
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_RECORD))
     place = _Place()
-    rows = csv.reader(_texts(chunks, place, where), delimiter=separator, strict=True)
+    rows = csv.reader(
+        _texts(chunks, place, where),
+        delimiter=dialect.delimiter,
+        quotechar=dialect.quote or None,
+        quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+        strict=True,
+    )
     while True:
         start = place.end
         place.start = start
@@ -115,11 +215,15 @@ def _decoded(line: bytes, end: int, where: str) -> str:
     try:
         return line.decode('utf-8')
     except UnicodeDecodeError as error:
-        byte = end - len(line) + error.start
-        raise FormatError(
-            f'Text is UTF-8, but byte {byte} of {where} is 0x{line[error.start]:02x}: {error.reason}. Write the file '
-            f'again in UTF-8, such as with `iconv --from-code=LATIN1 --to-code=UTF-8`.'
-        ) from None
+        raise _not_utf8(error, end - len(line), where) from None
+
+
+def _not_utf8(error: UnicodeDecodeError, begin: int, where: str) -> FormatError:
+    """`begin`: the offset of the bytes that were decoded."""
+    return FormatError(
+        f'Text is UTF-8, but byte {begin + error.start} of {where} is 0x{error.object[error.start]:02x}: '
+        f'{error.reason}. Write the file again in UTF-8, such as with `iconv --from-code=LATIN1 --to-code=UTF-8`.'
+    )
 
 
 def require_utf8(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""JSONL, CSV and TSV, plain or compressed (.gz, .zst, .bz2), without an index.
+"""JSONL, arrays of JSON, CSV and TSV, plain or compressed (.gz, .zst, .bz2), without an index.
 
 `index` reads all data once: it finds the ends of records, and the type of each column in all rows. A part is a run of
 records of about 32 MiB, or a compressed file. A column has a type if all its values have; see
@@ -7,21 +7,25 @@ records of about 32 MiB, or a compressed file. A column has a type if all its va
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from headrace.errors import FormatError, ShardError
+from headrace.errors import FormatError, ShardError, StreamError
 from headrace.format.compression import CHUNK
 from headrace.redaction import logger_of
-from headrace.sources.formats import choose_columns, is_hidden
+from headrace.sources.formats import choose_columns, is_hidden, is_plain_json
 from headrace.sources.line_records import (
+    Dialect,
     JsonTypes,
     Record,
     TextTypes,
     json_columns,
+    read_array,
     read_objects,
     read_texts,
     require_utf8,
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
 _log = logger_of(__name__)
 
 _COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
+_ARRAY: Final = re.compile(rb'(\xef\xbb\xbf)?\s*\[')
+_OTHERS: Final = re.compile(r'[;|\t,]')
+"""Delimiters that people use."""
 _PART: Final = 32 << 20
 _READ: Final = 4 << 20
 _LARGE: Final = 10 * 10**9
@@ -47,7 +54,7 @@ _BATCH_BYTES: Final = 8 << 20
 
 
 class LineFormat:
-    """A `SourceFormat` of records in lines.
+    """The `SourceFormat` of objects of JSON.
 
     Args:
         name: the format.
@@ -55,13 +62,15 @@ class LineFormat:
         separator: of the fields of a row; empty for objects of JSON.
     """
 
-    def __init__(self, name: str, names: str, separator: str) -> None:
+    def __init__(self, name: str, names: str, separator: str = '') -> None:
         self.NAME = name
         self.separator = separator
         self._names = re.compile(names, re.IGNORECASE)
 
     def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-        return [info for info in objects if self._names.search(info.key) and not is_hidden(info.key)]
+        shown = [info for info in objects if not is_hidden(info.key)]
+        found = [info for info in shown if self._names.search(info.key)]
+        return found or [info for info in shown if not self.separator and is_plain_json(info.key)]
 
     def index(
         self,
@@ -72,6 +81,11 @@ class LineFormat:
         allow_unsafe_types: bool,
     ) -> LineSource:
         del allow_unsafe_types  # no type of text runs code
+        return self._index(store, objects, columns, _ObjectReader())
+
+    def _index(
+        self, store: Store, objects: Sequence[ObjectInfo], columns: Collection[str] | None, reader: _Reader
+    ) -> LineSource:
         size = sum(info.size for info in objects)
         if size > _LARGE:
             _log.warning(
@@ -81,7 +95,6 @@ class LineFormat:
                 self.NAME,
                 size // _RATE // 60,
             )
-        reader: _Reader = _TextReader(self.separator) if self.separator else _ObjectReader()
         ahead = (  # of the parser
             ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
             for info in objects
@@ -100,20 +113,59 @@ class LineFormat:
             self,
             {name: found[name] for name in chosen},
             PartTable.of(parts),
-            reader.headers,
-            reader.header_of,
+            reader.kept,
             [name for name in found if name not in chosen],
         )
 
     def load(self, data: bytes) -> LineSource:
         columns, parts, more = load_index(self.NAME, data)
-        return LineSource(self, columns, parts, more['headers'], more['header_of'])
+        # An index of 0.2.0 has neither of both.
+        return LineSource(self, columns, parts, {'arrays': [], 'dialect': [self.separator], **more})
 
 
-JSONL: Final = LineFormat('jsonl', rf'(\.(jsonl|ndjson){_COMPRESSED}?|\.json{_COMPRESSED})$', '')
-"""Objects of JSON. A plain ``.json`` is not of this format: it may be one large value."""
-CSV: Final = LineFormat('csv', rf'\.csv{_COMPRESSED}?$', ',')
-TSV: Final = LineFormat('tsv', rf'\.(tsv|tab){_COMPRESSED}?$', '\t')
+class TextFormat(LineFormat):
+    """The `SourceFormat` of rows of CSV."""
+
+    def index(
+        self,
+        store: Store,
+        objects: Sequence[ObjectInfo],
+        *,
+        columns: Collection[str] | None,
+        allow_unsafe_types: bool,
+        delimiter: object = None,
+        quoting: object = None,
+        header: object = None,
+    ) -> LineSource:
+        # See `SourceFormat.index`; docs/formats.md has the options.
+        del allow_unsafe_types
+        delimiter = '\t' if delimiter == '\\t' else delimiter  # as a shell passes it
+        is_delimiter = isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '\r\n\0"'
+        if not (delimiter is None or is_delimiter):
+            raise StreamError(f'`delimiter` of {self.NAME} is one character, such as ";", but is {delimiter!r:.80}.')
+        dialect = Dialect(cast('str', delimiter or self.separator), has_header=header in (None, True))
+        if quoting is not None:
+            quote = '' if quoting == 'none' else quoting
+            if not (isinstance(quote, str) and len(quote) <= 1 and quote not in ('\r', '\n', '\0', dialect.delimiter)):
+                raise StreamError(
+                    f"`quoting` of {self.NAME} is the character around fields, or 'none', but is {quoting!r:.80}."
+                )
+            dialect = replace(dialect, quote=quote)
+        names: list[str] = []
+        if isinstance(header, list):
+            names = [name for name in cast('list[object]', header) if isinstance(name, str) and name]
+        if not isinstance(header, bool | None) and not (names and len(set(names)) == len(cast('list[object]', header))):
+            raise StreamError(
+                f'`header` of {self.NAME} is true, false, or the list of the different names of the columns of files '
+                f'without a header, but is {header!r:.200}.'
+            )
+        return self._index(store, objects, columns, _TextReader(dialect, names, is_known=delimiter is not None))
+
+
+JSONL: Final = LineFormat('jsonl', rf'(\.(jsonl|ndjson){_COMPRESSED}?|\.json{_COMPRESSED})$')
+"""Objects of JSON. A ``.json`` is of this format only if no other file is."""
+CSV: Final = TextFormat('csv', rf'\.csv{_COMPRESSED}?$', ',')
+TSV: Final = TextFormat('tsv', rf'\.(tsv|tab){_COMPRESSED}?$', '\t')
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +173,8 @@ class LineSource:
     kind: LineFormat
     columns: Mapping[str, str]
     parts: Sequence[Part]
-    headers: Sequence[Sequence[str]]
-    """The different first rows of files of CSV."""
-    header_of: Mapping[str, int]
-    """The number of a file's header, if it is not the first."""
+    kept: Mapping[str, Any]
+    """What the reader of all records learned, for `batches`; see `_ObjectReader.kept` and `_TextReader.kept`."""
     dropped: Sequence[str] = ()
 
     @property
@@ -159,10 +209,11 @@ class LineSource:
             algorithm_of(part.key), (bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)), where
         )
         if not self.kind.separator:
-            records = read_objects(chunks, where)
+            records = (read_array if part.key in self.kept['arrays'] else read_objects)(chunks, where)
         else:
-            records = read_texts(chunks, self.kind.separator, where)
-            if not part.ranges:
+            dialect = Dialect(*self.kept['dialect'])
+            records = read_texts(chunks, dialect, where)
+            if not part.ranges and dialect.has_header:
                 next(records, None)  # the header
             count = len(self._header(part.key))
             records = (_checked(record, count, where) for record in records)
@@ -177,26 +228,32 @@ class LineSource:
             yield batch
 
     def to_bytes(self) -> bytes:
-        more = {'headers': self.headers, 'header_of': dict(self.header_of)}
-        return dump_index(self.format, self.columns, self.parts, more)
+        return dump_index(self.format, self.columns, self.parts, self.kept)
 
     def _header(self, key: str) -> Sequence[str]:
-        return self.headers[self.header_of.get(key, 0)]
+        return self.kept['headers'][self.kept['header_of'].get(key, 0)]
 
 
 # Indexing
 
 
 class _ObjectReader:
-    """Records of JSONL, and the types of all of them."""
+    """Records of JSONL and of arrays, and the types of all of them."""
 
     def __init__(self) -> None:
         self._types = JsonTypes()
-        self.headers: list[list[str]] = []
-        self.header_of: dict[str, int] = {}
+        self._arrays: list[str] = []
 
-    def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
-        for record in read_objects(chunks, info.key):
+    @property
+    def kept(self) -> dict[str, Any]:
+        """`arrays`: the files that are an array each."""
+        return {'arrays': self._arrays}
+
+    def records(self, info: ObjectInfo, chunks: Iterator[bytes]) -> Iterator[Record]:
+        first = next(chunks, b'')
+        is_array = _ARRAY.match(first) is not None
+        self._arrays += [info.key] * is_array
+        for record in (read_array if is_array else read_objects)(itertools.chain((first,), chunks), info.key):
             self._types.add(record.value, escapes=record.escapes)
             yield record
 
@@ -207,19 +264,34 @@ class _ObjectReader:
 class _TextReader:
     """Rows of CSV, and the types of all of them."""
 
-    def __init__(self, separator: str) -> None:
-        self._separator = separator
+    def __init__(self, dialect: Dialect, names: list[str], *, is_known: bool) -> None:
+        """`is_known`: whether the user named the delimiter."""
+        self._dialect, self._names, self._is_known = dialect, names, is_known
         self._types: dict[tuple[str, ...], TextTypes] = {}
         self.headers: list[list[str]] = []
         self.header_of: dict[str, int] = {}
 
-    def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
+    @property
+    def kept(self) -> dict[str, Any]:
+        """`headers`: the different headers of files. `header_of`: the number of a file's, if it is not the first."""
+        return {'headers': self.headers, 'header_of': self.header_of, 'dialect': astuple(self._dialect)}
+
+    def records(self, info: ObjectInfo, chunks: Iterator[bytes]) -> Iterator[Record]:
         """The records of a file, without its header."""
-        records = read_texts(chunks, self._separator, info.key)
+        records = read_texts(chunks, self._dialect, info.key)
         head = next(records, None)
         if head is None:
             return
         header: list[str] = head.value
+        if not self._dialect.has_header:
+            header = self._names or [str(number) for number in range(len(header))]
+            records = itertools.chain((head,), records)
+        elif not self._is_known and len(header) == 1 and (signs := _OTHERS.findall(header[0])):
+            raise FormatError(
+                f'The first row of {info.key} names one column only, {header[0]!r:.200}. Name the format and its '
+                f'delimiter, such as format_options={json.dumps({"delimiter": signs[0]})}; or the usual one, if it is '
+                f'one name.'
+            )
         if len(set(header)) < len(header):
             raise FormatError(
                 f'The first row of CSV names the columns, all different, but {info.key} has {header!r:.300}.'
@@ -240,7 +312,8 @@ class _TextReader:
             if record.value == header and len(header) > 1:
                 raise FormatError(
                     f'The first row of a file names the columns, but the row at byte {record.start} of {info.key} does '
-                    f'so again, as in joined files. Remove it, or store each as a file of its own.'
+                    f'so again, as in joined files. Remove it, or store each as a file of its own; a file that has a '
+                    f'header needs no `header`.'
                 )
             types.add(_checked(record, len(header), info.key).value)
             yield record

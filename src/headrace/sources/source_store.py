@@ -7,6 +7,7 @@ version.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -16,21 +17,39 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
+from headrace.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    ConfigError,
+    EmptyDatasetError,
+    FormatError,
+    ObjectNotFoundError,
+    StorageError,
+    TransferError,
+)
 from headrace.redaction import logger_of, without_credentials
-from headrace.sources.formats import check_options, folder_of, format_of, formats_in, how_to_rename, one_format
+from headrace.sources.formats import (
+    are_shards,
+    check_options,
+    folder_of,
+    format_of,
+    formats_in,
+    how_to_name,
+    one_format,
+)
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
-from headrace.sources.splits import check_parts, check_split, choose_split, splits_of
+from headrace.sources.splits import check_once, check_parts, check_split, choose_split, splits_of
 from headrace.storage import ObjectInfo, local_path, open_store, split_url
 from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
-    from headrace.storage import Retry, StoreOptions
+    from headrace.storage import Retry, Store, StoreOptions
 
 _log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')
@@ -100,10 +119,10 @@ class SourceStore:
     ) -> None:
         """Make no request."""
         root, self._glob = split_glob(remote)
-        self._store = open_store(root, options)
+        self._root = open_store(root, options)
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
-        self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
+        self.url = '/'.join([self._root.url.rstrip('/') if below else self._root.url, *below])
         self.shown = without_credentials(remote) if self._glob else self.url
         """The place for messages."""
         self.index: SourceIndex | None = None
@@ -112,6 +131,29 @@ class SourceStore:
         self._split, self._format, self._columns = split, format_name, columns
         self.format_options = check_options(format_name, format_options)
         self._allow_unsafe_types = allow_unsafe_types
+        self._remote, self._options = remote, options
+
+    @cached_property
+    def _place(self) -> tuple[Store, ObjectInfo | None]:
+        """The store of the objects, and the one that `remote` names, if it names one: only a listing tells."""
+        above, _, name = self._remote.rpartition('/')
+        if self._glob or local_path(self._remote) is not None or not self._is_name(name):
+            return self._root, None
+        with contextlib.suppress(ConfigError, AccessDeniedError, ObjectNotFoundError):  # above is no place to list
+            store = open_store(above, self._options)
+            first = next(iter(store.list(name)), None)  # a folder of this name, as Spark writes them, is behind it
+            if first is not None and first.key == name:
+                return store, first
+        return self._root, None
+
+    def _is_name(self, name: str) -> bool:
+        """Whether an object of this name would be read."""
+        one = [ObjectInfo(name, 0, '')]
+        return bool(formats_in(one, is_named=True) if self._format is None else format_of(self._format).find(one))
+
+    @property
+    def _store(self) -> Store:
+        return self._place[0]
 
     @property
     def root_url(self) -> str:
@@ -124,57 +166,67 @@ class SourceStore:
         return index_name(self._columns, self.format_options)
 
     def find(self) -> tuple[SourceFormat | None, list[ObjectInfo]]:
-        """The data's format and objects; None if the listing has no known format.
+        """The data's format and objects; None and all objects if the listing has no known format.
 
         Raises:
             StreamError: the listing has several formats or splits, or lacks parts.
             EmptyDatasetError: no object is of the format that was asked for, or of the split.
             StorageError: the store failed.
         """
-        name, _, _, objects = self._find()
-        return None if name is None else format_of(name), objects
+        name, listed, _, objects = self._find()
+        return (None, listed) if name is None else (format_of(name), objects)
 
     def _find(self) -> tuple[str | None, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
         """The format, all objects, those of the format, and those to read."""
-        prefix = '' if self._glob else f'{self._split}/' if self._split else ''
-        listed = list(self._store.list(prefix)) or list(self._store.list(''))
-        pattern = glob_pattern(self._glob or '**')
+        store, one = self._place
+        listed = [one] if one else self._listed(store)
+        pattern, is_glob = glob_pattern(self._glob or '**'), bool(self._glob)
+        path = self._glob.rstrip('/')
+        if is_glob and any(f'{info.key}/'.startswith(f'{path}/') for info in listed):
+            # A path that is there is no glob: on each store, as on a disk.
+            pattern, is_glob = re.compile(f'{re.escape(path)}(/.*)?', re.DOTALL), False
         listed = [info for info in listed if pattern.fullmatch(info.key)]
-        self._refuse_file(listed)
-        name = self._format or one_format(formats_in(listed), self.shown)
+        if is_glob and not listed:
+            raise EmptyDatasetError(
+                f'No object is named as {self.shown}. In a glob, "*", "?" and "[" stand for other characters: write '
+                f'"[*]", "[?]" and "[[]" for these themselves. Correct `remote`.'
+            )
+        is_named = is_glob or any(info.key == path for info in listed) or one is not None
+        name = self._format or one_format(formats_in(listed, is_named=is_named), self.shown)
         if name is None:
             return None, listed, [], []
         of_format = objects = list(format_of(name).find(listed))
         if not objects:
             raise EmptyDatasetError(
                 f'No object at {self.shown} is of the format {name!r}. Correct `remote`, `split` or `format`.'
-                f'{how_to_rename(info.key for info in listed)}'
+                f'{how_to_name(info.key for info in listed)}'
             )
         if self._split:
             objects = choose_split(objects, self._split, self.shown)
-        if not self._glob:
+        if not is_glob:
             check_split(objects, self._split, self.shown)
         check_parts(objects, self.shown, pattern.fullmatch)
+        check_once(objects, self.shown)
         return name, listed, of_format, objects
+
+    def _listed(self, store: Store) -> list[ObjectInfo]:
+        """The objects at the glob, or of the split, or all."""
+        prefix = _MAGIC.split(self._glob)[0] if self._glob else f'{self._split}/' if self._split else ''
+        return list(store.list(prefix)) or ([] if self._glob or not prefix else list(store.list('')))
 
     def _require(self) -> tuple[str, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
         name, listed, of_format, objects = self._find()
         if name is None:
+            if self._glob and are_shards(info.key for info in listed):
+                raise EmptyDatasetError(
+                    f'Shards of MDS are read from a folder, but {self.shown} is taken for a glob. If it is the name of '
+                    f"a folder, say so with `format='mds'`."
+                )
             raise EmptyDatasetError(
                 f'{self.shown} holds neither an index.json nor files of a known format. Correct `remote` or `split`, '
-                f'or say the `format`.{how_to_rename(info.key for info in listed)}'
+                f'or say the `format`.{how_to_name(info.key for info in listed)}'
             )
         return name, listed, of_format, objects
-
-    def _refuse_file(self, listed: Sequence[ObjectInfo]) -> None:
-        """Refuse the URL of one object, which no store lists."""
-        name = self.root_url.rpartition('/')[2]
-        is_one = not listed and not self._glob and local_path(self.root_url) is None
-        if is_one and (formats_in([ObjectInfo(name, 0, '')]) or how_to_rename([name])):
-            raise EmptyDatasetError(
-                f'`remote` is a folder or a glob, but {self.shown} is no folder with files. If it is one file, give '
-                f'a glob: {self.root_url}*'
-            )
 
     def head(self, key: str) -> ObjectInfo:
         """The index, by its listing; its size is not known."""

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import EmptyDatasetError, StreamError
@@ -40,6 +41,7 @@ _PART: Final = re.compile(
     r'(?P<label>.*?)[-._ ]?(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]{6,})?(?P<rest>.*)', re.DOTALL
 )
 """Such as ``train-00000-of-00007-0123456789abcdef.parquet``."""
+_PACKED: Final = re.compile(r'\.(gz|zst|zstd|bz2)$')
 _MOST: Final = 1_000_000
 """Missing parts that are looked at."""
 _SHOWN: Final = 5
@@ -127,4 +129,17 @@ def check_parts(objects: Sequence[ObjectInfo], place: str, is_wanted: Callable[[
                 f'All {count} parts of a dataset are read, but {place} has {len(same)} of them. Missing are '
                 f'{", ".join(missing[:_SHOWN])}{more}. Fetch them, or name the files to read with a glob in `remote` '
                 f'that leaves the missing ones out.'
+            )
+
+
+def check_once(objects: Sequence[ObjectInfo], place: str) -> None:
+    """Refuse a file beside itself in another compression, such as ``a.jsonl`` beside ``a.jsonl.gz``."""
+    found: dict[str, str] = {}
+    for info in objects:
+        other = found.setdefault(_PACKED.sub('', re.sub(r'\.tgz$', '.tar', info.key)), info.key)
+        if other != info.key:
+            raise StreamError(
+                f'A file is read once, but {place} has {other} and {info.key}, which differ in their compression only. '
+                f'Remove one of them, or name the files to read with a glob in `remote`, such as '
+                f'*{PurePosixPath(other).suffix}.'
             )

@@ -47,12 +47,13 @@ def index(
     *,
     columns: Collection[str] | None = None,
     allow_unsafe_types: bool = False,
+    **options: Any,
 ) -> Source:
     """The source of objects, saved and loaded."""
     store = MemoryStore(dict(objects))
     found = kind.find(list(store.list('')))
     assert found, 'no object of this format'
-    source = kind.index(store, found, columns=columns, allow_unsafe_types=allow_unsafe_types)
+    source = kind.index(store, found, columns=columns, allow_unsafe_types=allow_unsafe_types, **options)
     loaded = kind.load(source.to_bytes())
     assert dict(loaded.columns) == dict(source.columns)
     assert list(loaded.parts) == list(source.parts)

@@ -23,7 +23,7 @@ from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.format.file_bytes import read_file
-from headrace.sources.formats import formats_in, one_format
+from headrace.sources.formats import formats_in, how_to_name, one_format
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, names_of_classes
 from headrace.sources.source_store import SourceStore, split_glob
@@ -183,10 +183,11 @@ def open_parts(
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
     )
-    found, _ = retry.call(f'Listing {url}', store.find)
+    found, listed = retry.call(f'Listing {url}', store.find)
     if found is None:
         path = local_path(split_glob(url)[0])
-        place = '' if path is None else f' {explain_missing_index(Path(path))}'
+        hint = how_to_name(info.key for info in listed)
+        place = hint if path is None else f' {explain_missing_index(Path(path))}'
         raise ObjectNotFoundError(
             f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
             f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
-from headrace.sources.formats import how_to_rename
+from headrace.sources.formats import how_to_name
 
 _INDEX: Final = 'index.json'
 _SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
@@ -21,9 +21,11 @@ def explain_missing_index(folder: Path) -> str:
         with os.scandir(folder) as found:
             entries = [entry for entry, _ in zip(found, range(_MOST), strict=False)]
     except FileNotFoundError:
+        if folder.is_symlink():
+            return f'{folder} is a link to {folder.readlink()}, which is not there. Mount its disk, or correct it.'
         return f'There is no folder {folder}. {_nearest_parent(folder)}'
     except NotADirectoryError:
-        return f'{folder} is a file.{how_to_rename([folder.name])}'
+        return f'{folder} is a file, whose name is of no known format.'
     except OSError as error:
         return f'The folder {folder} cannot be listed: {error.strerror}.'
     splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
@@ -42,7 +44,7 @@ def explain_missing_index(folder: Path) -> str:
         return 'The folder is empty. Check the path.'
     return (
         f'It holds {_some(files)}, and no shards. A folder of images, texts or tables is no dataset yet: write its '
-        f'samples with an `MDSWriter`.{how_to_rename(names)}'
+        f'samples with an `MDSWriter`.{how_to_name(names)}'
     )
 
 

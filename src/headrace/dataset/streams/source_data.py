@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from headrace.dataset.streams.stream import StreamOptions
-from headrace.errors import FormatError, StorageError
+from headrace.errors import EmptyDatasetError, FormatError, StorageError
 from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
+from headrace.sources.formats import how_to_name
 from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import CachePart, local_path
@@ -114,12 +115,14 @@ class SourceFinder:
             return None
         found = self._data()
         try:
-            format_found = found.store.find()[0]
+            format_found, listed = found.store.find()
         except StorageError:
             if local_path(self._place) is not None:
                 raise
             return None  # the first error says more
         if format_found is None:
+            if (hint := how_to_name(info.key for info in listed)) and local_path(self._place) is None:
+                raise EmptyDatasetError(f'{found.store.url} holds neither an index.json nor files to read.{hint}')
             return None
         _log.info('%s has no shards and is read as %s, without conversion.', found.store.url, format_found.NAME)
         return found
