@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.tracker import LoaderPosition
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from headrace.dataset.dataset import StreamingDataset
-    from headrace.dataset.tracker import LoaderPosition, PositionListener, TrainMode
+    from headrace.dataset.tracker import TrainMode
     from headrace.lightning.train_position import TrainPosition
     from headrace.order import Remainder
 
@@ -28,7 +29,7 @@ class TrackedLoader(StreamingDataLoader):
     A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
 
     Args:
-        listener: called when a pass begins, before its first batch is read, and for each batch.
+        listener: the position of the training, or of this loader if it is one of several.
     """
 
     # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
@@ -36,7 +37,7 @@ class TrackedLoader(StreamingDataLoader):
         self,
         dataset: StreamingDataset,
         *,
-        listener: PositionListener,
+        listener: TrainPosition | LoaderPosition,
         fixed_epoch: int | None = None,
         max_epochs: int | None = None,
         mark_streams: bool = False,
@@ -60,6 +61,10 @@ class TrackedLoader(StreamingDataLoader):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if isinstance(self.listener, LoaderPosition):
+            self.listener.skip_empty_epochs()  # an empty pass would end the pass of all loaders
+            yield from super().__iter__()
+            return
         self.listener.begin([self.next_pass()])
         for batch in super().__iter__():
             self.listener.handed_out()
