@@ -33,6 +33,30 @@ def test_inspect(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each['id']['value'] for each in found['first_samples']] == [0, 1]
 
 
+def test_inspect_takes_the_options_of_a_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ('train', 'test'):
+        (tmp_path / f'{name}.csv').write_text(f'1;{name}\n')
+        (tmp_path / f'{name}.jsonl').write_text('{"a": 1}\n')
+    asked = [
+        'inspect',
+        str(tmp_path),
+        '--format',
+        'csv',
+        '--format-option',
+        'delimiter=;',
+        '--format-option',
+        'header=false',
+    ]
+    assert main([*asked, '--split', 'train', '--json']) == 0
+    (first,) = json.loads(capsys.readouterr().out)['first_samples']
+    assert {name: value['value'] for name, value in first.items()} == {'0': 1, '1': 'train'}
+    assert main(asked) == 1
+    assert 'has several: test, train' in capsys.readouterr().err
+    with MDSWriter(out=str(tmp_path / 'x[1]' / 'train'), columns={'a': 'int'}) as writer:
+        writer.write({'a': 1})
+    assert main(['inspect', str(tmp_path / 'x[1]'), '--split', 'train', '--format', 'mds']) == 0
+
+
 def test_inspect_saves_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     png = b'\x89PNG\r\n\x1a\n and so on'
     with MDSWriter(out=str(tmp_path / 'data'), columns={'b': 'bytes'}) as writer:

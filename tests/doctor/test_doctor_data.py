@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from email.utils import formatdate
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.doctor import Place, check_data
+from headrace.doctor import Place, check_data, places_of
 from headrace.doctor import data as doctor_data
 from headrace.inspect.content import open_content
+from headrace.mixing import load_config
 from headrace.storage import StoreOptions
 from tests.support.datasets.answers import levels
 
@@ -31,6 +33,27 @@ class TestData:
         (finding,) = check_data([Place('a', str(tmp_path / 'absent'))])
         assert finding.level == 'problem'
         assert f'{tmp_path / "absent"} cannot be read' in finding.text
+
+    @pytest.mark.parametrize(
+        ('stream', 'count'),
+        [
+            ({'split': 'train'}, 1),
+            ({'format': 'jsonl', 'split': 'test'}, 2),
+            ({'format': 'csv', 'format_options': {'delimiter': ';', 'header': False}}, 4),
+            ({}, 0),
+        ],
+    )
+    def test_data_are_read_as_the_stream_reads_them(self, tmp_path, stream, count):
+        (tmp_path / 'data').mkdir()
+        for name, text in (('train.jsonl', '{"a": 1}\n'), ('test.jsonl', '{"a": 1}\n' * 2), ('all.csv', '1;2\n' * 4)):
+            (tmp_path / 'data' / name).write_text(text)
+        if stream == {'split': 'train'}:
+            (tmp_path / 'data' / 'all.csv').unlink()
+        config = tmp_path / 'x.yaml'
+        train = {'remote': str(tmp_path / 'data'), 'local': str(tmp_path / 'cache'), **stream}
+        config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
+        found = list(check_data(places_of(load_config(config))))
+        assert (f', {count} samples in' in found[0].text) if count else (found[0].level == 'problem')
 
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})

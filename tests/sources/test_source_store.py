@@ -153,6 +153,20 @@ def test_a_path_that_is_there_is_no_glob(bucket: Callable[[str], None]) -> None:
         of('b/x/a[]].jsonl')
 
 
+def test_links_are_followed_and_those_to_nowhere_are_named(tmp_path: Path) -> None:
+    write(tmp_path, 'data/a.parquet', 'other disk/x/b.parquet')
+    (tmp_path / 'data' / 'linked').symlink_to('../other disk/x')
+    (tmp_path / 'data' / 'linked' / 'circle').symlink_to(tmp_path / 'data')
+    assert keys(store_of(tmp_path / 'data')) == ['a.parquet', 'linked/b.parquet']
+    assert keys(store_of(tmp_path / 'data' / 'linked')) == ['b.parquet', 'circle/a.parquet']
+    (tmp_path / 'data' / 'c.parquet').symlink_to('/unmounted/c.parquet')
+    for read in (lambda: store_of(tmp_path / 'data').find(), lambda: convert(tmp_path / 'data', tmp_path / 'out')):
+        with pytest.raises(ObjectNotFoundError, match=r'data/c\.parquet: it is a link to /unmounted/c\.parquet'):
+            read()
+    assert keys(store_of(tmp_path / 'data' / 'a*.parquet')) == ['a.parquet']
+    assert not (tmp_path / 'out').exists()
+
+
 def test_a_file_beside_its_compressed_one_is_refused(bucket: Callable[[str], None]) -> None:
     bucket('x/a.jsonl x/a.jsonl.gz')
     with pytest.raises(StreamError, match=r'a\.jsonl and a\.jsonl\.gz, which differ in their compression only'):

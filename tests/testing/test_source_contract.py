@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,30 @@ class TestCsv(SourceContract):
         lines = [[str(value) for value in row.values()] for row in ROWS]
         head = ['id', 'text']
         return SourceCase('csv', {'a.csv': table(head, lines[:12]), 'b.csv': table(head, lines[12:])}, ROWS)
+
+
+class TestCsvWithOptions(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        lines = [[str(value) for value in row.values()] for row in ROWS]
+        files = [table(part[0], part[1:], delimiter=';', quotechar="'") for part in (lines[:12], lines[12:])]
+        options = {'delimiter': ';', 'quoting': "'", 'header': ['id', 'text']}
+        return SourceCase('csv', {'a.csv': files[0], 'b.csv.gz': gzip.compress(files[1])}, ROWS, options)
+
+
+class TestTsv(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        lines = [[str(value) for value in row.values()] for row in ROWS]
+        files = [table(['id', 'text'], part, delimiter='\t') for part in (lines[:12], lines[12:])]
+        return SourceCase('tsv', {'a.tsv': files[0], 'b.tab': files[1]}, ROWS)
+
+
+class TestArraysOfJson(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        files = [json.dumps(part, indent=1).encode() for part in (WITH_NULLS[:12], WITH_NULLS[12:])]
+        return SourceCase('jsonl', {'a.json': files[0], 'b.json': files[1]}, WITH_NULLS)
 
 
 class TestParquet(SourceContract):

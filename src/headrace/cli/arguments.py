@@ -138,6 +138,32 @@ def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptio
     )
 
 
+def add_format_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--format', help='format of the data; by default found by the names of the files')
+    parser.add_argument(
+        '--format-option',
+        action='append',
+        default=[],
+        metavar='KEY=VALUE',
+        help='option of the format, such as delimiter=";" or header=false',
+    )
+    parser.add_argument('--split', help='sub-folder, or files with this name, such as train')
+
+
+def format_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments. The value of an option is JSON, or else a text."""
+    options: dict[str, Any] = {}
+    for text in arguments.format_option:
+        name, separator, value = text.partition('=')
+        if not separator or name in options:
+            raise ConfigError(f'--format-option is KEY=VALUE, once for each key, but got {text!r:.100}.')
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return {'format': arguments.format, 'format_options': options, 'split': arguments.split}
+
+
 def count(text: str) -> int:
     """The type of an argument that is a number from 1."""
     if not text.isdecimal() or int(text) < 1:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from headrace.cli.arguments import (
+    add_format_arguments,
     add_store_arguments,
     add_two_stores,
     count,
+    format_arguments,
     print_answer,
     show_examples,
     shown_progress,
@@ -190,15 +190,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
         '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
     )
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
-    parser.add_argument('--format', help='format of the data; by default found by the names of the files')
-    parser.add_argument(
-        '--format-option',
-        action='append',
-        default=[],
-        metavar='KEY=VALUE',
-        help='option of the format, such as delimiter=";" or header=false',
-    )
-    parser.add_argument('--split', help='sub-folder, or files with this name, such as train')
+    add_format_arguments(parser)
     parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
     parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
     parser.add_argument('--size-limit', default='64mb', help='bytes of a shard before compression')
@@ -236,9 +228,7 @@ def _run_convert(arguments: argparse.Namespace) -> int:
             arguments.source,
             arguments.out,
             columns=columns,
-            format=arguments.format,
-            format_options=_format_options(arguments.format_option),
-            split=arguments.split,
+            **format_arguments(arguments),
             workers=arguments.workers,
             on_error=arguments.on_error,
             compression=arguments.compression,
@@ -252,20 +242,6 @@ def _run_convert(arguments: argparse.Namespace) -> int:
         )
     print_answer(arguments, dataclasses.asdict(report), '\n'.join(report_lines(report)))
     return 0
-
-
-def _format_options(texts: Sequence[str]) -> dict[str, Any]:
-    """The options of ``KEY=VALUE``, where the value is JSON or else a text."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, separator, value = text.partition('=')
-        if not separator or name in found:
-            raise ConfigError(f'--format-option is KEY=VALUE, once for each key, but got {text!r:.100}.')
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 def _columns(text: str) -> dict[str, str] | list[str]:

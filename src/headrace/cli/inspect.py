@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import (
+    add_format_arguments,
     add_store_arguments,
     count,
+    format_arguments,
     print_answer,
     show_examples,
     shown_progress,
@@ -81,6 +83,7 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--save', type=Path, metavar='DIR', help='folder for the pictures of these samples')
     parser.add_argument('--json', action='store_true', help='print JSON')
+    add_format_arguments(parser)
     add_store_arguments(parser)
     show_examples(
         parser,
@@ -94,7 +97,9 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 def _run_inspect(arguments: argparse.Namespace) -> int:
     from headrace.inspect import describe, save_pictures
 
-    description = describe(arguments.url, samples=arguments.samples, options=store_options(arguments))
+    description = describe(
+        arguments.url, samples=arguments.samples, options=store_options(arguments), **format_arguments(arguments)
+    )
     saved = [] if arguments.save is None else save_pictures(description, arguments.save)
     if arguments.json:
         paths = {} if arguments.save is None else {'saved': [str(path) for path in saved]}

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
+from headrace.dataset.streams.stream import StreamOptions
 from headrace.display import human_size
 from headrace.doctor.machine import Finding
 from headrace.errors import HeadraceError
@@ -51,6 +52,16 @@ class Place:
     options: StoreOptions = field(default_factory=StoreOptions)
     is_trained: bool = False
     """Whether the training loader reads it."""
+    stream: StreamOptions | None = None
+    """What reads it; None: nothing does yet."""
+
+    def open(self) -> Content:
+        """The data, as the stream finds them; see `open_content`."""
+        one = self.stream
+        if one is None:
+            return open_content(self.url, self.options)
+        place = one.remote or str(one.local)
+        return open_content(place, self.options, split=one.split, format=one.format, format_options=one.format_options)
 
 
 def places_of(config: Config) -> list[Place]:
@@ -60,7 +71,7 @@ def places_of(config: Config) -> list[Place]:
         for stream in build_streams(loader):
             url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
             name, options = stream.name or loader.name or 'train', stream.for_store()
-            place = Place(name, url, folder, loader.cache_limit, options, is_trained=loader is config.train)
+            place = Place(name, url, folder, loader.cache_limit, options, loader is config.train, stream)
             found.setdefault((url, folder), place)
     return list(found.values())
 
@@ -84,7 +95,7 @@ def check_data(
     trained = 0
     for place in places:
         try:
-            content = open_content(place.url, place.options)
+            content = place.open()
         except (HeadraceError, OSError) as error:
             yield Finding('problem', place.name, f'{place.url} cannot be read: {error}')
             continue

@@ -16,6 +16,7 @@ from headrace.convert.stored_dataset import PATIENT, object_url, open_stored, ra
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ChecksumError, ConfigError, FormatError, ObjectNotFoundError, ShardError
 from headrace.format import FileInfo, MDSEncoder, ShardFile, ShardInfo, ShardTable, open_shard
+from headrace.sources.formats import check_format
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import Retry, Store, StoreOptions
@@ -106,8 +107,15 @@ class Content:
     """(shard, count) -> the stored values of its first samples; see `first_samples`."""
 
 
-def open_content(url: str | os.PathLike[str], options: StoreOptions | None) -> Content:
-    """Read the index of a dataset, or make that of another format.
+def open_content(
+    url: str | os.PathLike[str],
+    options: StoreOptions | None,
+    *,
+    split: str | None = None,
+    format: str | None = None,  # noqa: A002 - as in a stream
+    format_options: Mapping[str, Any] | None = None,
+) -> Content:
+    """Read the index of a dataset, or make that of another format. The arguments are those of a stream.
 
     Raises:
         ObjectNotFoundError: there is neither an index nor data of another format.
@@ -116,15 +124,26 @@ def open_content(url: str | os.PathLike[str], options: StoreOptions | None) -> C
         StorageError: the store cannot be reached, or refuses.
     """
     place = os.fspath(url)
-    if has_glob(place):
-        return _other_format(place, options)
+
+    def source() -> SourceStore:
+        return SourceStore(
+            place,
+            options or StoreOptions(),
+            split=split,
+            format_name=format,
+            format_options=format_options,
+            columns=None,
+            allow_unsafe_types=False,
+        )
+
+    if check_format(format) not in (None, 'mds') or (format is None and has_glob(place)):
+        return _other_format(source())
     try:
-        dataset = open_stored(url, options)
+        dataset = open_stored(f'{place.rstrip("/")}/{split}' if split else url, options)
     except (ObjectNotFoundError, FormatError):  # litdata's index has the same name
-        store = _source_store(place, options)
-        if store.find()[0] is None:
+        if format is not None or source().find()[0] is None:
             raise
-        return _other_format(place, options)
+        return _other_format(source())
     shards = dataset.shards
     return Content(
         format=', '.join(dict.fromkeys(schema.format for schema in shards.schemas)),
@@ -134,14 +153,7 @@ def open_content(url: str | os.PathLike[str], options: StoreOptions | None) -> C
     )
 
 
-def _source_store(url: str, options: StoreOptions | None) -> SourceStore:
-    return SourceStore(
-        url, options or StoreOptions(), split=None, format_name=None, columns=None, allow_unsafe_types=False
-    )
-
-
-def _other_format(url: str, options: StoreOptions | None) -> Content:
-    store = _source_store(url, options)
+def _other_format(store: SourceStore) -> Content:
     index = store.open_index(PATIENT)
     shards = index.shards()
     return Content(

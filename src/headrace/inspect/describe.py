@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -326,13 +326,24 @@ def _range(shapes: Sequence[str]) -> str:
     return f'{shapes[0]} to {last[2] if first[0] == last[0] and last[2] else shapes[-1]}'
 
 
-def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOptions | None = None) -> Description:
+def describe(
+    url: str | os.PathLike[str],
+    *,
+    samples: int = 3,
+    options: StoreOptions | None = None,
+    split: str | None = None,
+    format: str | None = None,  # noqa: A002 - as in a stream
+    format_options: Mapping[str, Any] | None = None,
+) -> Description:
     """Describe a dataset. Reads the index, and the first samples of one shard: ranges of an uncompressed one.
 
     Args:
         url: a folder, a URL of a store, or a glob of files of another format, such as Parquet.
         samples: how many samples to show; fewer if they are large.
         options: how to reach the store.
+        split: as in a stream.
+        format: as in a stream.
+        format_options: as in a stream.
 
     Raises:
         ConfigError: `samples` is negative, or the URL breaks a rule.
@@ -342,7 +353,7 @@ def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOpt
     """
     if samples < 0:
         raise ConfigError(f'`samples` must be 0 or more, but is {samples}.')
-    content = open_content(url, options)
+    content = open_content(url, options, split=split, format=format, format_options=format_options)
     shards = content.shards
     filled = np.flatnonzero(shards.samples)
     values: list[dict[str, SampleValue]] = []

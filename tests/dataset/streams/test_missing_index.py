@@ -14,6 +14,9 @@ def folder_of(tmp_path, kind):
         folder.mkdir()
     for name in {'images': ['b.jpg', 'a.jpg', 'c.jpg', 'd.png'], 'shards': ['shard.00000.mds']}.get(kind, []):
         (folder / name).touch()
+    if kind == 'link':
+        folder.rmdir()
+        folder.symlink_to('unmounted')
     if kind == 'split':
         for name in ('train', 'val'):
             with MDSWriter(out=str(folder / name), columns={'x': 'int'}) as writer:
@@ -24,7 +27,8 @@ def folder_of(tmp_path, kind):
 IN_ITS_PLACE = {
     'absent': r'There is no folder .*data. Of its path, .* is there',
     'empty': 'The folder is empty',
-    'images': r'It holds a.jpg, b.jpg, c.jpg and 1 more, and no shards. A folder of images.* with an `MDSWriter`',
+    'link': 'data is a link to unmounted, which is not there. Mount its disk',
+    'images': r'It holds a.jpg, b.jpg, c.jpg and 1 more, and no shards. `headrace convert` .* with an `MDSWriter`',
     'shards': 'its writer has not finished. Call `finish`',
     'split': "Its sub-folders train, val have one: set `split='train'`",
 }

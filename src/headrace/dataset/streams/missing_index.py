@@ -43,8 +43,8 @@ def explain_missing_index(folder: Path) -> str:
     if not files:
         return 'The folder is empty. Check the path.'
     return (
-        f'It holds {_some(files)}, and no shards. A folder of images, texts or tables is no dataset yet: write its '
-        f'samples with an `MDSWriter`.{how_to_name(names)}'
+        f'It holds {_some(files)}, and no shards. `headrace convert` makes shards of a folder of images, texts or '
+        f'tables; others are written with an `MDSWriter`.{how_to_name(names)}'
     )
 
 
