@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.testing.sources import SourceCase, SourceContract
+from tests.support.sources import token_files
 from tests.support.sources.line_files import jsonl, table
 from tests.support.sources.litdata_folders import write as write_litdata
 
@@ -109,3 +110,30 @@ class TestLitdata(SourceContract):
     def case(self, tmp_path: Path) -> SourceCase:
         rows = [{'id': number, 'data': bytes([number]), 'array': np.arange(number + 1)} for number in range(20)]
         return SourceCase('litdata', write_litdata(tmp_path / 'written', rows), rows)
+
+
+DOCUMENTS = [[number] * (1 + number % 4) for number in range(20)]
+
+
+class TestMegatron(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        objects: dict[str, bytes] = {}
+        for name, run in (('a', DOCUMENTS[:9]), ('b', DOCUMENTS[9:])):
+            objects[f'{name}.bin'], objects[f'{name}.idx'] = token_files.megatron([[document] for document in run])
+        return SourceCase('megatron', objects, [{'tokens': np.array(document, np.uint16)} for document in DOCUMENTS])
+
+
+class TestTokens(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        objects = token_files.datatrove('a.ds', DOCUMENTS[:9]) | token_files.datatrove('b.ds', DOCUMENTS[9:])
+        return SourceCase('tokens', objects, [{'tokens': np.array(document, np.uint16)} for document in DOCUMENTS])
+
+
+class TestBlocksOfTokens(SourceContract):
+    @pytest.fixture
+    def case(self) -> SourceCase:
+        objects = {f'{name}.bin': token_files.llm_c(range(first, first + 60)) for name, first in (('a', 0), ('b', 60))}
+        rows = [{'tokens': np.arange(first, first + 6, dtype=np.uint16)} for first in range(0, 120, 6)]
+        return SourceCase('tokens', objects, rows, {'block_size': 6})

@@ -27,6 +27,8 @@ _MODULES: Final = {
     'jsonl': 'lines:JSONL',
     'csv': 'lines:CSV',
     'tsv': 'lines:TSV',
+    'megatron': 'megatron',
+    'tokens': 'tokens',
 }
 """The module of each format, or an object in it."""
 FORMATS: Final = ('mds', *_MODULES)
@@ -36,6 +38,14 @@ _COMMON: Final = ('columns', 'allow_unsafe_types')
 """Keyword parameters of `SourceFormat.index` that are no options of the format."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
+SIDECARS: Final = ('.idx', '.index', '.metadata')
+"""Endings of files that describe the tokens in the file beside them."""
+_UNSURE: Final = 'tokens'
+"""The format whose files may be of many other programs, by their names."""
+_BESIDE_TOKENS: Final = re.compile(
+    r'(.*/)?([^/]*\.(bin|npy|ds|u16|u32|index|metadata|md|txt|json|ya?ml|py|pkl|model)|LICENSE)', re.IGNORECASE
+)
+"""Files that may lie in a folder of tokens."""
 DESCRIPTIONS: Final = frozenset(
     {'index.json', 'state.json', 'dataset_dict.json', 'dataset_info.json', 'dataset_infos.json'}
 )
@@ -137,6 +147,9 @@ def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict
     counts = {name: len(infos) for name, infos in found.items() if infos}
     if (len(counts) > 1 or not is_named) and any(info.key.lower().endswith('.json') for info in found['jsonl']):
         del counts['jsonl']
+    others = (info for info in objects if not is_hidden(info.key) and not _BESIDE_TOKENS.fullmatch(info.key))
+    if _UNSURE in counts and (len(counts) > 1 or any(others)):
+        del counts[_UNSURE]
     return counts
 
 

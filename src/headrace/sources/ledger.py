@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.display import printable
-from headrace.sources.formats import DESCRIPTIONS, is_hidden, name_of
+from headrace.sources.formats import DESCRIPTIONS, SIDECARS, is_hidden, name_of
 
 if TYPE_CHECKING:
     from headrace.storage import ObjectInfo
@@ -49,6 +49,8 @@ class Ledger:
     """Columns of the source that `columns` leaves out."""
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Nulls in each column that has any; of a conversion."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what the format left out, or decided."""
 
     @property
     def is_suspect(self) -> bool:
@@ -72,7 +74,7 @@ class Ledger:
             found.append(f'Left out {_count(len(self.dropped), "column")}: {names}{more}.')
         if self.nulls:
             found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
-        return found
+        return [*found, *self.notes]
 
 
 def ledger_of(
@@ -97,7 +99,7 @@ def ledger_of(
     suspect: set[str] = set()
     for info in listed:
         name = name_of(info.key)
-        if info.key in with_rows or (info.key in taken and name in DESCRIPTIONS):
+        if info.key in with_rows or (info.key in taken and (name in DESCRIPTIONS or name.endswith(SIDECARS))):
             continue
         may_be_data = False
         if info.key in taken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from io import BytesIO
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -13,15 +13,21 @@ from headrace.errors import ShardError
 from headrace.format.encodings.arrays import DTYPES
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+MAGIC: Final = b'\x93NUMPY'
+
+
+def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is in Fortran's order, and dtype. numpy raises errors of many kinds for a damaged one."""
+    version = npy_format.read_magic(stream)
+    read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    return read(stream)
 
 
 def parse_npy(data: bytes, where: str) -> Array:
     """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds."""
     stream = BytesIO(data)
     try:
-        version = npy_format.read_magic(stream)
-        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
+        shape, fortran, dtype = read_header(stream)
         if dtype.hasobject:
             raise ValueError('it holds pickled objects')
         count = math.prod(shape)

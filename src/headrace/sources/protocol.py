@@ -39,6 +39,8 @@ class Source(Protocol):
 
     A source may also have an `identity`, a text by which checkpoints know the data, such as the snapshot of a table.
     Otherwise they know the names and sizes of all objects that `SourceFormat.find` gave, and the rows of the parts.
+
+    A source that was just made may have `notes`, sentences for the ledger on what it left out or decided.
     """
 
     @property

@@ -33,6 +33,7 @@ from headrace.errors import (
 )
 from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import (
+    SIDECARS,
     are_shards,
     check_options,
     folder_of,
@@ -309,10 +310,15 @@ class SourceStore:
         if not len(source.parts):
             raise EmptyDatasetError(f'The {name} files of {self.shown} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
+        with_rows |= {key for part in source.parts for key, _, _ in part.beside if not key.endswith(SIDECARS)}
         ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=[*source.columns, *source.dropped])
         splits = splits_of(objects) if self._glob else ()
         self.ledger = replace(
-            ledger, splits=tuple(splits), classes=tuple(names_of_classes(source)), dropped=tuple(source.dropped)
+            ledger,
+            splits=tuple(splits),
+            classes=tuple(names_of_classes(source)),
+            dropped=tuple(source.dropped),
+            notes=tuple(getattr(source, 'notes', ())),
         )
         lines = self.ledger.lines() or ['Nothing was left out.']
         level = logging.WARNING if self.ledger.is_suspect else logging.INFO if self.ledger.lines() else logging.DEBUG

@@ -18,6 +18,7 @@ import numpy as np
 import zstandard
 
 from headrace import MDSWriter
+from tests.support.sources import token_files
 
 __all__ = ['PARSERS', 'Objects', 'seeds_of']
 
@@ -149,6 +150,31 @@ def _with_compressed(name: str, data: bytes) -> list[Objects]:
     ]
 
 
+_DOCUMENTS: Final = [[number] * (number % 5) for number in range(40)]
+
+
+def _megatron() -> list[Objects]:
+    found: list[Objects] = []
+    for dtype in token_files.DTYPES:
+        documents = [[document, document[:1]] for document in _DOCUMENTS]
+        data, idx = token_files.megatron(documents, dtype)
+        found.append({'a.bin': data, 'a.idx': idx})
+    half = len(data) // 2
+    found.append({'a-0-of-2.bin': data[:half], 'a-1-of-2.bin': data[half:], 'a.idx': idx})
+    data, idx = token_files.megatron([[[number, 1, 2]] for number in range(30)])
+    return [*found, {'a.bin': data, 'a.idx': idx}]
+
+
+def _tokens() -> list[Objects]:
+    found: list[Objects] = [token_files.datatrove('a.ds', _DOCUMENTS, dtype) for dtype in ('uint16', 'uint32')]
+    for array in (np.arange(5000, dtype=np.uint16), np.arange(60).reshape(12, 5)):
+        out = io.BytesIO()
+        np.save(out, array)
+        found.append({'a.npy': out.getvalue()})
+    found += [{'a.bin': token_files.llm_c(range(5000), dtype)} for dtype in ('uint16', 'uint32')]
+    return [*found, {'a.u32': token_files.raw(range(5000), 'uint32')}]
+
+
 def _mds() -> list[Objects]:
     columns = {
         'id': 'int', 'text': 'str', 'bin': 'bytes', 'fixed': 'ndarray:int16:3', 'any': 'ndarray', 'json': 'json',
@@ -182,6 +208,8 @@ PARSERS: Final[dict[str, Callable[[], list[Objects]]]] = {
     'jsonl': _jsonl,
     'csv': _csv,
     'tsv': _tsv,
+    'megatron': _megatron,
+    'tokens': _tokens,
     'mds': _mds,
     'index': _mds,
 }

@@ -77,9 +77,10 @@ def read_all(parser: str, objects: Objects, folder: Path, *, index_of: Objects) 
     source = kind.load(kind.index(store, found, columns=None, allow_unsafe_types=False).to_bytes())
     count = 0
     for number, part in enumerate(source.parts):
-        data = objects[part.key]
+        ranges = part.ranges or ((0, len(objects[part.key])),)
+        spans = [*part.beside, *((part.key, at, size) for at, size in ranges)]
         packed, raw = folder / 'packed', folder / 'raw'
-        packed.write_bytes(b''.join(data[at : at + size] for at, size in part.ranges) if part.ranges else data)
+        packed.write_bytes(b''.join(objects[key][at : at + size] for key, at, size in spans))
         unpack_part(source, number, packed, raw)
         count += part.rows
     return count

@@ -49,7 +49,7 @@ def index(
     allow_unsafe_types: bool = False,
     **options: Any,
 ) -> Source:
-    """The source of objects, saved and loaded."""
+    """The source of objects, saved and loaded. `options`: those of the format."""
     store = MemoryStore(dict(objects))
     found = kind.find(list(store.list('')))
     assert found, 'no object of this format'
@@ -67,7 +67,8 @@ def part_bytes(source: Source, number: int, objects: Mapping[str, bytes]) -> mem
     data = objects[part.key]
     if part.ranges:
         data = b''.join(data[offset : offset + size] for offset, size in part.ranges)
-    return memoryview(data)
+    beside = [objects[key][offset : offset + size] for key, offset, size in part.beside]
+    return memoryview(b''.join([*beside, data]))
 
 
 def rows(source: Source, objects: Mapping[str, bytes]) -> list[dict[str, Any]]:
