@@ -34,3 +34,10 @@ class TestCommand:
         assert main(['doctor', str(make_dataset()), '--json']) == 0
         found = json.loads(capsys.readouterr().out)
         assert [each['text'][:16] for each in found if each['what'] == 'data'] == ['mds, 100 samples']
+
+    def test_a_file_of_data_is_no_configuration(self, tmp_path, capsys):
+        (tmp_path / 'a.csv').write_text('a,b\n1,2\n')
+        assert main(['doctor', str(tmp_path / 'a.csv'), '--json']) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [each['text'][:14] for each in found if each['what'] == 'data'] == ['csv, 1 samples']
+        assert main(['bench', str(tmp_path / 'a.csv'), '--batch-size', '1', '--seconds', '0.1', '--workers', '0']) == 0

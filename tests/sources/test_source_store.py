@@ -85,8 +85,8 @@ def bucket(own_stores: None) -> Callable[[str], None]:
     def open_memory(url: str, options: StoreOptions) -> MemoryStore:
         del options
         name, _, prefix = url.removeprefix('memory://').rstrip('/').partition('/')
-        if not url.startswith('memory://b'):
-            raise ConfigError('a bucket has a name')
+        if (name, prefix) == ('owner', ''):
+            raise ConfigError('a repository has an owner and a name')
         objects = full if name == 'b' else {}
         below = f'{prefix}/' if prefix else ''
         found = {key.removeprefix(below): data for key, data in objects.items() if key.startswith(below)}
@@ -125,6 +125,7 @@ def test_the_url_of_an_object_reads_it(bucket: Callable[[str], None], caplog: py
     for remote, message in (
         ('b/x/missing.jsonl', 'holds neither an index.json nor files'),
         ('b.json', 'holds neither an index.json nor files'),
+        ('owner/name.json', 'holds neither an index.json nor files'),
     ):
         with pytest.raises(EmptyDatasetError, match=message):
             of(remote)

@@ -196,12 +196,21 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_arguments(parser, of='the store of a URL')
 
 
+def is_config(what: str) -> bool:
+    """Whether this is the file of a configuration, and not a file of data."""
+    from headrace.sources.formats import formats_in
+    from headrace.storage import ObjectInfo
+
+    path = Path(what)
+    return path.is_file() and not formats_in([ObjectInfo(path.name, 0, '')])
+
+
 def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig | None:
     """The training loader of the file that `add_data_arguments` declared; None: a dataset is given.
 
     `purpose`: what needs the loader, for the message.
     """
-    if Path(arguments.what).is_file():
+    if is_config(arguments.what):
         return _train_section(arguments.what, arguments.overrides, purpose)
     if arguments.what.endswith(('.yaml', '.yml')):
         raise ConfigError(f'there is no file {arguments.what}: check its path.')

@@ -20,6 +20,7 @@ from headrace.cli.arguments import (
     add_topology_arguments,
     check_new_file,
     count,
+    is_config,
     print_answer,
     read_conditions,
     show_examples,
@@ -88,7 +89,7 @@ def _findings(arguments: argparse.Namespace) -> Iterable[Finding]:
     from headrace.mixing import load_config
 
     places, workers, train, nodes = list[Place](), 0, None, arguments.nodes or 1
-    if arguments.what is not None and Path(arguments.what).is_file():
+    if arguments.what is not None and is_config(arguments.what):
         config = load_config(arguments.what, overrides=arguments.overrides)
         places = places_of(config)
         train = config.train
@@ -127,7 +128,7 @@ def _run_bench(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.seconds < math.inf:
         raise ConfigError(f'--seconds must be a number of seconds, more than 0, got {arguments.seconds}.')
-    is_cold = arguments.cold or not Path(arguments.what).is_file()
+    is_cold = arguments.cold or not is_config(arguments.what)
     with _configured(arguments) as config:
         numbers = [0, config.loader.num_workers or 2] if arguments.workers is None else _numbers(arguments.workers)
         rates: list[Rate] = []

@@ -138,7 +138,8 @@ class SourceStore:
     def _place(self) -> tuple[Store, ObjectInfo | None]:
         """The store of the objects, and the one that `remote` names, if it names one: only a listing tells."""
         above, _, name = self._remote.rpartition('/')
-        if self._glob or local_path(self._remote) is not None or not self._is_name(name):
+        is_local = split_url(above)[0] in {'', 'file'}  # as is 's3:/', above a bucket
+        if self._glob or is_local or not self._is_name(name):
             return self._root, None
         with contextlib.suppress(ConfigError, AccessDeniedError, ObjectNotFoundError):  # above is no place to list
             store = open_store(above, self._options)
