@@ -5,9 +5,11 @@ tokenizer, a byte-level BPE of 8,000 tokens, is trained on a part of it. The fir
 Foundry's way is worked out from its description: each device batch packs `packing_ratio` times its size, cut to the
 sequence length, first fit from the longest; what does not fit is dropped, and "auto" is the highest ratio that drops
 nothing in a trial. In the second table each measurement is a fresh process, from the begin of tokenising to the last of
-the batches; contenders are interleaved, and medians compared.
+the batches; contenders are interleaved, and medians compared. The third table has the time to tokenise all texts once,
+with what it writes, and of packing what comes of it.
 
 usage: python benchmarks/packing.py [ROUNDS] [PAGE]
+       python benchmarks/packing.py --once [ROUNDS]     # the third table alone
 """
 
 from __future__ import annotations
@@ -42,6 +44,17 @@ CONTENDERS = (
     'transformers + map, 1 process',
     'transformers, one by one',
 )
+ONCE = (
+    'headrace tokenize -j 2',
+    'headrace tokenize -j 2, again',
+    'map of datasets, 2 processes',
+    'a loop over encode_batch',
+    'packing texts, no workers',
+    'packing texts, 2 workers',
+    'packing tokens, no workers',
+    'packing tokens, 2 workers',
+)
+"""Of the third table: tokenising once, and packing what that made. All use the same tokenizer."""
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -175,10 +188,10 @@ def run_headrace(folder: Path, library: str, workers: int) -> int:
     from headrace import StreamingDataLoader
     from headrace.packing import PackedDataset, Packing, load_tokenizer
 
-    path = folder / 'tokenizer.json'
-    tokenizer = as_tiktoken(path) if library == 'tiktoken' else load_tokenizer(library, str(path))
+    path, data = folder / 'tokenizer.json', 'text' if library else 'stored'
+    tokenizer = as_tiktoken(path) if library == 'tiktoken' else load_tokenizer(library, str(path)) if library else None
     packing = Packing(sequence_length=LENGTH, tokenizer=tokenizer, eos_token_id=0)
-    dataset = PackedDataset(local=str(folder / 'text'), shuffle=True, packing=packing)
+    dataset = PackedDataset(local=str(folder / data), shuffle=True, packing=packing)
     loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers)
     total = int(np.load(folder / 'tokens.lengths.npy').sum())
     tokens = 0
@@ -186,6 +199,45 @@ def run_headrace(folder: Path, library: str, workers: int) -> int:
         tokens += int(batch['num_tokens'].sum())
         if tokens >= total:
             break
+    return tokens
+
+
+def run_once(name: str, folder: Path) -> int:
+    """Tokenise all texts and store the tokens."""
+    path = folder / 'tokenizer.json'
+    if name.startswith('headrace'):
+        from headrace.convert import tokenize
+
+        out = folder / ('stored' if 'again' in name else tempfile.mkdtemp(dir=folder))
+        # Tasks are small enough for two processes, as they are of data that take longer.
+        options = {'workers': 2, 'size_limit': '4mb', 'progress_bar': False}
+        return tokenize(folder / 'text', out, tokenizer=path, **options).tokens
+    if 'map' in name:
+        import datasets
+        import transformers
+
+        datasets.disable_progress_bars()
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), model_max_length=10**9)
+        data = datasets.Dataset.from_json(str(folder / 'text.jsonl'), cache_dir=tempfile.mkdtemp(dir=folder))
+
+        def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+            return {'input_ids': tokenizer(rows['text'])['input_ids']}
+
+        data = data.map(encode, remove_columns=['text'], batched=True, num_proc=2).with_format('arrow')
+        return sum(len(chunk.values) for chunk in data.data.column('input_ids').chunks)
+    import tokenizers
+
+    from headrace import MDSWriter
+
+    tokenizer, tokens = tokenizers.Tokenizer.from_file(str(path)), 0
+    with (
+        (folder / 'text.jsonl').open() as lines,
+        MDSWriter(out=tempfile.mkdtemp(dir=folder), columns={'tokens': 'ndarray:uint16'}) as writer,
+    ):
+        while some := list(itertools.islice(lines, 1000)):
+            for found in tokenizer.encode_batch([json.loads(line)['text'] for line in some]):
+                writer.write({'tokens': np.array(found.ids, np.uint16)})
+                tokens += len(found.ids)
     return tokens
 
 
@@ -239,7 +291,7 @@ def run(contender: str, folder: Path) -> None:
     """In a process of its own: prints tokens and seconds."""
     import torch
 
-    if contender.startswith('headrace'):
+    if contender.startswith(('headrace', 'packing')):
         import tiktoken  # noqa: F401 - imports are not what is measured
         import tokenizers  # noqa: F401
 
@@ -249,7 +301,12 @@ def run(contender: str, folder: Path) -> None:
         import transformers  # noqa: F401
     torch.set_num_threads(2)
     start = time.perf_counter()
-    if contender.startswith('headrace'):
+    if contender.startswith('packing'):
+        library = 'tokenizers' if 'texts' in contender else ''
+        count = run_headrace(folder, library, 2 if contender.endswith('2 workers') else 0)
+    elif contender in ONCE:
+        count = run_once(contender, folder)
+    elif contender.startswith('headrace'):
         _, library, workers = contender.split(', ')
         count = run_headrace(folder, library, 2 if workers == '2 workers' else 0)
     elif 'map' in contender:
@@ -259,10 +316,10 @@ def run(contender: str, folder: Path) -> None:
     print(json.dumps([count, time.perf_counter() - start]))
 
 
-def throughput(folder: Path, rounds: int) -> str:
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+def throughput(folder: Path, rounds: int, contenders: tuple[str, ...], basis: str) -> str:
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds):
-        for name in random.Random(turn).sample(CONTENDERS, len(CONTENDERS)):
+        for name in random.Random(turn).sample(contenders, len(contenders)):
             environ = {**os.environ, 'HF_HOME': str(folder / 'hf'), 'TOKENIZERS_PARALLELISM': 'true'}
             command = [sys.executable, __file__, '--run', name, str(folder)]
             done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
@@ -270,8 +327,8 @@ def throughput(folder: Path, rounds: int) -> str:
             rates[name].append(count / seconds)
             print(f'{name:<40} {count / seconds:12,.0f} tokens/s', flush=True)
     medians = {name: statistics.median(found) for name, found in rates.items()}
-    best = medians['transformers + map, 1 process']
-    lines = ['| contender | tokens/s | against transformers + map |', '|---|---|---|']
+    best = medians[basis]
+    lines = [f'| contender | tokens/s | against {basis.partition(",")[0]} |', '|---|---|---|']
     for name, rate in sorted(medians.items(), key=lambda item: -item[1]):
         lines.append(f'| {name} | {rate:,.0f} | {rate / best:.2f} x |')
     return '\n'.join(lines) + '\n'
@@ -296,6 +353,7 @@ def prepare(folder: Path) -> list[int]:
             writer.write({'tokens': tokens.tobytes()})
     with (folder / 'text.jsonl').open('w') as file:
         file.writelines(json.dumps({'text': text}) + '\n' for text in texts)
+    run_once('headrace tokenize -j 2, again', folder)
     lengths = [len(tokens) for tokens in found]
     np.save(folder / 'tokens.lengths.npy', np.array(lengths))
     print(f'{len(texts):,} documents, {sum(map(len, texts)):,} characters, {sum(lengths):,} tokens')
@@ -306,10 +364,15 @@ def main() -> None:
     if sys.argv[1:2] == ['--run']:
         run(sys.argv[2], Path(sys.argv[3]))
         return
+    only_once = sys.argv[1:2] == ['--once']
+    sys.argv[1:2] = [] if only_once else sys.argv[1:2]
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lengths = prepare(folder)
+        if only_once:
+            print(throughput(folder, rounds, ONCE, 'map of datasets, 2 processes'))
+            return
         table = efficiency(folder, lengths)
         print(table)
         if len(sys.argv) > 2:
@@ -319,7 +382,8 @@ def main() -> None:
                 f'{before}<!-- table: efficiency -->\n{table}<!-- end -->{rest.partition("<!-- end -->")[2]}'
             )
         if rounds:
-            print(throughput(folder, rounds))
+            print(throughput(folder, rounds, CONTENDERS, 'transformers + map, 1 process'))
+            print(throughput(folder, rounds, ONCE, 'map of datasets, 2 processes'))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback` and `convert`."""
+"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback`, `convert` and `tokenize`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from headrace import StreamingDataset
 from headrace.cli import main
+from tests.support.sources.tokenized import TEXTS, byte_tokenizer, write_texts
 
 
 def test_cp(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,3 +151,24 @@ def test_a_single_file_is_named_as_it_was_given(
     shown = capsys.readouterr().err
     assert (message or '') in shown
     assert '[' not in shown
+
+
+def test_tokenize(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    byte_tokenizer().save(str(tmp_path / 'tokenizer.json'))
+    write_texts(tmp_path / 'in', TEXTS)
+    command = ['tokenize', str(tmp_path / 'in'), str(tmp_path / 'out'), '--tokenizer', str(tmp_path / 'tokenizer.json')]
+    assert main([*command, '-j', '2']) == 0
+    text = capsys.readouterr().out
+    assert f'Found jsonl. The columns of {tmp_path}/out are tokens: ndarray:uint16, length: int32.' in text
+    assert f'tokens of {len(TEXTS) - TEXTS.count("")} documents in 1 shard' in text
+    assert f'Left out {TEXTS.count("")} documents without tokens.' in text
+    assert f"Read it with PackedDataset(local='{tmp_path}/out', packing=" in text
+    assert main(command) == 0
+    assert 'Nothing to do' in capsys.readouterr().out
+    assert main([*command, '--json']) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report['tasks'] == report['tasks_done_before'] == 1
+    assert main([*command, '--library', 'tiktoken']) == 1
+    assert 'of tiktoken cannot be loaded' in capsys.readouterr().err
+    assert main([*command, '--column', 'body']) == 1
+    assert 'body' in capsys.readouterr().err

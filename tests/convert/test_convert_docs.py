@@ -16,7 +16,9 @@ from PIL import Image
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
+from headrace.packing import PackedDataset, Packing
 from tests.support.sources.sources_to_convert import make_images
+from tests.support.sources.tokenized import byte_tokenizer
 
 DOC_FOLDER = Path(__file__).parents[2] / 'docs'
 DOC = (DOC_FOLDER / 'convert.md').read_text()
@@ -38,6 +40,7 @@ def make_sources(folder: Path) -> None:
             Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(jpeg, 'JPEG')
             tar.write({'__key__': f'{i:05}', 'jpg': jpeg.getvalue(), 'txt': f'caption {i}'})
     (folder / 'chats.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+    byte_tokenizer().save(str(folder / 'tokenizer.json'))
     (folder / 'books').mkdir()
     for i in range(6):
         (folder / 'books' / f'{i}.txt').write_text('\n\n'.join(f'Paragraph {k} of {i}.' for k in range(5)))
@@ -48,7 +51,7 @@ def make_sources(folder: Path) -> None:
 
 def without_figures(text: str) -> str:
     """Sizes, times and rates differ from machine to machine."""
-    text = re.sub(r'\d[\d,.]*( ?(bytes|kB|MB|GB|s|rows/s|kB/s|MB/s))\b', r'#\1', text).replace('#  ', '# ')
+    text = re.sub(r'\d[\d,.]*( ?(bytes|kB|MB|GB|s|rows/s|tokens/s|kB/s|MB/s))\b', r'#\1', text).replace('#  ', '# ')
     return re.sub('(bytes|kB|MB|GB)', 'B', text)
 
 
@@ -63,13 +66,15 @@ def test_commands_print_what_is_written(tmp_path: Path, monkeypatch: pytest.Monk
     make_sources(tmp_path)
     monkeypatch.chdir(tmp_path)
     transcripts = re.findall(r'```console\n\$ (.*?)\n(.*?)```', DOC, re.DOTALL)
-    assert len(transcripts) == 4
+    assert len(transcripts) == 5
     for command, output in transcripts:
         shown = run(command)
         assert without_figures(shown) == without_figures(output)
         line = shown.splitlines()[-1].removeprefix('Read it with ').removesuffix('.')
-        rows = int(re.search(r'Wrote ([\d,]+) rows', shown)[1].replace(',', ''))
-        assert len(eval(line, {'StreamingDataset': StreamingDataset})) == rows
+        rows = int(re.search(r'Wrote .*?([\d,]+) (?:rows|documents) in', shown)[1].replace(',', ''))
+        assert (
+            eval(line, {kind.__name__: kind for kind in (StreamingDataset, PackedDataset, Packing)}).num_samples == rows
+        )
 
 
 def test_programs_print_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ _HELP: Final = {
     'run': 'run a program for MosaicML Streaming unchanged: its `import streaming` gives headrace',
     'simulate': 'foresee throughput, waits, cache and egress cost of a run, without data or GPUs',
     'skip': "show the samples of a trainer's step, and print or write the configuration that skips it",
+    'tokenize': 'make token shards of texts once; again, it does only the parts of the source that have changed',
     'tune': 'propose workers, prefetch, cache and blocks of the shuffle under which a run waits little for data',
     'verify': 'check sizes, checksums, offsets and every sample of a dataset',
     'warm': "fill this node's cache before a run: all that it reads in an epoch, or the shards of the first batches",

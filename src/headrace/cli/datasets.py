@@ -1,11 +1,13 @@
-"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback` and `convert`."""
+"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback`, `convert` and `tokenize`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from headrace.cli.arguments import (
     add_format_arguments,
@@ -26,6 +28,9 @@ from headrace.originals import add_arguments, run
 from headrace.redaction import without_credentials
 from headrace.text.convert import C4, ENWIKI, PILE
 from headrace.vision.convert import ADE20K, CIFAR10, COCO, IMAGENET
+
+if TYPE_CHECKING:
+    from headrace.convert import ConversionReport
 
 _KNOWN = (ADE20K, C4, CIFAR10, COCO, ENWIKI, IMAGENET, LAION400M, PILE, WEBVID, WEBVID_OUTSIDE)
 ORIGINALS: Final = {original.name: original for original in _KNOWN}
@@ -185,11 +190,24 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
+    parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
+    parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
+    _add_conversion(parser)
+    show_examples(
+        parser,
+        'headrace convert pictures s3://bucket/shards -j 16',
+        'headrace convert data.parquet shards --compression zstd --columns text,label',
+        'headrace convert day2.jsonl shards --append',
+        'headrace convert imagenet --help      # the options of a known dataset',
+    )
+
+
+def _add_conversion(parser: argparse.ArgumentParser) -> None:
+    """Declare what `convert` and `tokenize` share."""
     parser.add_argument('out', help='folder or URL of the new dataset')
     parser.add_argument(
         '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
     )
-    parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
     add_format_arguments(parser)
     parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
     parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
@@ -202,32 +220,29 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--limit', type=int, help='number of rows to convert, from the first')
     parser.add_argument('--exist-ok', action='store_true', help='empty OUT if it holds something')
-    parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
     parser.add_argument(
         '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
     )
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
-    show_examples(
-        parser,
-        'headrace convert pictures s3://bucket/shards -j 16',
-        'headrace convert data.parquet shards --compression zstd --columns text,label',
-        'headrace convert day2.jsonl shards --append',
-        'headrace convert imagenet --help      # the options of a known dataset',
-    )
 
 
 @command('convert', _add_convert)
 def _run_convert(arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the report to stdout."""
     from headrace.convert import convert
-    from headrace.convert.report import command_errors, report_lines
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
+    return _print_report(arguments, partial(convert, columns=columns, append=arguments.append))
+
+
+def _print_report(arguments: argparse.Namespace, convert: Callable[..., ConversionReport]) -> int:
+    """Call `convert` or `tokenize` with the arguments that they share."""
+    from headrace.convert.report import command_errors, report_lines
+
     with command_errors():
         report = convert(
             arguments.source,
             arguments.out,
-            columns=columns,
             **format_arguments(arguments),
             workers=arguments.workers,
             on_error=arguments.on_error,
@@ -236,12 +251,41 @@ def _run_convert(arguments: argparse.Namespace) -> int:
             size_limit=arguments.size_limit,
             limit=arguments.limit,
             exist_ok=arguments.exist_ok,
-            append=arguments.append,
             allow_unsafe_types=arguments.allow_unsafe_types,
             progress_bar=not arguments.json and sys.stderr.isatty(),
         )
     print_answer(arguments, dataclasses.asdict(report), '\n'.join(report_lines(report)))
     return 0
+
+
+def _add_tokenize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('source', help='folder or URL of the texts, in any format that streams read')
+    parser.add_argument(
+        '--tokenizer',
+        required=True,
+        metavar='FILE',
+        help='tokenizer.json; or a folder or name for AutoTokenizer.from_pretrained; or, with --library, a name there',
+    )
+    parser.add_argument('--library', help='tokenizers, transformers or tiktoken; by default found by the tokenizer')
+    parser.add_argument('--column', default='text', help='column of the texts')
+    _add_conversion(parser)
+    show_examples(
+        parser,
+        'headrace tokenize s3://bucket/web s3://bucket/web-tokens --tokenizer tokenizer.json -j 16',
+        'headrace tokenize data.parquet tokens --tokenizer o200k_base --library tiktoken --column content',
+    )
+
+
+@command('tokenize', _add_tokenize)
+def _run_tokenize(arguments: argparse.Namespace) -> int:
+    """Tokenise; the bar goes to stderr, the report to stdout."""
+    from headrace.convert import tokenize
+    from headrace.packing import load_tokenizer
+
+    tokenizer = arguments.tokenizer
+    if arguments.library is not None:
+        tokenizer = load_tokenizer(arguments.library, tokenizer)
+    return _print_report(arguments, partial(tokenize, tokenizer=tokenizer, column=arguments.column))
 
 
 def _columns(text: str) -> dict[str, str] | list[str]:

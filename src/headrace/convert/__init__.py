@@ -7,6 +7,7 @@ from headrace.convert.report import ConversionReport, InputError
 from headrace.convert.reshard import ReshardReport, reshard
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 from headrace.convert.to_hugging_face import to_hugging_face
+from headrace.convert.tokenize import tokenize
 
 __all__ = [
     'ConversionReport',
@@ -23,4 +24,5 @@ __all__ = [
     'reshard',
     'rollback',
     'to_hugging_face',
+    'tokenize',
 ]

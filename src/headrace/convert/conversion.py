@@ -149,18 +149,8 @@ def convert(
         StorageError: a store failed.
     """
     begin = time.monotonic()
-    for name, value, kind in (
-        ('workers', workers, 'int'),
-        ('limit', limit, 'int'),
-        ('exist_ok', exist_ok, 'bool'),
-        ('append', append, 'bool'),
-    ):
-        check_kind(name, value, kind)
-    if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
-        raise ConfigError(
-            f"`workers` and `limit` of convert are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but got "
-            f'{workers}, {limit} and {on_error!r}.'
-        )
+    check_kind('append', append, 'bool')
+    check_settings(workers=workers, on_error=on_error, limit=limit, exist_ok=exist_ok)
     if exist_ok and append:
         raise ConfigError(
             '`exist_ok` of convert empties `out`, and `append` adds to it, but both are set. Pass one of the two.'
@@ -187,11 +177,12 @@ def convert(
     inputs = chosen.first if isinstance(chosen, IterableSamples) else chosen
     place = StorePlace(open_store(str(out), out_options or StoreOptions()), attempts)
     before = _schema_at(place) if append else None
-    encodings = _encodings(inputs, columns) if before is None else _encodings_as_before(inputs, columns, before)
+    encodings = encodings_of(inputs, columns) if before is None else _encodings_as_before(inputs, columns, before)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
     job = Job(
         inputs=inputs,
         columns=encodings,
+        meanings=_meanings(inputs, encodings),
         out=str(out),
         options=out_options or StoreOptions(),
         compression=encoder.compression,
@@ -200,18 +191,23 @@ def convert(
         on_error=on_error,
         retry=attempts,
     )
-    check_keeps(chosen.places(), place.store, are_files=inputs.are_files)
-    with claimed(place.store):
-        conversion = _Conversion(job, place, chosen)
-        report = conversion.begin(exist_ok=exist_ok, append=append)
-        if report is None:
-            conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
-            report = conversion.finish()
-        conversion.remove_records()
-        return replace(report, seconds=time.monotonic() - begin)
+    report = Conversion(job, place, chosen).do(
+        exist_ok=exist_ok, append=append, workers=workers, start_method=start_method, progress_bar=progress_bar
+    )
+    return replace(report, seconds=time.monotonic() - begin)
 
 
-def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+def check_settings(*, workers: int, on_error: str, limit: int | None, exist_ok: bool) -> None:
+    for name, value, kind in (('workers', workers, 'int'), ('limit', limit, 'int'), ('exist_ok', exist_ok, 'bool')):
+        check_kind(name, value, kind)
+    if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
+        raise ConfigError(
+            f"`workers` and `limit` of a conversion are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but "
+            f'got {workers}, {limit} and {on_error!r}.'
+        )
+
+
+def encodings_of(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     given = dict(columns) if isinstance(columns, Mapping) else {}
     known = inputs.columns
     if known is None and (not given or not isinstance(columns, Mapping)):
@@ -267,7 +263,7 @@ def _encodings_as_before(
                 f'choose another `out`.'
             )
     if inputs.columns is not None:
-        _encodings(inputs, wanted)
+        encodings_of(inputs, wanted)
     if inputs.meanings is not None:
         kinds = schema.kinds()
         places = [(kinds, schema.meaning_of, 'the dataset'), (kinds, _meanings(inputs, before), 'the source')]
@@ -304,7 +300,7 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
     ) from first
 
 
-class _Conversion:
+class Conversion:
     def __init__(self, job: Job, place: StorePlace, source: Inputs | IterableSamples) -> None:
         self._job, self._place, self._source = job, place, source
         self._found: dict[int, TaskRecord] = {}
@@ -317,10 +313,23 @@ class _Conversion:
         self._base: str | None = None
         """The kept index of the dataset that is added to."""
 
-    def begin(self, *, exist_ok: bool, append: bool) -> ConversionReport | None:
-        """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
-        job, place = self._job, self._place
-        plan: dict[str, Any] = {
+    def do(
+        self, *, exist_ok: bool, append: bool, workers: int, start_method: str | None, progress_bar: bool
+    ) -> ConversionReport:
+        store = self._place.store
+        check_keeps(self._source.places(), store, are_files=self._job.inputs.are_files)
+        with claimed(store):
+            report = self._begin(exist_ok=exist_ok, append=append)
+            if report is None:
+                self._run(workers=workers, start_method=start_method, progress_bar=progress_bar)
+                report = self._finish()
+            self._remove_records()
+        return report
+
+    def _settings(self) -> dict[str, Any]:
+        """The plan of a new conversion, as JSON has it."""
+        job = self._job
+        plan = {
             'version': _VERSION,
             'kind': self._source.kind,
             'inputs': dict(self._source.identity),
@@ -329,7 +338,11 @@ class _Conversion:
             'hashes': list(job.hashes),
             'size_limit': job.size_limit,
         }
-        plan = json.loads(json.dumps(plan))
+        return json.loads(json.dumps(plan))
+
+    def _begin(self, *, exist_ok: bool, append: bool) -> ConversionReport | None:
+        """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
+        place, plan = self._place, self._settings()
         there = [key for key in place.sizes() if key not in LOCKS]
         keys = set(there)
         if found := keys & {PLAN, DONE}:
@@ -350,9 +363,8 @@ class _Conversion:
                 return None
         elif append and INDEX in keys:
             check_finished(place)
-            numbers = (_NUMBERED.fullmatch(key) for key in keys)
             plan[BASE] = keep_index(place, place.read(INDEX))
-            plan[FIRST_SHARD] = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+            plan[FIRST_SHARD] = next_shard(keys)
             self._plan = plan
             self._add_behind()
             keys = set()
@@ -361,16 +373,23 @@ class _Conversion:
                 f'Directory is not empty: {place.shown} holds {there[0]} and {len(there) - 1} more. Choose another '
                 f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
             )
+        self._empty(keys)
+        self._set_plan(plan, self._job.columns)
+        place.write(PLAN, json.dumps(plan, indent=1).encode())
+        return None
+
+    def _set_plan(self, plan: dict[str, Any], columns: Mapping[str, str]) -> None:
+        """Take a plan, and add the size of rows that have these columns."""
+        if isinstance(self._source, RowInputs):
+            plan.setdefault(ROW_BYTES, measure(len(self._source), self._source.read, columns))
+        self._plan = plan
+        self._set_row_bytes()
+
+    def _empty(self, keys: set[str]) -> None:
         # The index goes first: from here on this is no dataset.
         for key in (INDEX, PLAN):
             self._delete({key} & keys)
         self._delete(keys)
-        if isinstance(self._source, RowInputs):
-            plan[ROW_BYTES] = measure(len(self._source), self._source.read, job.columns)
-        self._plan = plan
-        self._set_row_bytes()
-        place.write(PLAN, json.dumps(plan, indent=1).encode())
-        return None
 
     def _is_indexed(self) -> bool:
         """Whether the index is that of the whole dataset: of an append, not the one that it began with."""
@@ -402,13 +421,13 @@ class _Conversion:
                 record = TaskRecord.parse(data)
                 self._found[record.task] = record
 
-    def run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
+    def _run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
         """Do the tasks without a record."""
         job = self._job
         if isinstance(self._source, IterableSamples):
             tasks, total, counts_rows = tasks_of_rows(self._source.chunks(job.size_limit)), None, True
         else:
-            tasks, counts_rows = cut(job.inputs, job.size_limit), job.inputs.rows is not None
+            tasks, counts_rows = self._cut(), job.inputs.rows is not None
             total = job.inputs.rows or len(job.inputs)
         with tqdm(
             desc='convert',
@@ -424,6 +443,9 @@ class _Conversion:
             left = self._left(tasks, news)
             for record in run_tasks(job, left, news, workers=workers, start_method=start_method):
                 self._records[record.task] = record
+
+    def _cut(self) -> Iterator[Task]:
+        return cut(self._job.inputs, self._job.size_limit)
 
     def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
         """The tasks that are not finished, or whose inputs have changed."""
@@ -441,7 +463,7 @@ class _Conversion:
                 self._kept += 1
                 news(record.end - record.begin, record.rows)
 
-    def finish(self) -> ConversionReport:
+    def _finish(self) -> ConversionReport:
         """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
         job, place, base = self._job, self._place, self._base
         records = [self._records[number] for number in sorted(self._records)]
@@ -449,7 +471,7 @@ class _Conversion:
         old = b'{"shards": []}' if base is None else place.read(base)
         before = json.loads(old)
         entries = [*before['shards'], *added]
-        index = dump_entries(entries, {**before.get('meanings', {}), **_meanings(job.inputs, job.columns)})
+        index = dump_entries(entries, {**before.get('meanings', {}), **job.meanings})
         parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
         if base is not None and place.read_if_there(INDEX) not in (old, index):
             raise ConversionError(
@@ -467,7 +489,6 @@ class _Conversion:
             files[name] = ''.join(f'{json.dumps(asdict(error))}\n' for error in errors).encode()
         for name, data in files.items():
             place.write(name, data)
-        self._remove_leftovers({(entry['zip_data'] or entry['raw_data'])['basename'] for entry in entries})
         ledger = job.inputs.ledger
         report = ConversionReport(
             out=place.shown,
@@ -488,20 +509,28 @@ class _Conversion:
                 nulls=dict(sum((Counter(record.nulls) for record in records), Counter[str]())),
             ),
             rows_before=sum(entry['samples'] for entry in entries[: len(entries) - len(added)]),
+            tasks=len(records),
+            tokens=sum(record.tokens for record in records),
+            without_tokens=sum(record.without_tokens for record in records),
         )
-        place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
-        replace_index(place, index)
+        self._publish(index, {(entry['zip_data'] or entry['raw_data'])['basename'] for entry in entries}, report)
         return report
 
-    def _remove_leftovers(self, names: Collection[str]) -> None:
+    def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
+        """Store the index of the shards `names`."""
+        self._remove_leftovers(names, self._job.first_shard)
+        self._place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
+        replace_index(self._place, index)
+
+    def _remove_leftovers(self, names: Collection[str], first_shard: int) -> None:
         """Remove shards of killed workers that no later task has replaced."""
         shards = filter(None, (_SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
         left = [found[0] for found in shards if found[0] not in names]
-        self._delete([key for key in left if int(key.split('.')[1]) >= self._job.first_shard])
+        self._delete([key for key in left if int(key.split('.')[1]) >= first_shard])
         if isinstance(self._place.store, LocalStore):
             self._place.store.remove_unfinished()
 
-    def remove_records(self) -> None:
+    def _remove_records(self) -> None:
         """Remove the records, then the plan. The dataset is whole already, so an error is a warning."""
         store = self._place.store
         try:
@@ -517,6 +546,12 @@ class _Conversion:
                 f'{store.url} has its whole dataset, but files in {FOLDER} could not be removed. The same conversion '
                 f'removes them. The reason: {error}'
             )
+
+
+def next_shard(keys: Collection[str]) -> int:
+    """The first number that is free for new shards beside these files."""
+    numbers = (_NUMBERED.fullmatch(key) for key in keys)
+    return 1 + max((int(number[1]) for number in numbers if number), default=-1)
 
 
 def _report_of(found: dict[str, Any]) -> ConversionReport:

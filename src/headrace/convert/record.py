@@ -44,6 +44,9 @@ BASE: Final = 'base'
 FIRST_SHARD: Final = 'first_shard'
 """Key of the plan: the first number of a new shard."""
 
+CUT: Final = 'cut'
+"""Key of the plan of `tokenize`: the digest of all tasks. Numbers of shards hold for these tasks only."""
+
 _PARENT: Final = f'{FOLDER}/parent.lock'
 _WORKERS: Final = f'{FOLDER}/workers.lock'
 LOCKS: Final = frozenset({_PARENT, _WORKERS})
@@ -71,6 +74,10 @@ class TaskRecord:
     """Of each column that has any."""
     dropped: tuple[str, ...] = ()
     """Columns of samples that are not converted."""
+    tokens: int = 0
+    """Of all rows; of `tokenize`."""
+    without_tokens: int = 0
+    """Documents that were left out, since they have no token."""
 
     @staticmethod
     def key(task: int) -> str:
@@ -81,7 +88,11 @@ class TaskRecord:
 
     @classmethod
     def parse(cls, data: bytes) -> TaskRecord:
-        found = json.loads(data)
+        return cls.of(json.loads(data))
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> TaskRecord:
+        """The record of the values that `dataclasses.asdict` gave."""
         errors = tuple(InputError(**error) for error in found.pop('errors'))
         dropped = tuple(found.pop('dropped', ()))
         return cls(shards=tuple(found.pop('shards')), errors=errors, dropped=dropped, **found)
@@ -91,7 +102,7 @@ def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bo
     """Refuse to continue a conversion that began with other inputs or settings.
 
     Returns:
-        The plan that was found, with those of `ROW_BYTES`, `BASE`, `FIRST_SHARD` and `REPORT` that it has.
+        The plan that was found, with those keys of its own that it has, such as `FIRST_SHARD`.
     """
     try:
         before: dict[str, Any] = json.loads(found)
@@ -105,16 +116,23 @@ def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bo
                 f'A restart continues an unfinished conversion with the same settings, but {out} holds one that adds '
                 f'to a finished dataset. Pass `append=True`, choose another `out`, or {anew}.'
             )
-    added = (ROW_BYTES, BASE, FIRST_SHARD, REPORT)
-    names = [name for name in {**before, **plan} if name not in added and before.get(name) != plan.get(name)]
-    if not names:
+    differs = difference(before, plan)
+    if not differs:
         return before
-    name, old, new = names[0], before.get(names[0]), plan.get(names[0])
     raise ConfigError(
         f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '
-        f'{name} {_shown(old, new)}, and got {_shown(new, old)}. Repeat the first call, choose another `out`, or '
-        f'{anew}.'
+        f'{differs}. Repeat the first call, choose another `out`, or {anew}.'
     )
+
+
+def difference(before: Mapping[str, Any], plan: Mapping[str, object]) -> str:
+    """The first setting in which two plans differ, with both values; '' if there is none."""
+    added = (ROW_BYTES, BASE, FIRST_SHARD, REPORT, CUT)
+    names = [name for name in {**before, **plan} if name not in added and before.get(name) != plan.get(name)]
+    if not names:
+        return ''
+    name, old, new = names[0], before.get(names[0]), plan.get(names[0])
+    return f'{name} {_shown(old, new)}, and got {_shown(new, old)}'
 
 
 def _shown(value: object, other: object) -> str:

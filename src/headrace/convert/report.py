@@ -52,6 +52,12 @@ class ConversionReport:
     """Files that were read, and everything else that was left out."""
     rows_before: int = 0
     """Samples of the dataset that was added to."""
+    tasks: int = 0
+    """Parts into which the inputs were cut."""
+    tokens: int = 0
+    """Tokens of all samples; of `tokenize`."""
+    without_tokens: int = 0
+    """Documents that were left out, since they have no token; of `tokenize`."""
 
 
 @mapping_errors
@@ -73,11 +79,24 @@ def report_lines(report: ConversionReport) -> list[str]:
     rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
     time = f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}'
     columns = ', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())
+    name = 'remote' if '://' in report.out else 'local'
+    use = f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).'
     lines = [
         f'Found {report.kind} with the columns {columns}.',
         *([f'Read {_count(report.ledger.files, "file")}.'] if report.ledger.files else []),
         f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.',
     ]
+    if report.tokens:
+        lines[0] = f'Found {report.kind}. The columns of {report.out} are {columns}.'
+        documents = f'{report.tokens:,} tokens of {_count(report.rows, "document")}'
+        if not report.tasks_done_before:
+            time = f'{report.seconds:.1f} s ({report.tokens / per_second:,.0f} tokens/s)'
+        lines[-1] = f'Wrote {documents} in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.'
+        if report.tasks_done_before == report.tasks:
+            lines[-1] = f'Nothing to do: {report.out} has the {documents}.'
+        if report.without_tokens:
+            lines.append(f'Left out {_count(report.without_tokens, "document")} without tokens.')
+        use = f'Read it with PackedDataset({name}={report.out!r}, packing=Packing(sequence_length=2048)).'
     if report.rows_before:
         lines.append(f'Added them to {report.rows_before:,} rows.')
     if report.tasks_done_before:
@@ -86,9 +105,7 @@ def report_lines(report: ConversionReport) -> list[str]:
         first = report.errors[0]
         lines.append(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
     lines += report.ledger.lines()
-    name = 'remote' if '://' in report.out else 'local'
-    lines.append(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
-    return lines
+    return [*lines, use]
 
 
 def _count(number: int, what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,9 @@ from headrace.packing.packer import DocumentCount, documents_placed, first_seque
 from headrace.packing.reader import PackedReader
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing, StreamPacking
+from headrace.packing.tokenizers import fingerprint, is_of_library, origin_of_tokens
 from headrace.packing.whole import WholePass, count_tokens_of
+from headrace.redaction import logger_of, without_credentials
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
     from headrace.order import BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.lanes import Lanes, PieceTable
+
+
+_log = logger_of(__name__)
+_MANY_TOKENS = 1_000_000
+"""Tokens whose tokenising takes about a second of a process."""
 
 
 class PackedDataset(StreamingDataset):
@@ -92,6 +100,7 @@ class PackedDataset(StreamingDataset):
         self.packing = packing
         self._check_weights(options)
         packings = [self._packing_of(stream) for stream in self.pool.streams]
+        self._check_origins(packings)
         self.skip, skipped_documents = split_documents(parse_skip(skip))
         if skipped_documents and skipped_documents[-1][1] > self.num_samples:
             raise ConfigError(
@@ -106,6 +115,12 @@ class PackedDataset(StreamingDataset):
         self.run.replay = self._replay
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
+        self._tokenized_once = {
+            number: int(stream.size().shard_sizes.sum())
+            for number, (stream, found) in enumerate(zip(self.pool.streams, packings, strict=True))
+            if self.is_columnar and is_of_library(found.tokenizer)
+        }
+        """Samples of each stream whose texts are not known to be tokenised again."""
 
     def _check_weights(self, options: Mapping[str, Any]) -> None:
         """Check that options go with proportions that count tokens."""
@@ -147,6 +162,36 @@ class PackedDataset(StreamingDataset):
                     f'{", ".join(names)}. Set `column`{fix}{of_one}.'
                 )
         return packing
+
+    def _check_origins(self, packings: Sequence[Packing]) -> None:
+        """Check what is known of the tokenizers of stored tokens.
+
+        Raises:
+            ConfigError: they are of several tokenizers, or of another one than the dataset's.
+        """
+        known: dict[str, str] = {}
+        if self.packing.tokenizer is not None:
+            known[fingerprint(self.packing.tokenizer)] = 'the `tokenizer` of `packing`'
+        for stream, packing in zip(self.pool.streams, packings, strict=True):
+            for schema in stream.shards.schemas if packing.tokenizer is None else ():
+                found = origin_of_tokens(schema.meaning_of.get(packing.document_column, ''))
+                if found is None:
+                    continue
+                size, name = found
+                known.setdefault(name, f'stream {stream.title}')
+                for key in ('bos_token_id', 'eos_token_id', 'pad_token_id'):
+                    token = getattr(packing, key)
+                    if token is not None and size is not None and token >= size:
+                        _log.warning(
+                            '`%s` is %d, but tokens of stream %s are below %d. The model needs embeddings for both.',
+                            key, token, stream.title, size,
+                        )  # fmt: skip
+        if len(known) > 1:
+            (one, first), (other, second) = list(known.items())[:2]
+            raise ConfigError(
+                f'All tokens of a run are of one tokenizer, but there are two: {one} of {first}, and {other} of '
+                f'{second}. Tokenise one of them again: headrace tokenize SOURCE OUT --tokenizer FILE.'
+            )
 
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
         """Tokens of each document of the first pass."""
@@ -350,6 +395,25 @@ class PackedDataset(StreamingDataset):
             name = self.streams[number].name or ''
             had = self.document_counts[name]
             self.document_counts[name] = DocumentCount(*(a + b for a, b in zip(had, count, strict=True)))
+            of_all = self.document_counts[name].documents * self.topology.replicas
+            if of_all > self._tokenized_once.get(number, of_all):
+                del self._tokenized_once[number]
+                self._say_tokenized_again(number)
+
+    def _say_tokenized_again(self, number: int) -> None:
+        """Say, on one rank, that texts of a stream are tokenised again, and how to do it once for all."""
+        if self.topology.rank:
+            return
+        stream, column = self.pool.streams[number], self.run.packings[number].document_column
+        tokens = self.document_counts[stream.name or ''].tokens * self.topology.replicas
+        split = f' --split {stream.split}' if stream.split else ''
+        _log.log(
+            logging.WARNING if tokens >= _MANY_TOKENS else logging.INFO,
+            'All documents of stream %s, about %s tokens, have been tokenised, and are tokenised again from now on. To '
+            'do it once for all runs: headrace tokenize %s OUT --tokenizer FILE --column %s%s. Then read OUT, with '
+            '`packing` without a tokenizer.',
+            stream.title, f'{tokens:,}', without_credentials(stream.remote or stream.local), column, split,
+        )  # fmt: skip
 
     def _plain_pass(self) -> Iterator[Any]:
         raise TypeError(

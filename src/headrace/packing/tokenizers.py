@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -69,7 +70,7 @@ def encoder_of(packing: Packing) -> Encoder:
     Raises:
         ConfigError: the tokenizer is of no known kind.
     """
-    takes_text = bool(_library(packing.tokenizer))
+    takes_text = is_of_library(packing.tokenizer)
     encode = _stored(packing.token_dtype) if packing.tokenizer is None else _encode(packing.tokenizer)
     before = [] if packing.bos_token_id is None else [packing.bos_token_id]
     after = [] if packing.eos_token_id is None else [packing.eos_token_id]
@@ -127,6 +128,34 @@ def fingerprint(tokenizer: Any) -> str:
         return f'tiktoken {tokenizer.name} {_hash(repr((ranks, tokenizer._pat_str)))}'
     name = getattr(tokenizer, '__qualname__', type(tokenizer).__qualname__)
     return f'{getattr(tokenizer, "__module__", type(tokenizer).__module__)}.{name}'
+
+
+def is_of_library(tokenizer: Any) -> bool:
+    """Whether a tokenizer is of a supported library, and no function."""
+    return bool(_library(tokenizer))
+
+
+def vocabulary_size(tokenizer: Any) -> int | None:
+    """One more than the largest token; None: of a function, which does not say."""
+    library = _library(tokenizer)
+    if library == 'tiktoken':
+        return tokenizer.n_vocab
+    return 1 + max(tokenizer.get_vocab().values()) if library else None
+
+
+_MADE_BY = re.compile(r'tokens(?: below (\d+))? of (.+)')
+
+
+def meaning_of_tokens(tokenizer: Any) -> str:
+    """What a column of a tokenizer's tokens means, for `Schema.meanings`."""
+    size = vocabulary_size(tokenizer)
+    return f'tokens{"" if size is None else f" below {size}"} of {fingerprint(tokenizer)}'
+
+
+def origin_of_tokens(meaning: str) -> tuple[int | None, str] | None:
+    """The `vocabulary_size` and `fingerprint` of the tokenizer of a column with a meaning; None: it does not say."""
+    found = _MADE_BY.fullmatch(meaning)
+    return None if found is None else (None if found[1] is None else int(found[1]), found[2])
 
 
 def _hash(text: str) -> str:

@@ -61,7 +61,7 @@ def comparable(page: str) -> list[str]:
     for line in page.splitlines():
         if line.startswith(('$ ', '```')):
             command, masks = line, line.startswith(_MEASURED)
-        elif masks or re.search(r'\brows/s| UTC\b', line):
+        elif masks or re.search(r'\b(rows|tokens)/s| UTC\b', line):
             line = without_numbers(line.replace('*', ' '))
             if command.startswith('$ headrace tune ') and lines[-1].startswith('setting '):
                 continue  # the head of its table is enough

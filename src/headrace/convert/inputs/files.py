@@ -19,9 +19,11 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.inputs.records import Inputs, Sizes, classes_file, digest_of
+from headrace.convert.stored_dataset import INDEX, StoredDataset, object_url, raw_files
 from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.format import ShardInfo, open_shard, parse_index
 from headrace.format.file_bytes import read_file
 from headrace.sources.formats import formats_in, how_to_name, one_format
 from headrace.sources.ledger import Ledger, ledger_of
@@ -43,6 +45,8 @@ _REQUESTS: Final = 16
 """Images that one process requests from a store at the same time."""
 _ROW_BYTES: Final = 16
 """Bytes of a row besides its image and its path: label, sizes, and offset."""
+_ROWS: Final = 1024
+"""Rows of a shard that are read at one time."""
 _AHEAD: Final = 2
 """Parts of a store that one process reads and decodes at the same time."""
 
@@ -243,8 +247,9 @@ class PartInputs(Inputs):
             part = self._index.source.parts[number]
             info = self._index.objects[part.key]
             rows = min(part.rows, self._end - self._first_row[number])
-            beside = [(key, *span, self._index.objects[key].etag) for key, *span in part.beside]
-            listing.append((part.key, part.ranges, rows, info.size, info.etag, *beside))
+            versions = [self._index.objects[key] for key in (part.key, *(key for key, *_ in part.beside))]
+            etags = [found.version or found.etag for found in versions]
+            listing.append((part.key, part.ranges, rows, info.size, etags, part.beside))
         return digest_of(listing)
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
@@ -257,3 +262,82 @@ class PartInputs(Inputs):
                 return
             yield batch
             left -= count
+
+
+class ShardInputs(Inputs):
+    """The shards of a dataset as inputs, of which one column is read.
+
+    Args:
+        limit: number of rows to convert, from the first; None: all.
+
+    Raises:
+        ConfigError: a shard lacks the column.
+    """
+
+    kind = 'mds'
+    are_files = True
+    gives_batches = True
+
+    def __init__(
+        self, dataset: StoredDataset, column: str, *, limit: int | None, allow_unsafe_types: bool, retry: Retry
+    ) -> None:
+        self._store, self._column, self._retry = dataset.store, column, retry
+        index = object_url(dataset.store, INDEX)
+        shards = parse_index(dataset.index, source=index, allow_unsafe_types=allow_unsafe_types, allow_empty=True)
+        for schema in shards.schemas:
+            if column not in schema.names:
+                raise ConfigError(
+                    f'`column` asks for {column!r}, but {index} has the columns {", ".join(schema.names)}.'
+                )
+        ends = shards.samples.cumsum()
+        self.rows = int(min(ends[-1], limit or ends[-1])) if len(shards) else 0
+        self._shards = [shards[number] for number in range(int(ends.searchsorted(self.rows)) + 1 if self.rows else 0)]
+        self._ends = ends.tolist()
+        self.columns = {column: 'str'}
+        self.ledger = Ledger(files=len(self._shards), dropped=tuple(n for n in shards.schemas[0].names if n != column))
+        self.identity = {'url': dataset.store.url}
+        self.sizes = Sizes(each=shards.raw_bytes()[: len(self._shards)])
+        self.reads_ahead = 1 if isinstance(dataset.store, LocalStore) else _AHEAD
+        listed = {
+            info.key: info for info in retry.call(f'Listing {dataset.store.url}', lambda: list(dataset.store.list('')))
+        }
+        self._files = [[listed[name] for name in self._names(shard) if name in listed] for shard in self._shards]
+
+    @staticmethod
+    def _names(shard: ShardInfo) -> list[str]:
+        return [info.basename for file in shard.files for info in (file.raw, file.zip) if info is not None]
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def name(self, number: int) -> str:
+        return object_url(self._store, self._names(self._shards[number])[0])
+
+    def places(self) -> Iterator[str]:
+        return (object_url(self._store, info.key) for infos in self._files for info in infos)
+
+    def digest(self, begin: int, end: int) -> str:
+        """Of names, rows, sizes and versions."""
+        return digest_of(
+            [
+                (
+                    self._count(number),
+                    [(info.key, info.size, info.version or info.etag) for info in self._files[number]],
+                )
+                for number in range(begin, end)
+            ]
+        )
+
+    def _count(self, number: int) -> int:
+        """Rows of a shard that are read."""
+        first = self._ends[number] - self._shards[number].samples
+        return min(self._ends[number], self.rows or 0) - first
+
+    def read(self, number: int) -> Iterator[Mapping[str, Any]]:
+        info, names = self._shards[number], [self._column]
+        reader = open_shard(info, raw_files(self._store, info, self._retry), source=self.name(number), columns=names)
+        for begin in range(0, count := self._count(number), _ROWS):
+            rows = np.arange(begin, min(begin + _ROWS, count))
+            batch = info.schema.allocate(len(rows))
+            reader.gather(rows, np.arange(len(rows)), batch)
+            yield {self._column: batch.columns[self._column]}

@@ -1,0 +1,330 @@
+"""`tokenize`: from texts to token shards, once, in the place of tokenising in each epoch of each run.
+
+It is a conversion with a tokenizer between reading and writing. What it adds is that a finished dataset keeps the
+records of its tasks, in ``.headrace-tokenized.json``, so that another call does only the tasks whose inputs have
+changed:
+
+- Where a task ends is decided by the digest of its last input. So a file that is added, removed or changed changes the
+  tasks around it, and no others.
+- A record is found by the digest of its task's inputs. Changed tasks get shards with new numbers, and the old dataset
+  stays readable until its index is replaced. Then shards that the new index does not list are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.convert.apart import check_apart
+from headrace.convert.conversion import Conversion, check_settings, next_shard
+from headrace.convert.inputs.choose import choose_inputs
+from headrace.convert.inputs.files import ShardInputs
+from headrace.convert.inputs.programs import IterableSamples
+from headrace.convert.inputs.records import digest_of
+from headrace.convert.record import CUT, DONE, FIRST_SHARD, LOCKS, PLAN, ROW_BYTES, TaskRecord, check_plan, difference
+from headrace.convert.report import ConversionReport
+from headrace.convert.stored_dataset import INDEX, open_stored
+from headrace.convert.tasks import Encode, Job, News, OnError, Task, cut, cut_by_content
+from headrace.dataset.writing.place import StorePlace
+from headrace.errors import ConfigError, DocumentError
+from headrace.format import MDSEncoder
+from headrace.sources.source_store import has_glob
+from headrace.storage import Retry, StoreOptions, open_store
+from headrace.storage.output import check_output
+
+RECORDS: Final = '.headrace-tokenized.json'
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """Makes the function of a worker, which encodes as `packing` does: so both make the same tokens of a text."""
+
+    tokenizer: Any
+    column: str
+    dtype: str
+
+    fingerprint: str
+    """Of the tokenizer."""
+
+    def __call__(self) -> Encode:
+        import torch
+
+        from headrace.packing.settings import Packing
+        from headrace.packing.tokenizers import encoder_of
+
+        if multiprocessing.parent_process() is not None:  # workers share the cores
+            os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+            torch.set_num_threads(1)
+        encode = encoder_of(Packing(sequence_length=2, tokenizer=self.tokenizer))
+
+        def columns(batch: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+            if self.column not in batch:
+                raise DocumentError(f'A document is in the column {self.column!r}, but there are {", ".join(batch)}.')
+            try:
+                documents = encode(batch[self.column])
+            except (DocumentError, MemoryError):
+                raise
+            except Exception as error:  # libraries raise many kinds
+                raise DocumentError(f'The tokenizer failed: {type(error).__name__}: {error}') from error
+            if any(document.labels is not None for document in documents):
+                raise DocumentError(
+                    'Token shards have no labels, but the tokenizer gives `labels`. Use it in `packing`.'
+                )
+            tokens = [document.tokens.astype(self.dtype) for document in documents if len(document.tokens)]
+            return {'tokens': tokens, 'length': [len(found) for found in tokens]}
+
+        return columns
+
+
+def tokenize(
+    source: Any,
+    out: str | Path,
+    *,
+    tokenizer: Any,
+    column: str = 'text',
+    format: str | None = None,  # noqa: A002 - as in a stream
+    format_options: Mapping[str, Any] | None = None,
+    split: str | None = None,
+    workers: int = 1,
+    on_error: OnError = 'stop',
+    compression: str | None = None,
+    hashes: Sequence[str] | None = None,
+    size_limit: int | str | None = 1 << 26,
+    limit: int | None = None,
+    exist_ok: bool = False,
+    progress_bar: bool = True,
+    start_method: str | None = None,
+    allow_unsafe_types: bool = False,
+    source_options: StoreOptions | None = None,
+    out_options: StoreOptions | None = None,
+    retry: int = 2,
+) -> ConversionReport:
+    """Write a dataset of tokens from texts, which `Packing` without a `tokenizer` reads.
+
+    A document is a sample with the columns `tokens`, ``ndarray:uint16`` for tokens below 65,536 and else
+    ``ndarray:int32``, and `length`, the number of its tokens, ``int32``. Special tokens are not among them: `Packing`
+    adds them, as it does to texts. A text without tokens is left out.
+
+    The same call on a finished `out` brings it up to date: it tokenises parts of the source that are new or have
+    changed, and drops those that are gone. The dataset is the same for any number of workers.
+
+    Args:
+        source: as in `convert`, and a dataset of MDS shards. Only a source of files knows which of its parts changed.
+        out: folder or URL of the new dataset.
+        tokenizer: path of a ``tokenizer.json``; another text is an argument of ``AutoTokenizer.from_pretrained``, such
+            as a folder; or a tokenizer, as `Packing.tokenizer`, but none that gives labels.
+        column: the column of the texts.
+        format: as in `convert`.
+        format_options: as in `convert`.
+        split: as in `convert`.
+        workers: number of processes. 1: this process, with the threads of the tokenizer.
+        on_error: as in `convert`, for a document that is no text.
+        compression: as in `convert`.
+        hashes: as in `convert`.
+        size_limit: bytes of a shard before compression, as a number or text ('64mb'). A task ends after about a
+            quarter as many bytes of the source.
+        limit: as in `convert`.
+        exist_ok: whether to empty an `out` that holds something else, or tokens with other settings.
+        progress_bar: as in `convert`.
+        start_method: as in `convert`.
+        allow_unsafe_types: as in `convert`.
+        source_options: as in `convert`.
+        out_options: as in `convert`.
+        retry: as in `convert`.
+
+    Raises:
+        ConfigError: an argument breaks a rule; or `out` holds tokens of another source, tokenizer or settings.
+        FileExistsError: `out` holds something else, and `exist_ok` is not set.
+        ConversionError: a document is bad, or a worker process died.
+        StorageError: a store failed.
+    """
+    begin = time.monotonic()
+    from headrace.packing.tokenizers import (  # other conversions start without torch
+        ChatTokenizer,
+        fingerprint,
+        load_tokenizer,
+        meaning_of_tokens,
+        vocabulary_size,
+    )
+
+    check_settings(workers=workers, on_error=on_error, limit=limit, exist_ok=exist_ok)
+    check_output(out)
+    check_apart(source, out)
+    if isinstance(tokenizer, str | os.PathLike):
+        name = os.fspath(tokenizer)
+        is_file = name.endswith('.json') or Path(name).is_file()
+        tokenizer = load_tokenizer('tokenizers' if is_file else 'transformers', name)
+    if tokenizer is None or isinstance(tokenizer, ChatTokenizer):
+        raise ConfigError(
+            f'`tokenizer` of tokenize is one that makes tokens without labels, but is {tokenizer!r:.80}. Give a '
+            f'ChatTokenizer to `packing`.'
+        )
+    attempts, options = Retry(attempts=1 + retry), source_options or StoreOptions()
+    chosen = _shards_at(source, column, format, split, options, limit, allow_unsafe_types, attempts) or choose_inputs(
+        source,
+        function=None,
+        columns=[column],
+        format=format,
+        format_options=format_options,
+        split=split,
+        limit=limit,
+        allow_unsafe_types=allow_unsafe_types,
+        options=options,
+        retry=attempts,
+    )
+    inputs = chosen.first if isinstance(chosen, IterableSamples) else chosen
+    size = vocabulary_size(tokenizer)
+    dtype = 'uint16' if size is not None and size <= 1 << 16 else 'int32'
+    columns = {'tokens': f'ndarray:{dtype}', 'length': 'int32'}
+    encoder = MDSEncoder(columns, compression=compression, hashes=hashes, size_limit=size_limit)
+    job = Job(
+        inputs=inputs,
+        columns=columns,
+        meanings={'tokens': meaning_of_tokens(tokenizer)},
+        encoder=_Encoder(tokenizer, column, dtype, fingerprint(tokenizer)),
+        out=str(out),
+        options=out_options or StoreOptions(),
+        compression=encoder.compression,
+        hashes=encoder.hashes,
+        size_limit=encoder.size_limit,
+        on_error=on_error,
+        retry=attempts,
+    )
+    report = _Tokenization(job, StorePlace(open_store(job.out, job.options), attempts), chosen).do(
+        exist_ok=exist_ok, append=False, workers=workers, start_method=start_method, progress_bar=progress_bar
+    )
+    return replace(report, seconds=time.monotonic() - begin)
+
+
+def _shards_at(
+    source: Any,
+    column: str,
+    format: str | None,  # noqa: A002
+    split: str | None,
+    options: StoreOptions,
+    limit: int | None,
+    allow_unsafe_types: bool,
+    retry: Retry,
+) -> ShardInputs | None:
+    """The shards of a dataset with an index; None: there is none, or `source` is no place."""
+    if not isinstance(source, str | os.PathLike) or format not in (None, 'mds'):
+        return None
+    url = os.fspath(source)
+    if has_glob(url):
+        return None
+    url = f'{url.rstrip("/")}/{split}' if split else url
+    if format is None and not StorePlace(open_store(url, options), retry).has(INDEX):
+        return None
+    dataset = open_stored(url, options, retry=retry)
+    return ShardInputs(dataset, column, limit=limit, allow_unsafe_types=allow_unsafe_types, retry=retry)
+
+
+class _Tokenization(Conversion):
+    """A conversion whose finished dataset keeps its records."""
+
+    _tasks: list[Task] | None
+    """All tasks; None: an iterable gives them."""
+    _by_digest: dict[str, TaskRecord]
+    """Records of an earlier call, by the digest of the task's inputs."""
+
+    def _settings(self) -> dict[str, Any]:
+        encoder = self._encoder
+        return {**super()._settings(), 'tokenizer': encoder.fingerprint, 'column': encoder.column}
+
+    @property
+    def _encoder(self) -> _Encoder:
+        assert isinstance(self._job.encoder, _Encoder)
+        return self._job.encoder
+
+    def _begin(self, *, exist_ok: bool, append: bool) -> None:
+        del append
+        place, plan = self._place, self._settings()
+        there = [key for key in place.sizes() if key not in LOCKS]
+        keys, before = set(there), dict[str, Any]()
+        self._by_digest = {}
+        try:
+            if found := keys & {PLAN, DONE}:
+                before = check_plan(place.read(min(found)), plan, place.shown, append=False)
+            if {RECORDS, INDEX} <= keys:
+                self._find_kept(plan, is_finished=not found)
+            elif there and not found:
+                raise FileExistsError(
+                    f'Directory is not empty: {place.shown} holds {there[0]} and {len(there) - 1} more. Choose another '
+                    f'`out`, or pass `exist_ok=True` to have it emptied.'
+                )
+        except (ConfigError, FileExistsError):
+            if not exist_ok:
+                raise
+            self._empty(keys)
+            keys, before = set(), {}
+        self._find_records(key for key in there if key in keys)
+        self._by_digest |= {record.digest: record for record in self._found.values() if record.digest}
+        if ROW_BYTES in before:
+            plan[ROW_BYTES] = before[ROW_BYTES]
+        self._set_plan(plan, {self._encoder.column: 'str'})
+        self._tasks = None if isinstance(self._source, IterableSamples) else [*self._cut_anew()]
+        plan[CUT] = None if self._tasks is None else digest_of([task.digest for task in self._tasks])
+        is_same = bool(before) and before.get(CUT) == plan[CUT]
+        plan[FIRST_SHARD] = before[FIRST_SHARD] if is_same else next_shard(keys)
+        self._job = replace(self._job, first_shard=plan[FIRST_SHARD])
+        place.write(PLAN, json.dumps(plan, indent=1).encode())
+
+    def _find_kept(self, plan: Mapping[str, Any], *, is_finished: bool) -> None:
+        """Read the records of the finished dataset.
+
+        `is_finished`: whether no later call has begun to bring it up to date.
+        """
+        place = self._place
+        anew = 'choose another `out`, or pass `exist_ok=True` to begin anew'
+        try:
+            kept = json.loads(place.read(RECORDS))
+            records = [TaskRecord.of(record) for record in kept['records']]
+            names = {entry['raw_data']['basename'] for record in records for entry in record.shards}
+            indexed = {entry['raw_data']['basename'] for entry in json.loads(place.read(INDEX))['shards']}
+            differs = difference(kept['plan'], plan)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f'{RECORDS} of {place.shown} is damaged: {error!r}. Correct it, {anew}.') from error
+        if differs:
+            raise ConfigError(
+                f'Tokens are brought up to date with the same source, tokenizer and settings, but {place.shown} has '
+                f'{differs}. Repeat the first call, {anew}.'
+            )
+        if is_finished and names != indexed:
+            raise ConfigError(
+                f'Tokens are brought up to date if nothing else has written to the dataset, but the index of '
+                f'{place.shown} lists other shards than {RECORDS}, such as {min(names ^ indexed)}. To go on, {anew}.'
+            )
+        self._by_digest = {record.digest: record for record in records if record.digest}
+
+    def _cut_anew(self) -> Iterator[Task]:
+        inputs, limit = self._job.inputs, self._job.size_limit
+        is_known = len(inputs) and inputs.sizes is not None and inputs.digest(0, 1) is not None
+        return cut_by_content(inputs, limit) if is_known and limit is not None else cut(inputs, limit)
+
+    def _cut(self) -> Iterator[Task]:
+        return iter(self._tasks or ())
+
+    def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
+        for task in tasks:
+            record = self._by_digest.get(task.digest or '')
+            if record is None or (self._job.on_error == 'stop' and record.errors):
+                yield from super()._left(iter((task,)), news)
+                continue
+            self._records[task.number] = replace(record, task=task.number, begin=task.begin, end=task.end)
+            self._kept += 1
+            news(task.end - task.begin, record.rows)
+
+    def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
+        del report
+        records = [asdict(self._records[number]) for number in sorted(self._records)]
+        kept = json.dumps({'plan': self._settings(), 'records': records}).encode()
+        for name, data in ((RECORDS, kept), (INDEX, index)):
+            if self._place.read_if_there(name) != data:
+                self._place.write(name, data)
+        self._remove_leftovers(names, first_shard=0)
