@@ -317,7 +317,7 @@ def test_continues_after_a_kill_at_any_step(lines: Path, tmp_path: Path, run: pa
     assert max(kept) > min(kept)
 
 
-@pytest.mark.parametrize('share', [5, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('share', [5, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('changes_again', [False, True], ids=['the same source', 'a source that changes again'])
 def test_a_killed_second_call_leaves_a_dataset(
     changes_again: bool, share: int, lines: Path, tmp_path: Path, run: partial[Any]
