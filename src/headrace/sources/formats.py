@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.storage import ObjectInfo
 
 _MODULES: Final = {
+    'delta': 'delta',
     'parquet': 'parquet',
     'arrow': 'arrow',
     'litdata': 'litdata',
@@ -33,6 +34,8 @@ _MODULES: Final = {
 """The module of each format, or an object in it."""
 FORMATS: Final = ('mds', *_MODULES)
 """Values of a stream's `format`, without registered ones."""
+TABLES: Final = ('delta',)
+"""Formats whose metadata say which of the files beside them are read. Their modules have a `decisive`."""
 _registered: dict[str, SourceFormat] = {}
 _COMMON: Final = ('columns', 'allow_unsafe_types')
 """Keyword parameters of `SourceFormat.index` that are no options of the format."""
@@ -143,7 +146,9 @@ def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict
     """
     if are_shards(info.key for info in objects):
         return {}
-    found = {name: format_of(name).find(objects) for name in known_formats() if name != 'mds'}
+    if tables := {name: len(infos) for name in TABLES if (infos := format_of(name).find(objects))}:
+        return tables
+    found = {name: format_of(name).find(objects) for name in known_formats() if name not in ('mds', *TABLES)}
     counts = {name: len(infos) for name, infos in found.items() if infos}
     if (len(counts) > 1 or not is_named) and any(info.key.lower().endswith('.json') for info in found['jsonl']):
         del counts['jsonl']

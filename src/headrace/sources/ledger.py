@@ -84,6 +84,7 @@ def ledger_of(
     *,
     with_rows: Collection[str],
     columns: Collection[str],
+    others: str = 'of another split',
 ) -> Ledger:
     """The ledger of a listing.
 
@@ -93,8 +94,9 @@ def ledger_of(
         chosen: those of the split among them.
         with_rows: names of those that have rows.
         columns: names of the columns of the data.
+        others: the reason for those of the format that are not chosen.
     """
-    others, taken = {info.key for info in of_format}, {info.key for info in chosen}
+    known, taken = {info.key for info in of_format}, {info.key for info in chosen}
     found: dict[str, list[ObjectInfo]] = {}
     suspect: set[str] = set()
     for info in listed:
@@ -106,8 +108,8 @@ def ledger_of(
             reason, may_be_data = 'without rows', not info.size
         elif is_hidden(info.key):
             reason = "whose name begins with '.' or '_'"
-        elif info.key in others:
-            reason = 'of another split'
+        elif info.key in known:
+            reason = others
         elif _DATA.search(name) and name not in DESCRIPTIONS:
             reason, may_be_data = 'of another format', True
         else:

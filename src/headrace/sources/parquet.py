@@ -8,7 +8,10 @@ A column is ``json`` if any file's statistics count nulls in it; see `headrace.s
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -54,6 +57,7 @@ NAME: Final = 'parquet'
 GAP: Final = 128 << 10
 """Bytes between two wanted column chunks that are read, too: fewer than a second request costs."""
 _ENDINGS: Final = ('.parquet', '.parq', '.pq')
+_OF_TABLES: Final = re.compile(r'(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json)')
 LARGEST: Final = 1 << 32
 """Bytes of an MDS shard, which is smaller."""
 _BATCH: Final = 4 << 20
@@ -66,12 +70,13 @@ def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """See `SourceFormat.find`: files of a Parquet name. Names that begin with '_' or '.' are of other programs.
 
     Raises:
-        FormatError: the files are those of a Delta table, whose log says which of them are current.
+        FormatError: the files are those of a table, whose metadata say which of them are current.
     """
-    if log := next((info.key for info in objects if '_delta_log/' in info.key), None):
+    if found := next((info.key for info in objects if _OF_TABLES.search(info.key)), None):
+        kind = 'delta' if '_delta_log/' in found else 'iceberg'
         raise FormatError(
-            f'This is a Delta table ({log}): its log says which of its Parquet files are current, and headrace does '
-            f'not read that. Name the files with a glob in `remote`, or export the table as plain Parquet.'
+            f'This is a table ({found}): its metadata say which of its Parquet files are current. Read it with '
+            f'`format={kind!r}`, or name the files with a glob in `remote` to read them as they are.'
         )
     return [info for info in objects if info.key.lower().endswith(_ENDINGS) and not is_hidden(info.key)]
 
@@ -200,6 +205,12 @@ class ParquetSource:
     def snapshot(self) -> str:
         """The version of the table; '' for files without one."""
         return '' if self.table is None else self.table.snapshot
+
+    @property
+    def identity(self) -> str:
+        """What a table says of its files; '' for files without one."""
+        known = [(key.rpartition('/')[2], mark) for key, mark in self.marks.items()]
+        return hashlib.blake2b(json.dumps(known).encode(), digest_size=8).hexdigest() if self.snapshot else ''
 
     def to_bytes(self) -> bytes:
         names = 'format', 'base', 'columns', 'meanings', 'with_nulls', 'files', 'marks', 'snapshot'

@@ -38,7 +38,9 @@ class Source(Protocol):
     """A dataset of another format, indexed. It never changes, so threads may share it.
 
     A source may also have an `identity`, a text by which checkpoints know the data, such as the snapshot of a table.
-    Otherwise they know the names and sizes of all objects that `SourceFormat.find` gave, and the rows of the parts.
+    Otherwise they know the names and sizes of all objects that `SourceFormat.find` gave, and the rows of the parts. The
+    source of a table has a `snapshot`, which checkpoints show, and `marks`: for each object, a text that changes if the
+    table says of its rows something else.
 
     A source that was just made may have `notes`, sentences for the ledger on what it left out or decided.
     """

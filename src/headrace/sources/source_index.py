@@ -117,10 +117,12 @@ class SourceIndex:
         """
         objects: Any = [(key.rpartition('/')[2], info.size) for key, info in self.objects.items()]
         rows = [part.rows for part in self.source.parts]
-        known: list[Any] = [self.source.format, getattr(self.source, 'identity', objects), rows]
-        if self._options:
+        identity, snapshot = getattr(self.source, 'identity', ''), getattr(self.source, 'snapshot', '')
+        known: list[Any] = [self.source.format, identity or objects, rows]
+        if self._options and not snapshot:
             known.append(self._options)
-        return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return f'{digest} ({snapshot})' if snapshot else digest
 
     @cached_property
     def _numbers(self) -> tuple[list[int], dict[str, list[int]]]:
@@ -183,6 +185,7 @@ class SourceIndex:
             )
             return
         before = old.shards()
+        marks, old_marks = (getattr(source, 'marks', {}) for source in (self.source, old.source))
         same_columns = dict(self.source.columns) == dict(old.source.columns) and self.source.format == old.source.format
         for number, info in enumerate(shards):
             (file,) = info.files
@@ -192,6 +195,7 @@ class SourceIndex:
                 same_columns
                 and was is not None
                 and old.source.parts[was] == part
+                and marks.get(part.key) == old_marks.get(part.key)
                 and all(_is_same(old.objects[key], self.objects[key]) for key, _, _ in self._spans(part))
             )
             if not is_same and file.zip is not None:

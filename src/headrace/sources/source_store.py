@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from headrace.errors import (
     AccessDeniedError,
@@ -34,12 +34,14 @@ from headrace.errors import (
 from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import (
     SIDECARS,
+    TABLES,
     are_shards,
     check_options,
     folder_of,
     format_of,
     formats_in,
     how_to_name,
+    is_hidden,
     one_format,
 )
 from headrace.sources.ledger import Ledger, ledger_of
@@ -205,10 +207,11 @@ class SourceStore:
             )
         if self._split:
             objects = choose_split(objects, self._split, self.shown)
-        if not is_glob:
-            check_split(objects, self._split, self.shown)
-        check_parts(objects, self.shown, pattern.fullmatch)
-        check_once(objects, self.shown)
+        if name not in TABLES:
+            if not is_glob:
+                check_split(objects, self._split, self.shown)
+            check_parts(objects, self.shown, pattern.fullmatch)
+            check_once(objects, self.shown)
         return name, listed, of_format, objects
 
     def _listed(self, store: Store) -> list[ObjectInfo]:
@@ -236,7 +239,7 @@ class SourceStore:
             ranges = self._ranges(key)
             return ObjectInfo(key, sum(length for _, _, length in ranges), ranges[-1][0].etag)
         name, *_, objects = self._require()
-        return ObjectInfo(key, 0, _digest(name, objects))
+        return ObjectInfo(key, 0, self._digest(name, objects))
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`: the index, which is made now; or a part's ranges, one after another."""
@@ -312,7 +315,21 @@ class SourceStore:
             raise EmptyDatasetError(f'The {name} files of {self.shown} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
         with_rows |= {key for part in source.parts for key, _, _ in part.beside if not key.endswith(SIDECARS)}
-        ledger = ledger_of(listed, of_format, objects, with_rows=with_rows, columns=[*source.columns, *source.dropped])
+        used = objects
+        if name in TABLES:
+            files = {*cast('Any', source).files}
+            used = [info for info in objects if info.key in files]
+            of_format = [info for info in objects if info.key.endswith('.parquet') and not is_hidden(info.key)]
+            about = {info.key for info in objects}.difference(files, (info.key for info in of_format))
+            listed = [info for info in listed if info.key not in about]
+        ledger = ledger_of(
+            listed,
+            of_format,
+            used,
+            with_rows=with_rows,
+            columns=[*source.columns, *source.dropped],
+            others='of other versions of the table' if name in TABLES else 'of another split',
+        )
         splits = splits_of(objects) if self._glob else ()
         self.ledger = replace(
             ledger,
@@ -323,8 +340,15 @@ class SourceStore:
         )
         lines = self.ledger.lines() or ['Nothing was left out.']
         level = logging.WARNING if self.ledger.is_suspect else logging.INFO if self.ledger.lines() else logging.DEBUG
-        _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, name, ' '.join(lines))
-        out.write(SourceIndex(source, objects, self._columns, self.format_options).to_bytes())
+        what = ', '.join(filter(None, (name, getattr(source, 'snapshot', ''))))
+        _log.log(level, 'Read %d files of %s as %s. %s', len(with_rows), self.shown, what, ' '.join(lines))
+        out.write(SourceIndex(source, used, self._columns, self.format_options).to_bytes())
+        return self._digest(name, objects)
+
+    def _digest(self, name: str, objects: Sequence[ObjectInfo]) -> str:
+        """The version of a listing."""
+        if name in TABLES:
+            return _digest(name, cast('Any', format_of(name)).decisive(objects, **self.format_options))
         return _digest(name, objects)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -342,7 +366,6 @@ class SourceStore:
 
 
 def _digest(name: str, objects: Sequence[ObjectInfo]) -> str:
-    """The version of a listing."""
     listed = [(info.key, info.size, info.version or info.etag) for info in objects]
     if name == 'parquet' and any('=' in folder_of(info.key) for info in objects):
         name = 'parquet with the keys of its folders'  # older versions did not read them

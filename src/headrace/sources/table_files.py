@@ -7,6 +7,7 @@ are found by field id, by physical name, or by name. A column that a file lacks 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ _HIVE: Final = re.compile(r'([^=/]+)=([^/]*)')
 _HIVE_NULL: Final = '__HIVE_DEFAULT_PARTITION__'
 _INTEGER: Final = re.compile(r'0|-?[1-9]\d{0,18}')
 _IDS: Final = (b'PARQUET:field_id', b'delta.columnMapping.id')
+NAMES: Final = b'headrace.names'
+"""The names of a column in files without ids, as a JSON list, in the metadata of its field."""
 _PHYSICAL: Final = b'delta.columnMapping.physicalName'
 
 
@@ -118,8 +121,8 @@ def find_field(wanted: pa.Field, fields: pa.Schema | Sequence[pa.Field]) -> pa.F
     ids = {(one.metadata or {}).get(_IDS[0]): one for one in fields} if number is not None else {}
     if any(ids):
         return ids.get(number)
-    name = about.get(_PHYSICAL, wanted.name.encode()).decode()
-    return next((one for one in fields if one.name == name), None)
+    names = json.loads(about[NAMES]) if NAMES in about else [about.get(_PHYSICAL, wanted.name.encode()).decode()]
+    return next((one for one in fields if one.name in names), None)
 
 
 def _fields(kind: pa.DataType) -> list[pa.Field]:

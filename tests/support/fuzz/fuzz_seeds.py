@@ -196,13 +196,30 @@ def _mds() -> list[Objects]:
     return found
 
 
+def _delta() -> list[Objects]:
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+
+    with tempfile.TemporaryDirectory() as folder:
+        for first in (0, 30):
+            ids = pa.array(range(first, first + 24))
+            table = pa.table({'id': ids, 'key': [f'k{n % 2}' for n in range(24)]})
+            write_deltalake(folder, table, mode='append', partition_by=['key'])
+        DeltaTable(folder).delete('id = 3')
+        plain = _files(folder)
+        DeltaTable(folder).create_checkpoint()
+        return [plain, {name: data for name, data in _files(folder).items() if not name.endswith('0.json')}]
+
+
 def _files(folder: str) -> Objects:
-    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+    paths = sorted(path for path in Path(folder).rglob('*') if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 PARSERS: Final[dict[str, Callable[[], list[Objects]]]] = {
     'parquet': _parquet,
     'arrow': _arrow,
+    'delta': _delta,
     'webdataset': _webdataset,
     'litdata': _litdata,
     'jsonl': _jsonl,

@@ -1,0 +1,343 @@
+"""Delta tables that `deltalake` wrote, and logs with what it does not write."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+import os
+import struct
+import subprocess
+import uuid
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.convert import convert
+from headrace.errors import ConfigError, EmptyDatasetError, FormatError, ResumeError, StreamError
+from headrace.sources import delta
+from headrace.testing.oracle import World, check_resume
+from tests.support.sources.tables import as_parquet, by_id, dataset, rows_of
+
+pa = pytest.importorskip('pyarrow')
+pq = pytest.importorskip('pyarrow.parquet')
+deltalake = pytest.importorskip('deltalake')
+
+PROCESS = subprocess.run
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read logs in this process, which saves the start of another one."""
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        try:
+            delta._write(command[3], Path(command[4]))  # pyright: ignore[reportPrivateUsage]
+        except Exception as error:
+            return subprocess.CompletedProcess(command, 1, b'', str(error).encode())
+        return subprocess.CompletedProcess(command, 0, b'', b'')
+
+    monkeypatch.setattr(delta.subprocess, 'run', run)
+
+
+def rows(first: int, count: int) -> Any:
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            'id': pa.array(numbers, pa.int64()),
+            'text': pa.array([None if n % 7 == 3 else f'ä {n}' for n in numbers], pa.string()),
+            'small': pa.array([n % 100 for n in numbers], pa.int8()),
+            'half': pa.array([n / 2 for n in numbers], pa.float32()),
+            'flag': pa.array([n % 2 == 0 for n in numbers]),
+            'bin': pa.array([bytes([n % 256]) * 3 for n in numbers], pa.binary()),
+            'day': pa.array([dt.date(2024, 1, 1 + n % 2) for n in numbers]),
+            'at': pa.array(
+                [dt.datetime(2024, 1, 1, n % 24, tzinfo=dt.timezone.utc) for n in numbers], pa.timestamp('us', 'UTC')
+            ),
+            'price': pa.array([decimal.Decimal(n) / 4 for n in numbers], pa.decimal128(9, 2)),
+            'tokens': pa.array([[n] * (1 + n % 3) for n in numbers], pa.list_(pa.int32())),
+            'deep': pa.array([{'a': n, 'b': [{'c': str(n)}]} for n in numbers]),
+            'lang': pa.array([None if n % 3 == 2 else ['d/ e%', 'en'][n % 3] for n in numbers], pa.string()),
+        }
+    )
+
+
+@pytest.fixture(scope='module')
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six versions: two appends, rows deleted, a partition overwritten, a checkpoint, a column added."""
+    path = tmp_path_factory.mktemp('a table') / 'data'
+    deltalake.write_deltalake(path, rows(0, 60), partition_by=['day', 'lang'])
+    deltalake.write_deltalake(path, rows(60, 40), mode='append')
+    opened = deltalake.DeltaTable(path)
+    opened.delete('id % 10 = 4')
+    opened.create_checkpoint()
+    deltalake.write_deltalake(
+        path,
+        rows(100, 30).filter(pa.array([n % 3 == 1 for n in range(100, 130)])),
+        mode='overwrite',
+        predicate="lang = 'en'",
+    )
+    more = rows(200, 12).append_column('more', pa.array([f'm{n}' for n in range(12)]))
+    deltalake.write_deltalake(path, more, mode='append', schema_mode='merge')
+    return path
+
+
+def right(table: Path, folder: Path, version: int | None = None) -> list[dict[str, Any]]:
+    return as_parquet(deltalake.DeltaTable(table, version=version).to_pyarrow_table(), folder)
+
+
+def test_every_value_of_every_version(table: Path, tmp_path: Path) -> None:
+    newest = rows_of(table, tmp_path / 'cache', format='delta')
+    assert newest == right(table, tmp_path / 'right')
+    assert rows_of(table, tmp_path / 'cache') == newest
+    for version in range(5):
+        found = rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': version})
+        assert found == right(table, tmp_path / 'right', version), version
+
+
+def test_a_time_stands_for_the_last_version_until_then(table: Path, tmp_path: Path) -> None:
+    commits = sorted((table / '_delta_log').glob('*.json'))
+    times = [json.loads(commit.read_text().splitlines()[0])['commitInfo']['timestamp'] for commit in commits]
+    at = dt.datetime.fromtimestamp(times[2] / 1000, dt.timezone.utc)
+    utc = {'version': at.replace(tzinfo=None).isoformat()}
+    zoned = {'version': at.astimezone(dt.timezone(dt.timedelta(hours=5))).isoformat()}
+    two = rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': 2})
+    assert rows_of(table, tmp_path / 'cache', format='delta', format_options=utc) == two
+    assert rows_of(table, tmp_path / 'cache', format='delta', format_options=zoned) == two
+    with pytest.raises(FormatError, match='first version .* is of 2.*, after `version`'):
+        rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': '1999-01-01'})
+
+
+@pytest.mark.parametrize('version', [-1, True, 'yesterday', 1.5, [1]])
+def test_a_version_is_a_number_or_a_time(table: Path, tmp_path: Path, version: Any) -> None:
+    with pytest.raises(ConfigError, match='`version` of a Delta table is a number from 0 on, or a time'):
+        rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': version})
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match='has the versions 0 to 4, but `version` is 9'):
+        rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': 9})
+
+
+def test_partitions_are_chosen_and_the_table_is_converted(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level('INFO', logger='headrace')
+    whole = right(table, tmp_path / 'right')
+    found = rows_of(table, tmp_path / 'cache', columns=['id'], where={'lang': {'equals': 'en', 'not': None}})
+    assert found == [{'id': row['id']} for row in whole if row['lang'] == 'en']
+    assert 'as delta, version 4.' in caplog.text
+    assert 'of other versions of the table, such as day=' in caplog.text
+    convert(str(table), tmp_path / 'out', format='delta', progress_bar=False)
+    assert by_id([*StreamingDataset(local=str(tmp_path / 'out'), batch_size=1)]) == whole
+
+
+def test_a_log_is_read_in_another_process_and_workers_are_forked(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta.subprocess, 'run', PROCESS)
+    before = {*os.listdir('/proc/self/task')} if Path('/proc').exists() else set[str]()
+    found = dataset(table, tmp_path / 'cache', columns=['id', 'day'])
+    assert not Path('/proc').exists() or {*os.listdir('/proc/self/task')} <= before
+    loader = StreamingDataLoader(found, num_workers=2, topology=Topology())
+    ids = [number for batch in loader for number in batch['id'].tolist()]
+    assert sorted(ids) == [row['id'] for row in right(table, tmp_path / 'right')]
+    broken = tmp_path / 'broken'
+    deltalake.write_deltalake(broken, pa.table({'id': [1]}))
+    (broken / '_delta_log/00000000000000000000.json').write_text('{"add": 1}\n')
+    with pytest.raises(FormatError, match='Version 0 of the Delta table .*broken cannot be read: .*Restore its log'):
+        rows_of(broken, tmp_path / 'other')
+
+
+def test_a_mixture_from_a_bucket_resumes_on_other_ranks(table: Path, tmp_path: Path, s3_server: Any) -> None:
+    bucket, client = s3_server.new_bucket(), s3_server.client()
+    for path in table.rglob('*'):
+        if path.is_file():
+            client.upload_file(str(path), bucket, f'lake/{path.relative_to(table)}')
+    (tmp_path / 'lines').mkdir()
+    (tmp_path / 'lines/a.jsonl').write_text(''.join(json.dumps({'id': 1000 + n}) + '\n' for n in range(40)))
+    pq.write_table(pa.table({'id': range(2000, 2050)}), tmp_path / 'a.parquet')
+
+    def make(topology: Topology, workers: int) -> StreamingDataLoader:
+        remotes = {'delta': f's3://{bucket}/lake', 'jsonl': tmp_path / 'lines', 'parquet': tmp_path / 'a.parquet'}
+        streams = [
+            Stream(remote=str(remote), local=str(tmp_path / 'caches' / name), name=name, columns=['id'], proportion=1)
+            for name, remote in remotes.items()
+        ]
+        found = StreamingDataset(
+            streams=streams, batch_size=24 // topology.replicas, shuffle=True, num_canonical_nodes=2, epoch_size=240
+        )
+        return StreamingDataLoader(found, num_workers=workers, topology=topology)
+
+    ids = {number for batch in make(Topology(), 0) for number in batch['id'].tolist()}
+    assert len(ids & {row['id'] for row in right(table, tmp_path / 'right')}) == 80
+    assert check_resume(make, [World(), World(ranks=2), World(ranks=4, nodes=2)], every=6) > 2
+
+
+def test_a_resume_names_the_version_to_choose(tmp_path: Path) -> None:
+    table = tmp_path / 'table'
+    deltalake.write_deltalake(table, pa.table({'id': range(40)}))
+
+    def loader(**options: Any) -> StreamingDataLoader:
+        return StreamingDataLoader(dataset(table, tmp_path / 'cache', format='delta', **options), topology=Topology())
+
+    pinned = {'format_options': {'version': 0}}
+    dataset(table, tmp_path / 'cache', format='delta', **pinned)
+    begun = loader()
+    batches = iter(begun)
+    seen = [number for _ in range(3) for number in next(batches)['id'].tolist()]
+    state = begun.state_dict()
+    deltalake.write_deltalake(table, pa.table({'id': range(40, 50)}), mode='append')
+    with pytest.raises(ResumeError, match=r'\(version 0\).*\(version 1\)'):
+        changed = loader()
+        changed.load_state_dict(state)
+        next(iter(changed))
+    again = loader(on_changed_data='refuse', **pinned)  # the new version is none of its data
+    again.load_state_dict(state)
+    assert sorted(seen + [number for batch in again for number in batch['id'].tolist()]) == list(range(40))
+    with pytest.raises(StreamError, match='have changed'):
+        deltalake.write_deltalake(table, pa.table({'id': [0]}), mode='append')
+        loader(on_changed_data='refuse')
+
+
+# Logs with what `deltalake` does not write.
+
+_DIGITS = '0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#'
+
+
+def z85(data: bytes) -> str:
+    data += bytes(-len(data) % 4)
+    numbers = (int.from_bytes(data[at : at + 4], 'big') for at in range(0, len(data), 4))
+    return ''.join(_DIGITS[number // 85**power % 85] for number in numbers for power in (4, 3, 2, 1, 0))
+
+
+def vector_of(deleted: list[int]) -> bytes:
+    """A vector of deleted rows, as the protocol of Delta lays it out."""
+    roaring = pytest.importorskip('pyroaring')
+    keys = sorted({row >> 32 for row in deleted})
+    maps = [
+        struct.pack('<I', key) + roaring.BitMap([row & 0xFFFFFFFF for row in deleted if row >> 32 == key]).serialize()
+        for key in keys
+    ]
+    return struct.pack('<IQ', 1681511377, len(keys)) + b''.join(maps)
+
+
+class Log:
+    """A table of one file of forty rows, whose log is written by hand."""
+
+    def __init__(self, table: Path, features: list[str]) -> None:
+        self.table, self.number, self.vector = table, 1, {}
+        deltalake.write_deltalake(table, pa.table({'id': range(40), 'x': range(100, 140)}))
+        lines = (table / '_delta_log/00000000000000000000.json').read_text().splitlines()
+        self.add = next(action['add'] for action in map(json.loads, lines) if 'add' in action)
+        needs = {'readerFeatures': features, 'writerFeatures': features}
+        self.commit({'protocol': {'minReaderVersion': 3, 'minWriterVersion': 7, **needs}})
+
+    def commit(self, *actions: dict[str, Any]) -> None:
+        path = self.table / f'_delta_log/{self.number:020}.json'
+        path.write_text(''.join(json.dumps(action) + '\n' for action in actions))
+        self.number += 1
+
+    def replace(self, **more: Any) -> None:
+        now = {**self.add, **more}
+        gone = {'path': self.add['path'], 'dataChange': True, 'deletionTimestamp': 1}
+        if 'deletionVector' in self.add:
+            gone['deletionVector'] = self.add['deletionVector']
+        self.add = now
+        self.commit(*[{'remove': gone}] * ('deletionVector' in more), {'add': now})
+
+    def delete(self, deleted: list[int], *, in_file: bool) -> None:
+        data = vector_of(deleted)
+        about = {'storageType': 'i', 'pathOrInlineDv': z85(data)}
+        if in_file:
+            name = uuid.uuid4()
+            content = b'\x01' + struct.pack('>I', len(data)) + data + struct.pack('>I', zlib.crc32(data))
+            (self.table / f'deletion_vector_{name}.bin').write_bytes(content)
+            about = {'storageType': 'u', 'pathOrInlineDv': z85(name.bytes), 'offset': 1}
+        self.replace(deletionVector={**about, 'sizeInBytes': len(data), 'cardinality': len(deleted)})
+
+
+def test_deleted_rows_are_left_out_and_cached_shards_are_made_anew(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', ['deletionVectors'])
+    seen: list[list[int]] = []
+    every = [[1, 3, 39], [1, 2, 39], [*range(40)], [0]]
+    for number, deleted in enumerate(every):
+        log.delete(deleted, in_file=number % 2 == 0)
+        if len(deleted) == 40:
+            with pytest.raises(EmptyDatasetError, match='have no rows'):
+                rows_of(log.table, tmp_path / 'none', format='delta')
+            continue
+        seen.append([row['id'] for row in rows_of(log.table, tmp_path / 'cache', columns=['id'])])
+    assert seen == [[n for n in range(40) if n not in deleted] for deleted in every if len(deleted) < 40]
+    for vector in log.table.glob('deletion*.bin'):
+        vector.unlink()
+    with pytest.raises(FormatError, match='Version 2 of the Delta table .* cannot be read: '):
+        rows_of(log.table, tmp_path / 'cache', format='delta', format_options={'version': 2})
+
+
+def test_columns_have_physical_names(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', ['columnMapping'])
+
+    def field(name: str, kind: str, number: int, physical: str) -> dict[str, Any]:
+        about = {'delta.columnMapping.id': number, 'delta.columnMapping.physicalName': physical}
+        return {'name': name, 'type': kind, 'nullable': True, 'metadata': about}
+
+    fields = [
+        field('x', 'long', 1, 'id'),
+        field('id', 'long', 2, 'x'),
+        field('P q', 'date', 3, 'col-p'),
+        field('new', 'string', 4, 'col-n'),
+    ]
+    about = {'id': 'x', 'format': {'provider': 'parquet', 'options': {}}, 'partitionColumns': ['P q']}
+    mode = {'delta.columnMapping.mode': 'name', 'delta.columnMapping.maxColumnId': '4'}
+    schema = json.dumps({'type': 'struct', 'fields': fields})
+    log.commit({'metaData': {**about, 'schemaString': schema, 'configuration': mode}})
+    log.replace(partitionValues={'col-p': '1970-01-03'})
+    found = rows_of(log.table, tmp_path / 'cache')
+    assert found == [{'x': n, 'id': 100 + n, 'P q': 2, 'new': None} for n in range(40)]
+
+
+def test_what_readers_must_know_and_do_not_is_named(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', ['deletionVectors', 'columnMapping'])
+    log.commit(
+        {
+            'protocol': {
+                'minReaderVersion': 3,
+                'minWriterVersion': 7,
+                'readerFeatures': ['variantType'],
+                'writerFeatures': ['variantType'],
+            }
+        }
+    )
+    with pytest.raises(FormatError, match='needs readers that know variantType, which headrace does not'):
+        rows_of(log.table, tmp_path / 'cache')
+
+
+def test_files_that_are_not_there_or_elsewhere_are_named(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', [])
+    (log.table / log.add['path']).unlink()
+    with pytest.raises(FormatError, match=r'Version 1 .* has the file part-.*.parquet, which is not there.*vacuumed'):
+        rows_of(log.table, tmp_path / 'cache')
+    log.replace(path='s3://other/bucket/a.parquet')
+    with pytest.raises(FormatError, match='has the file s3://other/bucket/a.parquet, which is not there'):
+        rows_of(log.table, tmp_path / 'cache')
+
+
+def test_one_table_is_read_as_a_whole(table: Path, tmp_path: Path) -> None:
+    lake = tmp_path / 'lake'
+    for name, first in (('train', 0), ('test', 50)):
+        deltalake.write_deltalake(
+            lake / name, pa.table({'id': [first, first + 1], 'split': ['train', 'validation']}), partition_by=['split']
+        )
+    with pytest.raises(FormatError, match='reads one Delta table, but here are several: test/, train/'):
+        rows_of(lake, tmp_path / 'cache')
+    found = rows_of(lake, tmp_path / 'cache', split='train')
+    assert found == [{'id': 0, 'split': 'train'}, {'id': 1, 'split': 'validation'}]
+    with pytest.raises(StreamError, match='A Delta table is read as a whole, but `split` names some'):
+        rows_of(lake / 'test', tmp_path / 'other', split='validation')
+    with pytest.raises(FormatError, match="This is a table .* Read it with `format='delta'`"):
+        rows_of(lake / 'test', tmp_path / 'other', format='parquet')
+    assert len(rows_of(f'{lake}/test/*/*.parquet', tmp_path / 'files')) == 2
