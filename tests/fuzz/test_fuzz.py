@@ -13,7 +13,13 @@ from tests.support.fuzz.fuzz_targets import damaged, read, read_all
 
 CORPUS = Path(__file__).parents[1] / 'data' / 'fuzz'
 CASES = 15
-NEEDS = {'parquet': 'pyarrow', 'arrow': 'pyarrow', 'litdata': 'litdata', 'delta': 'deltalake'}
+NEEDS = {
+    'parquet': 'pyarrow',
+    'arrow': 'pyarrow',
+    'litdata': 'litdata',
+    'delta': 'deltalake',
+    'iceberg': 'pyiceberg.catalog.sql',
+}
 FEWER = {'delta': 2}
 """Cases of a parser that starts a process for each."""
 

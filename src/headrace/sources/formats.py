@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     'delta': 'delta',
+    'iceberg': 'iceberg',
     'parquet': 'parquet',
     'arrow': 'arrow',
     'litdata': 'litdata',
@@ -34,7 +35,7 @@ _MODULES: Final = {
 """The module of each format, or an object in it."""
 FORMATS: Final = ('mds', *_MODULES)
 """Values of a stream's `format`, without registered ones."""
-TABLES: Final = ('delta',)
+TABLES: Final = ('delta', 'iceberg')
 """Formats whose metadata say which of the files beside them are read. Their modules have a `decisive`."""
 _registered: dict[str, SourceFormat] = {}
 _COMMON: Final = ('columns', 'allow_unsafe_types')

@@ -211,6 +211,22 @@ def _delta() -> list[Objects]:
         return [plain, {name: data for name, data in _files(folder).items() if not name.endswith('0.json')}]
 
 
+def _iceberg() -> list[Objects]:
+    import pyarrow as pa
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    with tempfile.TemporaryDirectory() as folder:
+        catalog = SqlCatalog('c', uri='sqlite:///:memory:', warehouse=f'file://{folder}')
+        catalog.create_namespace('ns')
+        data = pa.table({'id': pa.array(range(24), pa.int64()), 'key': [f'k{n % 2}' for n in range(24)]})
+        table = catalog.create_table('ns.t', schema=data.schema)
+        with table.update_spec() as spec:
+            spec.add_identity('key')
+        table.append(data)
+        table.delete('id = 3')
+        return [_files(f'{folder}/ns/t')]
+
+
 def _files(folder: str) -> Objects:
     paths = sorted(path for path in Path(folder).rglob('*') if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
@@ -220,6 +236,7 @@ PARSERS: Final[dict[str, Callable[[], list[Objects]]]] = {
     'parquet': _parquet,
     'arrow': _arrow,
     'delta': _delta,
+    'iceberg': _iceberg,
     'webdataset': _webdataset,
     'litdata': _litdata,
     'jsonl': _jsonl,

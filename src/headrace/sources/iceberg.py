@@ -1,0 +1,311 @@
+"""Iceberg tables: which Parquet files a snapshot has, with their partitions, deleted rows and the ids of columns.
+
+`pyiceberg` parses the metadata and the manifests, whose bytes come by our stores. Paths in them are absolute: those
+below the table's location are looked up below its folder, so a copied table is read, too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from headrace.errors import ConfigError, FormatError, HeadraceError, MissingDependencyError, StreamError
+from headrace.sources import parquet
+from headrace.sources.arrow_types import import_pyarrow
+from headrace.sources.parquet import ParquetSource, index_files
+from headrace.sources.ranges import ByteRange, read_ranges
+from headrace.sources.table_files import NAMES, TableFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.sources.table_files import IntArray
+    from headrace.storage import ObjectInfo, Store
+
+load = parquet.load
+NAME: Final = 'iceberg'
+"""See `SourceFormat.NAME`."""
+_METADATA: Final = re.compile(r'((?:.*/)?)metadata/(v?)(\d+)[^/]*?((?:\.gz)?\.metadata\.json|\.metadata\.json\.gz)')
+_HINT: Final = 'version-hint.text'
+_LARGEST: Final = 1 << 30
+"""Bytes of a metadata file, at most."""
+
+
+def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """See `SourceFormat.find`: all objects of the table.
+
+    Raises:
+        FormatError: there are several tables.
+    """
+    roots = dict.fromkeys(match[1] for info in objects if (match := _METADATA.fullmatch(info.key)))
+    if len(roots) > 1:
+        names = ', '.join(root or 'the folder itself' for root in [*roots][:5])
+        raise FormatError(f'A stream reads one Iceberg table, but here are several: {names}. Name one in `remote`.')
+    return [info for root in roots for info in objects if info.key.startswith(root)]
+
+
+def decisive(
+    objects: Sequence[ObjectInfo], snapshot: int | None = None, metadata: str | None = None
+) -> list[ObjectInfo]:
+    """The objects that tell whether a cached index is right: the list of the snapshot's manifests, or the metadata."""
+    _check(snapshot, metadata)
+    lists = [info for info in objects if f'metadata/snap-{snapshot}-' in info.key]
+    return lists or _newest(objects, metadata)[1]
+
+
+def _check(snapshot: object, metadata: object) -> None:
+    if snapshot is not None and (not isinstance(snapshot, int) or isinstance(snapshot, bool)):
+        raise ConfigError(f'`snapshot` of an Iceberg table is the number of one, but is {snapshot!r:.80}. Correct it.')
+    if metadata is not None and not (isinstance(metadata, str) and metadata.endswith(('.json', '.json.gz'))):
+        raise ConfigError(
+            f'`metadata` of an Iceberg table is the name or location of a .metadata.json, but is {metadata!r:.200}. '
+            f'Correct it.'
+        )
+
+
+def _newest(objects: Sequence[ObjectInfo], metadata: str | None) -> tuple[str, list[ObjectInfo]]:
+    """The table's folder; and the metadata file to read, with what says so, or several of the newest number."""
+    named = [(match, info) for info in objects if (match := _METADATA.fullmatch(info.key))]
+    root = named[0][0][1] if named else ''
+    if metadata is not None:
+        name = metadata.rpartition('/')[2]
+        return root, [info for _, info in named if info.key.rpartition('/')[2] == name]
+    last = max((int(match[3]) for match, _ in named), default=0)
+    hint = [info for info in objects if info.key == f'{root}metadata/{_HINT}']
+    return root, [*(info for match, info in named if int(match[3]) == last), *hint]
+
+
+def index(
+    store: Store,
+    objects: Sequence[ObjectInfo],
+    *,
+    columns: Collection[str] | None,
+    allow_unsafe_types: bool,
+    snapshot: int | None = None,
+    metadata: str | None = None,
+) -> ParquetSource:
+    """See `SourceFormat.index`. The order of rows is that of the files' names.
+
+    `snapshot`: the number of the snapshot; None: the current one.
+    `metadata`: the name or location of a metadata file, as a catalog gives it; None: the newest file of the folder.
+    """
+    del allow_unsafe_types  # no type of Parquet runs code
+    _check(snapshot, metadata)
+    import_pyarrow('Iceberg tables')
+    try:
+        importlib.import_module('pyiceberg.table.deletion_vector')  # its newest part
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'Iceberg tables need pyiceberg, which is not installed, or too old ({error}): pip install '
+            f"'headrace[iceberg]'"
+        ) from error
+    root, found = _newest(objects, metadata)
+    place = f'{store.url.rstrip("/")}/{root}'.rstrip('/')
+    if not found:
+        what = (
+            f'has no metadata file {metadata!r:.200}'
+            if metadata
+            else 'is read as a whole, but `split` names some files'
+        )
+        raise StreamError(f'The Iceberg table {place} {what}. Correct or leave out that option.')
+    table = _Table(store, {info.key: info for info in objects}, root, place)
+    infos, files = table.read(_chosen(table, found, place), snapshot)
+    return index_files(store, infos, columns=columns, table=files, format_name=NAME)
+
+
+def _chosen(table: _Table, found: Sequence[ObjectInfo], place: str) -> ObjectInfo:
+    """The metadata file to read, of those of the newest number and the hint of a catalog without a server."""
+    files = [info for info in found if not info.key.endswith(_HINT)]
+    if len(files) < len(found):
+        hint = table.bytes_of([found[-1]])[0].strip().decode(errors='replace')
+        known = {
+            match[3]: info for info in table.objects.values() if (match := _METADATA.fullmatch(info.key)) and match[2]
+        }
+        if hint in known:
+            return known[hint]
+    if len(files) > 1:
+        names = ', '.join(info.key.rpartition('/')[2] for info in files[:3])
+        raise FormatError(
+            f'The newest metadata of the Iceberg table {place} are not known: {names} have the same number. Say which '
+            f'is right with `metadata` in `format_options`: the `metadata_location` of its catalog.'
+        )
+    return files[0]
+
+
+class _Table:
+    def __init__(self, store: Store, objects: dict[str, ObjectInfo], root: str, place: str) -> None:
+        self.objects = objects
+        self._store, self._root, self._place = store, root, place
+        self._location = ''
+
+    def bytes_of(self, infos: Iterable[ObjectInfo]) -> list[bytes]:
+        return list(read_ranges(self._store, (ByteRange(info.key, 0, info.size, info.etag) for info in infos)))
+
+    def read(self, chosen: ObjectInfo, snapshot: int | None) -> tuple[list[ObjectInfo], TableFiles]:
+        """The files of a snapshot, and what the table says of them."""
+        from pyiceberg.table.metadata import TableMetadataUtil
+
+        try:
+            (text,) = self.bytes_of([chosen])
+            if text[:2] == b'\x1f\x8b':
+                text = gzip.GzipFile(fileobj=io.BytesIO(text)).read(_LARGEST)
+            about = TableMetadataUtil.parse_raw(text.decode())
+            self._location = _plain(about.location)
+            number = about.current_snapshot_id if snapshot is None else snapshot
+            current = None if number is None else about.snapshot_by_id(number)
+            if current is None:
+                known = ', '.join(str(one.snapshot_id) for one in about.snapshots[-8:]) or 'none'
+                raise FormatError(
+                    f'The Iceberg table {self._place} has the snapshots {known}, but '
+                    f'{"no current one" if number is None else f"`snapshot` is {number}"}. Choose one of these.'
+                )
+            schema = about.schema()
+            if snapshot is not None and current.schema_id is not None:
+                schema = about.schema_by_id(current.schema_id) or schema
+            return self._files(about, schema, current)
+        except HeadraceError:
+            raise
+        except Exception as error:  # of any kind, of a parser of others
+            raise FormatError(
+                f'The metadata of the Iceberg table {self._place} cannot be read: {type(error).__name__}: '
+                f'{error!s:.400}. Restore them, or choose another `snapshot` or `metadata`.'
+            ) from error
+
+    def _info(self, path: str) -> ObjectInfo:
+        """The object of a location."""
+        plain = _plain(path)
+        bases = [base for base in (self._location, _plain(self._place)) if plain.startswith(f'{base}/')]
+        if not bases:
+            raise FormatError(
+                f'The Iceberg table {self._place} has the file {path}, which is not below its location '
+                f'{self._location}. Rewrite its files there, or read it with a converter.'
+            )
+        key = self._root + plain[len(bases[0]) + 1 :]
+        if key not in self.objects:
+            raise FormatError(
+                f'The Iceberg table {self._place} has the file {key}, which is not there. Files of expired snapshots '
+                f'are removed: choose another `snapshot`, or restore it.'
+            )
+        return self.objects[key]
+
+    def _files(self, about: Any, schema: Any, snapshot: Any) -> tuple[list[ObjectInfo], TableFiles]:
+        import pyarrow as pa
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.manifest import DataFileContent, read_manifest_list
+
+        opened = cast('Callable[[bytes], Any]', _Bytes)
+        (listed,) = self.bytes_of([self._info(snapshot.manifest_list)])
+        manifests = list(read_manifest_list(opened(listed)))
+        entries = [
+            entry.data_file
+            for manifest, content in zip(
+                manifests, self.bytes_of([self._info(one.manifest_path) for one in manifests]), strict=True
+            )
+            for entry in manifest.fetch_manifest_entry(opened(content))
+        ]
+        for entry in entries:
+            kind, is_data = entry.file_format.value, entry.content == DataFileContent.DATA
+            if entry.content == DataFileContent.EQUALITY_DELETES:
+                raise FormatError(
+                    f'The Iceberg table {self._place} deletes rows by their values ({entry.file_path}), which headrace '
+                    f'does not read. Compact it, such as with `rewrite_data_files` of Spark.'
+                )
+            if kind not in (('PARQUET',) if is_data else ('PARQUET', 'PUFFIN')):
+                raise FormatError(
+                    f'headrace reads Parquet files of Iceberg tables, but {entry.file_path} of {self._place} is of the '
+                    f'format {kind}. Rewrite it.'
+                )
+        data = [(self._info(one.file_path), one) for one in entries if one.content == DataFileContent.DATA]
+        data.sort(key=lambda pair: pair[0].key)
+        gone = self._deleted([one for one in entries if one.content != DataFileContent.DATA])
+        infos = [info for info, _ in data]
+        deleted = {file: np.unique(gone[info.key]) for file, info in enumerate(infos) if info.key in gone}
+        arrow = _with_names(schema_to_pyarrow(schema), about.name_mapping())
+        values: dict[str, list[Any]] = {}
+        for field in schema.fields:
+            if field.initial_default is not None:
+                values[field.name] = [field.initial_default] * len(data)
+            _refuse_inner_defaults(field.field_type, field.name)
+        for file, (_, entry) in enumerate(data):
+            for number, part in enumerate(about.specs()[entry.spec_id].fields):
+                column = next((field for field in schema.fields if field.field_id == part.source_id), None)
+                if column is not None and str(part.transform) == 'identity':
+                    values.setdefault(column.name, [None] * len(data))[file] = entry.partition[number]
+        arrays = {name: pa.array(column, arrow.field(name).type) for name, column in values.items()}
+        arrays[''] = pa.nulls(len(data))  # there may be no others
+        table = TableFiles(
+            constants=pa.RecordBatch.from_pydict(arrays),
+            schema=arrow,
+            deleted=deleted,
+            snapshot=f'snapshot {snapshot.snapshot_id}',
+        )
+        return infos, table
+
+    def _deleted(self, entries: Sequence[Any]) -> dict[str, IntArray]:
+        """The numbers of deleted rows by the file's key; a file of an older snapshot may be among them."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+        from pyiceberg.table.puffin import PuffinFile
+
+        found: dict[str, list[IntArray]] = {}
+        infos = {info.key: info for info in (self._info(entry.file_path) for entry in entries)}
+        for key, content in zip(infos, self.bytes_of(infos.values()), strict=True):
+            if not key.endswith('.parquet'):
+                vectors = deletion_vectors_from_puffin_file(PuffinFile(content))
+                rows = {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
+            else:
+                read = pq.read_table(pa.BufferReader(content), columns=['file_path', 'pos'], use_threads=False)
+                paths, numbers = np.array(read['file_path'].to_pylist(), object), read['pos'].to_numpy()
+                rows = {path: numbers[paths == path] for path in set(paths)}
+            for path, gone in rows.items():
+                plain = _plain(path)
+                if plain.startswith(f'{self._location}/'):
+                    found.setdefault(self._root + plain[len(self._location) + 1 :], []).append(gone.astype(np.int64))
+        return {key: np.concatenate(rows) for key, rows in found.items()}
+
+
+class _Bytes:
+    """Bytes in memory as the file system, and the file, that pyiceberg reads from."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def new_input(self, _: str) -> _Bytes:
+        return self
+
+    def open(self) -> io.BytesIO:
+        return io.BytesIO(self._content)
+
+
+def _plain(location: str) -> str:
+    """A location without a trailing slash: a path of this machine, or a URL; s3a and s3n are S3."""
+    return re.sub('^file:/*', '/', re.sub('^s3[an]://', 's3://', location)).rstrip('/')
+
+
+def _with_names(schema: pa.Schema, mapping: Any) -> pa.Schema:
+    """The columns with the names that they have in files without ids, if the table maps such names."""
+    known = {str(one.field_id): list(one.names) for one in mapping.root} if mapping is not None else {}
+    for at, field in enumerate(schema):
+        about = dict(field.metadata)
+        if names := known.get(about[b'PARQUET:field_id'].decode()):
+            schema = schema.set(at, field.with_metadata({**about, NAMES: json.dumps(names).encode()}))
+    return schema
+
+
+def _refuse_inner_defaults(kind: Any, name: str) -> None:
+    inner = (*getattr(kind, 'fields', ()), getattr(kind, 'element_field', None), getattr(kind, 'value_field', None))
+    for field in filter(None, inner):
+        if field.initial_default is not None:
+            raise FormatError(
+                f'Field {field.name!r} in column {name!r} has a default for older files, which headrace does not read. '
+                f'Rewrite these files.'
+            )
+        _refuse_inner_defaults(field.field_type, name)
