@@ -96,6 +96,9 @@ class SelectionConfig(TransferConfig):
     columns: tuple[str, ...] | None = None
     """Columns to read, such as `[text, id]`. Default: all."""
 
+    cost: str | None = None
+    """Column whose length or number is a sample's cost, for `bucket` and `balance`."""
+
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
     """Images and sound to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
 
@@ -228,6 +231,12 @@ class DatasetConfig(SelectionConfig):
 
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
     """How streams share a batch: see `docs/mixtures.md`."""
+
+    bucket: Annotated[int, AtLeast(1)] | None = None
+    """Batches of a window whose samples are sorted by `cost`: see `docs/lengths.md`."""
+
+    balance: Annotated[float, MoreThan(0)] | None = None
+    """Deal rows to ranks so that sums of `cost` to this power are nearly equal: 1, or 2 for attention."""
 
     schedule: tuple[SchedulePointConfig, ...] = ()
     """Proportions that change during the run, in place of weights."""

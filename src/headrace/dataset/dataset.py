@@ -55,6 +55,7 @@ from headrace.order import (
 )
 from headrace.order.skip import refuse_documents
 from headrace.selection import Fraction, Predicate, Subset
+from headrace.selection.costs import DatasetCosts
 
 
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
@@ -74,7 +75,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
-        format, format_options, decode: see `Stream`; a default for all streams.
+        cost, format, format_options, decode: see `Stream`; a default for all streams.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
@@ -95,6 +96,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
         batching_method: how streams share a batch: 'random', 'stratified' for the streams' shares in each batch,
             'per_stream' for global batches of one stream each, or 'device_per_stream' for device batches of one.
+        bucket: batches of a window of the sequence. Its samples are sorted by cost, so that those of a batch have
+            similar ones; its batches are shuffled. See ``docs/lengths.md``.
+        balance: deal the rows of a global batch to the ranks of a node so that their sums of cost to this power are
+            nearly equal, with equal numbers of rows. 1, or 2 for attention.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: name of a class in `streams_registry` that makes the stream of `remote` and `local`,
@@ -147,6 +152,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         fraction_seed: int | None = None,
         where: Predicate | Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
+        cost: str | None = None,
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
@@ -160,6 +166,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         shuffle_seed: int = DEFAULT_SEED,
         shuffle_block_size: int | None = None,
         batching_method: str = 'random',
+        bucket: int | None = None,
+        balance: float | None = None,
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         stream_name: str = 'stream',
@@ -189,6 +197,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             raise ConfigError(
                 f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
             )
+        if self.is_packed and (bucket is not None or balance is not None):
+            raise ConfigError('Rows of packed data have one length, so `bucket` and `balance` do nothing. Remove them.')
         check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))
@@ -206,12 +216,17 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
         defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
         opened = open_streams(
-            self.streams, defaults, cache_limit=self.cache_limit, allow_unsafe_types=allow_unsafe_types
+            self.streams,
+            defaults,
+            cache_limit=self.cache_limit,
+            allow_unsafe_types=allow_unsafe_types,
+            has_costs=bucket is not None or balance is not None,
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, opened)
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
         self._permutations = EpochPermutations.beside([s.folder for s in opened if not s.is_local])
+        costs = [stream.costs for stream in opened if stream.costs is not None]
         run = Run(
             [stream.size() for stream in opened],
             OrderConfig.of(locals()),
@@ -221,6 +236,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             on_mixture_change=on_mixture_change,
             skip=ranges,
             load=self._permutations.load,
+            costs=DatasetCosts(costs) if costs else None,
+            balance=balance,
         )
         super().__init__(
             run,

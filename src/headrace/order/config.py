@@ -51,6 +51,7 @@ ORDER_ARGUMENTS: Final = {
     'partition_algo': 'partition',
     'sampling_method': 'sampling',
     'sampling_granularity': 'sampling_granularity',
+    'bucket': 'bucket',
 }
 """Arguments of a dataset, and their names in `OrderConfig`."""
 
@@ -77,8 +78,12 @@ class OrderConfig:
     with its next samples. ``fixed``: the same in each epoch."""
     sampling_granularity: int = 1
     """Samples of a shard that are chosen together. The native order knows it with ``fixed`` sampling only."""
+    bucket: int | None = None
+    """Batches of a window, whose samples are sorted by cost: see `headrace.order.lengths`. None: no windows."""
+    costs: str = ''
+    """The identity of the costs, with ``bucket``."""
     global_batch_size: int | None = None
-    """Samples of a global batch. Only the native order's batching methods but ``random`` depend on it."""
+    """Samples of a global batch. Of native orders those with ``bucket`` or batching but ``random`` depend on it."""
     device_batches: int | None = None
     """Device batches of a global batch, of which the native order's ``device_per_stream`` gives each to one stream."""
     partition: str = 'relaxed'
@@ -90,11 +95,17 @@ class OrderConfig:
         return cls(**{name: arguments[argument] for argument, name in ORDER_ARGUMENTS.items()})
 
     def __post_init__(self) -> None:
-        bounds = {'device_batches': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1, 'sampling_granularity': 1}
+        bounds = {'device_batches': 1, 'bucket': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1}
+        bounds['sampling_granularity'] = 1
         for name, least in bounds.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f'{name} must be an int of at least {least}, got {value!r}.')
+        if self.bucket is not None and (self.is_mosaicml or 'per_stream' in self.batching):
+            raise ConfigError(
+                f"`bucket` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
+                f'{self.algorithm!r} and batching_method {self.batching!r}. Change these, or remove `bucket`.'
+            )
         if self.batching not in _BATCHINGS:
             raise ConfigError(f'batching_method must be one of {list(_BATCHINGS)}, got {self.batching!r}.')
         if self.sampling not in _SAMPLINGS:
@@ -120,12 +131,12 @@ class OrderConfig:
     @property
     def has_batches(self) -> bool:
         """Whether the sequence depends on where global batches begin and end."""
-        return self.batching != 'random' and not self.is_mosaicml
+        return (self.batching != 'random' or self.bucket is not None) and not self.is_mosaicml
 
     @property
     def units(self) -> int:
         """Parts of a global batch that are of one stream each; 0: batches are mixed, or the parts not yet known."""
-        if not self.has_batches or self.batching == 'stratified':
+        if not self.has_batches or self.batching in ('random', 'stratified'):
             return 0
         return 1 if self.batching == 'per_stream' else self.device_batches or 0
 

@@ -66,6 +66,8 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         'shuffle': (isinstance(pinned.get('shuffle'), bool), 'true or false'),
     }
     optional: dict[str, tuple[bool, str]] = {
+        'bucket': (is_count(pinned.get('bucket'), 1, MAX_EPOCH_SIZE), 'a number of batches'),
+        'costs': (_is_text(pinned.get('costs')), 'text'),
         'count': (is_count(pinned.get('count')), 'a number of samples'),
         'dealt': (_are_dealt(pinned.get('dealt')), 'nodes, replicas and samples of a global batch'),
         'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),

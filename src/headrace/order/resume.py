@@ -77,7 +77,14 @@ def resume(
     then = config
     if 'global_batch_size' in pinned:
         size, devices = pinned['global_batch_size'], pinned.get('device_batches')
-        then = replace(config, global_batch_size=size, device_batches=devices)
+        then = replace(config, bucket=None, global_batch_size=size, device_batches=devices)
+    window = pinned.get('bucket', 0) * pinned.get('global_batch_size', 1)
+    begin = state.takeover.sample if state.epoch == state.takeover.epoch else 0
+    if window and (state.sample_in_epoch - begin) % window and state.sample_in_epoch != state.epoch_size:
+        raise ResumeError(
+            f'With `bucket` another mixture takes over where a window ends, every {window} samples, but the '
+            f'checkpoint is at sample {state.sample_in_epoch} of its epoch. Resume at the end of a window or an epoch.'
+        )
     order = NativeOrder(recorded_mixture(pinned, state.epoch_size), then, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
     if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:

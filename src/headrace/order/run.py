@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
+from headrace.order.lengths import BalancedPlan, BucketedOrder
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder
 from headrace.order.native.order import NativeOrder
+from headrace.order.plan import Plan
 from headrace.order.resume import check_skipped, resolved_from_state, resume, warn_of_overruled
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import skipped_ranges
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.order.config import OrderConfig
+    from headrace.order.lengths import Costs, CostsOf
     from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
@@ -62,8 +65,12 @@ class Run:
         on_mixture_change: MixtureChange = 'refuse',
         skip: Skip = (),
         load: LoadPermutation | None = None,
+        costs: Costs | None = None,
+        balance: float | None = None,
     ) -> None:
         """Arguments as those of `Mixture.resolve`, `make_order` and `make_plan`.
+
+        ``balance``: the power of a row's cost by which rows are dealt to replicas; None: by position.
 
         Raises:
             StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.
@@ -72,7 +79,13 @@ class Run:
             raise ConfigError(
                 f'on_mixture_change must be one of {list(get_args(MixtureChange))}, got {on_mixture_change!r}.'
             )
-        self._streams, self._asked = tuple(streams), asked
+        if balance is not None and (balance is True or not 0 < balance < 10):
+            raise ConfigError(f'`balance` is the power of the cost, such as 1, or 2 for attention, got {balance!r}.')
+        if costs is None and (asked.bucket is not None or balance is not None):
+            raise ConfigError('`bucket` and `balance` need the costs of the samples. Name a column in `cost`.')
+        if costs is not None and asked.bucket is not None:
+            asked = replace(asked, costs=costs.digest)
+        self._streams, self._asked, self._costs, self._balance = tuple(streams), asked, costs, balance
         self._epoch_size, self._schedule = epoch_size, schedule
         self._when_exhausted: Exhaustion = when_exhausted
         self._may_change_mixture = on_mixture_change == 'continue'
@@ -158,13 +171,12 @@ class Run:
         config = self.config(world)
         if self.needs_batch_size and config.global_batch_size is None:
             raise ConfigError(
-                f'Please pass `batch_size` to StreamingDataset: {config.batching} batching depends on it, and it is '
-                f'None.'
+                f'Please pass `batch_size` to StreamingDataset: {_batches_by(config)} depends on it, and it is None.'
             )
         if config.is_mosaicml:  # each user maps its permutation, and no longer than needed
             return make_order(self.mixture, config, epoch, self._load)
         if self._order is None or self._order[0] != (config, epoch):
-            self._order = (config, epoch), make_order(self.mixture, config, epoch)
+            self._order = (config, epoch), make_order(self.mixture, config, epoch, costs=self._costs)
         return self._order[1]
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
@@ -179,7 +191,7 @@ class Run:
         frozen = None if self._frozen is None else self._frozen.global_batch_size
         if (epoch, start) != (0, 0) and frozen not in (None, size):
             raise ConfigError(
-                f'with {self._asked.batching} batching the global batch keeps its size during a run, which began with '
+                f'with {_batches_by(self._asked)} the global batch keeps its size during a run, which began with '
                 f"{frozen}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
         order = self.order(epoch, batches.world)
@@ -193,6 +205,14 @@ class Run:
         if self._unchecked:
             check_skipped(self._unchecked, self._skipped_ranges(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
+        if self._balance is not None and self._costs is not None:
+            if not isinstance(plan, Plan) or order.units:
+                raise ConfigError(
+                    "`balance` needs the native order, and batching_method 'random' or 'stratified'. Remove it, or "
+                    'change these.'
+                )
+            fields_ = {one.name: getattr(plan, one.name) for one in fields(plan) if one.init}
+            return BalancedPlan(**fields_, costs=self._costs, power=self._balance)
         return plan
 
     def state(self, epoch: int, sample: int, world: World, batches: BatchSpec | None = None) -> ResumeState:
@@ -290,7 +310,18 @@ class Run:
         return (mixture, config) if state.check(config, mixture, may_change_mixture=self._may_change_mixture) else None
 
 
-def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> Order:
+def _batches_by(config: OrderConfig) -> str:
+    """The setting by which the order depends on the batch size."""
+    return f'{config.batching} batching' if config.bucket is None else '`bucket`'
+
+
+def make_order(
+    mixture: Mixture,
+    config: OrderConfig,
+    epoch: int,
+    load: LoadPermutation | None = None,
+    costs: CostsOf | None = None,
+) -> Order:
     """Return the sequence of one epoch.
 
     Args:
@@ -298,6 +329,7 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
         config: how to order; its defaults are filled in from the mixture.
         epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
         load: where a MosaicML order gets its permutation from at the first `Order.at`; None: computed in memory.
+        costs: the costs of samples, for a config with ``bucket``.
 
     Raises:
         UnknownNameError: the algorithm, batching or partition is unknown.
@@ -309,6 +341,8 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     family = _FAMILIES.get(str(config.algorithm))
     if family is None:
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
+    if config.bucket is not None and costs is not None:
+        return BucketedOrder(NativeOrder(mixture, replace(config, bucket=None), epoch), config, costs)
     return family(mixture, config, epoch, load)
 
 

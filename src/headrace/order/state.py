@@ -345,6 +345,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), deal
         pinned['subset'] = 1  # the rule by which it is chosen
     if config.global_batch_size is not None:
         pinned['global_batch_size'] = config.global_batch_size
+    if config.bucket is not None:
+        pinned |= {'bucket': config.bucket, 'costs': config.costs}
     if config.device_batches is not None:
         pinned['device_batches'] = config.device_batches
     if len(mixture.stages) > 1:
@@ -361,7 +363,7 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), deal
 
 
 def _is_of_mixture(key: str) -> bool:
-    names = ('epoch_size', 'global_batch_size', 'device_batches', 'stages', 'schedule', 'streams')
+    names = ('epoch_size', 'global_batch_size', 'device_batches', 'bucket', 'costs', 'stages', 'schedule', 'streams')
     return key in names or key.startswith('stream ')
 
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 logger = logger_of(__name__)
 
+T = TypeVar('T')
+
 _THREADS: Final = 8  # shards that are fetched and read at once
-_SECONDS_BETWEEN_LINES: Final = 10.0
+SECONDS_BETWEEN_LINES: Final = 10.0
 _LONGEST_TEXT: Final = 160  # of a selection in a checkpoint
 
 
@@ -307,10 +309,10 @@ def _evaluate(where: Predicate, shards: Shards, ranges: SelectedRanges, out: npt
 
     selected, began = 0, time.monotonic()
     said = began
-    for number, (shard, mask) in enumerate(_in_threads(read, wanted), 1):
+    for number, (shard, mask) in enumerate(in_threads(read, wanted), 1):
         _put(out, starts[shard], mask)
         selected += int(mask.sum())
-        if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             logger.info('Evaluated where on %d of %d shards of stream %s.', number, len(wanted), shards.title)
     seconds = time.monotonic() - began
@@ -323,11 +325,9 @@ def _put(out: npt.NDArray[np.uint8], begin: int, mask: npt.NDArray[np.bool_]) ->
     out[begin >> 3 :][: len(packed)] |= packed
 
 
-def _in_threads(
-    read: Callable[[int], npt.NDArray[np.bool_]], shards: Sequence[int]
-) -> Generator[tuple[int, npt.NDArray[np.bool_]]]:
+def in_threads(read: Callable[[int], T], shards: Sequence[int]) -> Generator[tuple[int, T]]:
     """The results for shards in their order, read a few ahead. The threads end here: a DataLoader may fork next."""
-    running: deque[tuple[int, Future[npt.NDArray[np.bool_]]]] = deque()
+    running: deque[tuple[int, Future[T]]] = deque()
     with ThreadPoolExecutor(min(_THREADS, max(1, len(shards)))) as pool:
         try:
             for shard in shards:

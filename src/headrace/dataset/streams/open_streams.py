@@ -25,6 +25,7 @@ from headrace.format.entries import INDEX_NAME
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
+from headrace.selection.costs import StoredCosts, measure_costs
 from headrace.storage import (
     CacheEntry,
     CacheLimit,
@@ -114,6 +115,8 @@ class OpenedStream(StreamOptions):
     """By kind of shard; empty if none is read as tensors."""
     row_selection: RowSelection | None = None
     """The rows of the shards that are offered; None: all."""
+    costs: StoredCosts | None = None
+    """The costs of the samples that are offered, if batches depend on them."""
 
     def fix_of(self, info: ShardInfo) -> str:
         """What helps against a damaged shard of this stream, for messages."""
@@ -171,7 +174,12 @@ def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: s
 
 
 def open_streams(
-    given: Sequence[Stream], defaults: StreamDefaults, *, cache_limit: int | None, allow_unsafe_types: bool
+    given: Sequence[Stream],
+    defaults: StreamDefaults,
+    *,
+    cache_limit: int | None,
+    allow_unsafe_types: bool,
+    has_costs: bool = False,
 ) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time. The given ones stay as they are.
 
@@ -180,6 +188,7 @@ def open_streams(
         defaults: the dataset's values for options that are left at None.
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
+        has_costs: whether to measure the costs of all samples.
 
     Raises:
         StreamError: a stream is one of another dataset, its folder is the cache of another remote, a shard lacks one of
@@ -200,13 +209,13 @@ def open_streams(
     folders = [str(stream.folder.resolve()) for stream in filled]
     _refuse_shared(folders, filled)
     check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
-    openings = [_Opening(stream, stream.selection(), allow_unsafe_types, check) for stream in filled]
+    openings = [_Opening(stream, stream.selection(), has_costs, allow_unsafe_types, check) for stream in filled]
     _at_once(_Opening.read_index, openings)
     check.warn()
     limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
     for opening in openings:
         first += len(opening.open(first, limit).shards)
-    _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None])
+    _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None or has_costs])
     opened = [opening.opened for opening in openings]
     _opened_in.update(zip(folders, opened, strict=True))
     return opened
@@ -245,6 +254,7 @@ def _naming(opening: _Opening) -> Generator[None]:
 class _Opening:
     stream: StreamOptions
     selection: Selection | None
+    has_costs: bool
     allow_unsafe_types: bool
     check: IndexCheck
     """Asks the remote whether a cached index is still current."""
@@ -280,6 +290,8 @@ class _Opening:
         columns, where = self.stream.columns, None if self.selection is None else self.selection.where
         if columns is not None and where is not None:  # shards that are made of other data need what it looks at, too
             columns = None if where.columns is None else (*columns, *where.columns)
+        if columns is not None and self.has_costs and self.stream.cost is not None:
+            columns = (*columns, self.stream.cost)
         return SourceFinder(self.stream, columns, self.allow_unsafe_types)
 
     def _take_source(self, source: SourceData | None) -> bool:
@@ -379,8 +391,7 @@ class _Opening:
         return self.opened
 
     def select(self) -> None:
-        """Read the selection."""
-        assert self.selection is not None
+        """Read the selection, and the costs of what it selects."""
         stream, folder = self.opened, self.opened.folder
         changed = (folder / self.found.index_name).stat().st_mtime_ns  # rewritten data can have the same index
         identity = f'{stream.fingerprint} {changed}'
@@ -396,8 +407,18 @@ class _Opening:
             folder=folder,
             identity=identity,
         )
-        rows, said = self.selection.apply(shards)
-        self.opened = replace(stream, row_selection=rows, fingerprint=f'{stream.fingerprint}, {said}')
+        if self.selection is not None:
+            rows, said = self.selection.apply(shards)
+            stream = replace(stream, row_selection=rows, fingerprint=f'{stream.fingerprint}, {said}')
+        if self.has_costs:
+            if stream.cost is None:
+                raise StreamError(
+                    f'`bucket` and `balance` need the costs of all samples, but stream {stream.title} names no `cost`. '
+                    f'Name a column, such as `cost: tokens`.'
+                )
+            shards = replace(shards, identity=f'{identity} {self.selection.text if self.selection else ""}')
+            stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection))
+        self.opened = stream
 
     @contextlib.contextmanager
     def _reading(self, shard: int) -> Generator[ShardReader]:

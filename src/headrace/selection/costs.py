@@ -1,0 +1,193 @@
+"""The cost of each sample: its length, measured once per machine, kept from run to run, mapped by all processes.
+
+A file of ``.headrace-costs`` is, all little-endian::
+
+    'hrcosts1' | u64 samples | 16 bytes: digest of the key | 16 bytes: digest of the costs | u32 cost[samples]
+
+It is written whole or not at all, so a start reads only its head. The digest is part of checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import struct
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import CacheError, StreamError
+from headrace.order import each_selected_row
+from headrace.redaction import logger_of
+from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
+from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
+from headrace.storage.cache.locks import cannot_write, lock_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.order import RowSelection
+
+FOLDER: Final = '.headrace-costs'
+_NAMES: Final = re.compile(r'[0-9a-f]{32}\.costs(\.tmp)?')
+_HEAD: Final = struct.Struct('<8sQ16s16s')
+_MAGIC: Final = b'hrcosts1'
+_MOST: Final = 2**32 - 1
+
+Costs = npt.NDArray[np.uint32]
+_log = logger_of(__name__)
+
+
+class StoredCosts:
+    """The costs of a stream's samples, uint32[samples], as a mapped file. A copy for another process maps it, too."""
+
+    def __init__(self, place: ControlFolder, name: str, values: Costs, digest: str) -> None:
+        self.values, self.digest = values, digest
+        self._place, self._name = place, name
+
+    def __reduce__(self) -> tuple[Callable[..., StoredCosts], tuple[Any, ...]]:
+        return _map_again, (self._place, self._name, len(self.values))
+
+
+class DatasetCosts:
+    """The costs of the samples of several streams, which are numbered stream after stream."""
+
+    def __init__(self, streams: Sequence[StoredCosts]) -> None:
+        self._streams = streams
+        self._offsets = np.cumsum([0, *(len(stream.values) for stream in streams)])
+        self.digest = hashlib.blake2b(''.join(stream.digest for stream in streams).encode(), digest_size=8).hexdigest()
+
+    def __call__(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the costs int64[n] of sample ids int64[n]."""
+        if len(self._streams) == 1:
+            return self._streams[0].values[ids].astype(np.int64)
+        numbers = self._offsets.searchsorted(ids, 'right') - 1
+        costs = np.empty(len(ids), np.int64)
+        for number in np.unique(numbers).tolist():
+            where = numbers == number
+            costs[where] = self._streams[number].values[ids[where] - self._offsets[number]]
+        return costs
+
+
+def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> StoredCosts:
+    """The costs of the samples that a stream offers, in their order.
+
+    They are measured now unless they are kept: all shards are fetched and read once for each machine.
+
+    Args:
+        shards: the stream's shards.
+        column: a column of whole numbers, which are the costs; or of texts, bytes or arrays, whose lengths are.
+        rows: the rows that are offered; None: all.
+
+    Raises:
+        StreamError: there is no such column, or it has a null, a negative or broken number, or one above 2^32.
+        StorageError, FormatError: a shard cannot be fetched or read.
+        CacheError: the folder cannot be written to.
+    """
+    for schema in dict.fromkeys(info.schema for info in shards.infos):
+        if column not in schema.names:
+            raise StreamError(
+                f'`cost` of stream {shards.title} names the column {column!r}, but its columns are '
+                f'{", ".join(schema.names)}. Name one of these.'
+            )
+    counts = shards.sizes if rows is None else rows.counts
+    key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()
+    place, name = ControlFolder(shards.folder, FOLDER, _NAMES), f'{key.hex()}.costs'
+    samples = int(counts.sum())
+    try:
+        with place.opened(make=True) as folder:
+            lock_file(folder.handle, folder.path)
+            found = _map(place, folder, name, samples)
+            if found is not None:
+                return found
+            values = np.empty(samples, '<u4')
+            _measure(shards, column, rows, counts, values)
+            digest = hashlib.blake2b(values.data, digest_size=16).digest()
+            publish(folder, name, [_HEAD.pack(_MAGIC, samples, key, digest), values.data.cast('B')])
+            found = _map(place, folder, name, samples)
+    except OSError as error:
+        raise cannot_write(place.path, error) from error
+    if found is None:
+        raise CacheError(f'{place.path / name} was changed or deleted as soon as it was written. Stop what does that.')
+    return found
+
+
+def _map_again(place: ControlFolder, name: str, samples: int) -> StoredCosts:
+    with place.opened(only_read=True) as folder:
+        found = _map(place, folder, name, samples)
+    if found is None:
+        raise CacheError(f'{place.path / name} was changed or deleted while it was in use. Start anew.')
+    return found
+
+
+def _map(place: ControlFolder, folder: OpenFolder, name: str, samples: int) -> StoredCosts | None:
+    """The file; None if there is none, or another one."""
+    try:
+        handle = folder.open_file(name, os.O_RDONLY)
+    except (OSError, CacheError):
+        return None
+    try:
+        if os.fstat(handle).st_size != _HEAD.size + 4 * samples:
+            return None
+        data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(handle)
+    magic, count, key, digest = _HEAD.unpack_from(data)
+    if (magic, count, key.hex()) != (_MAGIC, samples, name.partition('.')[0]):
+        return None
+    return StoredCosts(place, name, np.frombuffer(data, '<u4', samples, _HEAD.size), digest.hex())
+
+
+def _measure(shards: Shards, column: str, rows: RowSelection | None, counts: npt.NDArray[np.int64], out: Costs) -> None:
+    wanted = counts.nonzero()[0].tolist()
+    starts = (np.cumsum(counts) - counts).tolist()
+    _log.info('Measuring the cost %r of %d samples in %d shards of %s.', column, len(out), len(wanted), shards.title)
+
+    def read(shard: int) -> npt.NDArray[np.int64]:
+        with shards.read(shard) as reader:
+            stored = np.arange(counts[shard])
+            if rows is not None:
+                stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
+            batch = shards.infos[shard].schema.allocate(len(stored), [column])
+            reader.gather(stored, np.arange(len(stored)), batch)
+            return _lengths(batch.columns[column], column)
+
+    began = said = time.monotonic()
+    for number, (shard, costs) in enumerate(in_threads(read, wanted), 1):
+        out[starts[shard] : starts[shard] + len(costs)] = costs
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), shards.title)
+    _log.info('Measured the cost %r of %s in %.1f s.', column, shards.title, time.monotonic() - began)
+
+
+def _lengths(values: Any, column: str) -> npt.NDArray[np.int64]:
+    """The costs of the values of a column, an array [n, ...] or a list; int64[n]."""
+    if isinstance(values, np.ndarray):
+        if values.ndim > 1:
+            return np.full(len(values), values.shape[1], np.int64)
+        costs, found = values, np.issubdtype(values.dtype, np.integer)
+    else:
+        try:
+            return np.fromiter(map(len, values), np.int64, len(values))
+        except TypeError:
+            costs, found = _numbers(values), all(type(value) is int for value in values)
+    wrong = (costs < 0) | (costs > _MOST) if found else np.ones(len(costs), np.bool_)
+    if wrong.any():
+        value = values[int(wrong.argmax())]
+        raise StreamError(
+            f'A cost is a whole number from 0 to 2^32 - 1, or the length of a text, bytes or an array, but `cost` '
+            f'names the column {column!r}, which has {value!r:.60} ({type(value).__name__}). Name another column.'
+        )
+    return costs.astype(np.int64)
+
+
+def _numbers(values: Sequence[Any]) -> npt.NDArray[Any]:
+    try:
+        return np.array(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.zeros(len(values))

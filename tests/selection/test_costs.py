@@ -1,0 +1,158 @@
+"""`cost`, `bucket` and `balance` of datasets: measured once, kept, resumed on other ranks, refused by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.config.build import build_dataset
+from headrace.config.load import load_config
+from headrace.errors import ConfigError, ResumeError, StreamError
+from headrace.packing import PackedDataset, Packing
+from headrace.testing.oracle import World, check_resume
+
+SAMPLES = 240
+LENGTHS = np.exp(np.random.default_rng(0).normal(3, 1, 2 * SAMPLES)).astype(int) + 1
+
+
+def write(folder: Path, first: int = 0) -> Path:
+    columns = {'id': 'int', 'tokens': 'ndarray:int32', 'size': 'int', 'text': 'str', 'half': 'float32', 'code': 'json'}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=2000) as out:
+        for number in range(first, first + SAMPLES):
+            length = int(LENGTHS[number])
+            tokens = np.full(length, number, np.int32)
+            sample = {'id': number, 'tokens': tokens, 'size': length, 'text': 'ä' * length, 'half': np.float32(1)}
+            out.write({**sample, 'code': None if number % 2 else [1]})
+    return folder
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp('lengths') / 'data')
+
+
+@pytest.fixture(scope='module')
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp('lengths') / 'more', SAMPLES)
+
+
+def spread(dataset: StreamingDataset) -> float:
+    """The padding of batches of 8, as a share."""
+    found = [LENGTHS[dataset.plan().order.at(np.arange(k, k + 8))] for k in range(0, SAMPLES, 8)]
+    return 1 - sum(map(sum, found)) / sum(8 * max(one) for one in found)
+
+
+@pytest.mark.parametrize('cost', ['tokens', 'size', 'text'])
+def test_lengths_and_numbers_are_costs(data: Path, cost: str) -> None:
+    how: dict[str, Any] = {'local': str(data), 'shuffle': True, 'batch_size': 8}
+    bucketed = StreamingDataset(**how, cost=cost, bucket=10)
+    assert spread(bucketed) < 0.7 * spread(StreamingDataset(**how))
+    ids = [sample['id'] for sample in bucketed]
+    assert sorted(ids) == list(range(SAMPLES))
+
+
+def test_costs_are_measured_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    how: dict[str, Any] = {'remote': str(data), 'local': str(tmp_path / 'cache'), 'batch_size': 8, 'cost': 'tokens'}
+    with caplog.at_level(logging.INFO, 'headrace'):
+        StreamingDataset(**how, bucket=4)
+        assert 'Measured the cost' in caplog.text
+        caplog.clear()
+        StreamingDataset(**how, bucket=8)
+        StreamingDataset(**how, balance=1)
+        assert 'Measured the cost' not in caplog.text
+        StreamingDataset(**how, bucket=8, subset=[[0, 100]])  # other samples are offered
+        assert 'Measured the cost' in caplog.text
+
+
+@pytest.mark.parametrize('how', [{'bucket': 5}, {'balance': 1}, {'bucket': 5, 'balance': 2}], ids=str)
+@pytest.mark.parametrize('batching', ['random', 'stratified'])
+def test_a_run_resumes_on_other_ranks(data: Path, more: Path, how: dict[str, Any], batching: str) -> None:
+    def loader(topology: Topology, workers: int) -> StreamingDataLoader:
+        streams = [Stream(local=str(data), name='a'), Stream(local=str(more), name='b')]
+        size = 24 // topology.replicas
+        dataset = StreamingDataset(
+            streams=streams,
+            cost='size',
+            shuffle=True,
+            batch_size=size,
+            topology=topology,
+            batching_method=batching,
+            **how,
+        )
+        return StreamingDataLoader(dataset, batch_size=size, num_workers=workers, collate_fn=collate)
+
+    worlds = [World(ranks=1), World(ranks=4, nodes=2), World(ranks=3), World(ranks=2, workers=2)]
+    check_resume(loader, worlds, epochs=2, every=4)
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    import torch
+
+    return {'id': torch.tensor([sample['id'] for sample in samples])}
+
+
+def test_other_windows_and_costs_are_another_order(data: Path) -> None:
+    how: dict[str, Any] = {'local': str(data), 'batch_size': 8, 'shuffle': True}
+    state = StreamingDataset(**how, cost='size', bucket=5).state_dict(16)
+    StreamingDataset(**how, cost='tokens', bucket=5).load_state_dict(state)  # the same numbers
+    others: list[dict[str, Any]] = [{'cost': 'size', 'bucket': 6}, {}, {'cost': 'id', 'bucket': 5}]
+    for other in others:
+        with pytest.raises(ResumeError, match='bucket: 5 in the checkpoint|costs: '):
+            StreamingDataset(**how, **other).load_state_dict(state)
+    with pytest.raises(ConfigError, match='with `bucket` the global batch keeps its size'):
+        dataset = StreamingDataset(**how, cost='size', bucket=5)
+        dataset.load_state_dict(state)
+        dataset.plan(start=16, global_batch_size=16)
+
+
+def test_another_mixture_takes_over_at_the_end_of_a_window(data: Path, more: Path) -> None:
+    how: dict[str, Any] = {'batch_size': 8, 'shuffle': True, 'cost': 'size', 'bucket': 5}
+    first = StreamingDataset(streams=[Stream(local=str(data), name='a')], **how)
+    for samples, works in ((40, True), (48, False)):
+        streams = [Stream(local=str(data), name='a'), Stream(local=str(more), name='b')]
+        both = StreamingDataset(streams=streams, on_mixture_change='continue', **how)
+        if works:
+            both.load_state_dict(first.state_dict(samples))
+            seen = first.plan().order.at(np.arange(samples))
+            rest = both.plan(start=samples).order.at(np.arange(samples, samples + 280))  # in the first pass
+            assert not set(seen.tolist()) & {i for i in rest.tolist() if i < SAMPLES}
+        else:
+            with pytest.raises(ResumeError, match='takes over where a window ends, every 40 samples'):
+                both.load_state_dict(first.state_dict(samples))
+
+
+@pytest.mark.parametrize(
+    ('how', 'message'),
+    [
+        ({'bucket': 4}, 'names no `cost`'),
+        ({'balance': 1}, 'names no `cost`'),
+        ({'bucket': 4, 'cost': 'token'}, "names the column 'token', but its columns are"),
+        ({'bucket': 4, 'cost': 'half'}, 'A cost is a whole number'),
+        ({'bucket': 4, 'cost': 'code'}, 'A cost is a whole number'),
+    ],
+)
+def test_costs_are_checked(data: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        StreamingDataset(local=str(data), batch_size=8, **how)
+
+
+def test_packed_rows_have_one_length(data: Path) -> None:
+    with pytest.raises(ConfigError, match='Rows of packed data have one length'):
+        PackedDataset(local=str(data), packing=Packing(sequence_length=64, column='tokens'), cost='size', bucket=4)
+
+
+def test_yaml_has_the_keys(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / 'data.yaml'
+    path.write_text(
+        f'global_batch_size: 8\ntrain: {{local: "{data}", cost: size, bucket: 4, balance: 2, shuffle: true}}\n'
+    )
+    config = load_config(path).train
+    assert config is not None
+    dataset = build_dataset(config, topology=Topology())
+    assert dataset.order_config.bucket == 4
+    assert spread(dataset) < spread(StreamingDataset(local=str(data), batch_size=8, shuffle=True))
