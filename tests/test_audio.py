@@ -171,6 +171,12 @@ def test_clips_of_any_length_are_a_list(folder, workers):
     found = [clip for batch in loader() for clip in without_padding(batch)['audio']]
     assert [clip.shape for clip in found] == [clip.shape for clip in expected]
     assert max(np.abs(one.numpy() - other).max() for one, other in zip(found, expected, strict=True)) < 1e-6
+    padded = [without_padding(batch) for batch in loader(pad={'audio': -2.0})]
+    rows = [
+        row[:, :length] for batch in padded for row, length in zip(batch['audio'], batch['audio_length'], strict=True)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(rows, found, strict=True))
+    assert sum(int((batch['audio'] != -2).sum()) for batch in padded) == sum(clip.numel() for clip in found)
     collated = loader(collate_fn=lambda samples: [sample['audio'].shape[1] for sample in samples])
     assert next(iter(collated)) == [clip.shape[1] for clip in expected[:8]]
 

@@ -87,3 +87,22 @@ def test_it_says_where_a_resumed_training_continues_and_how_long_it_waited(
     trainer(StreamingTrainer, again, tmp_path / 'run').train(str(tmp_path / 'run' / 'checkpoint-2'))
     said = re.findall('^headrace: (.*)', capfd.readouterr().err, re.MULTILINE)
     assert said == ['the data continue at epoch 0, sample 8', _AnyWait()]
+
+
+class OfTokens(Model):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(attention_mask.sum(dim=1).tolist())
+        return {'loss': (input_ids * self.weight).sum()}
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_model_gets_padded_tokens_and_their_mask(tmp_path: Path) -> None:
+    with MDSWriter(columns={'input_ids': 'ndarray:int64'}, out=str(tmp_path / 'data')) as writer:
+        for number in range(24):
+            writer.write({'input_ids': np.arange(1 + number % 5)})
+    pad = {'input_ids': {'value': 0, 'mask': 'attention_mask', 'length': False, 'multiple_of': 4}}
+    padded = StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'data')), batch_size=4, pad=pad)
+    training = trainer(StreamingTrainer, padded, tmp_path / 'run')
+    training.model = training.model_wrapped = OfTokens()
+    training.train()
+    assert sum(training.model.seen, []) == [1 + number % 5 for number in range(24)]

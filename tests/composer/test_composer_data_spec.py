@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint
@@ -17,6 +18,7 @@ from composer.devices import DeviceCPU
 from composer.utils.parallelism import FSDPConfig, ParallelismConfig, TPConfig
 
 from composer import Trainer
+from headrace import MDSWriter
 from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
 from headrace.composer.position import composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
@@ -215,6 +217,34 @@ def test_what_collate_does_to_the_shape_does_not_move_the_position(data: str) ->
     batch = spec.batch_transforms(next(iter(spec.dataloader)))
     assert spec.get_num_samples_in_batch(batch) == 8
     assert spec.get_num_samples_in_batch(batch) == 2  # a microbatch from now on: weights of the loss
+
+
+class Padded(Linear):
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        own = torch.arange(batch['tokens'].shape[1]) < batch['tokens_length'][:, None]
+        assert torch.equal(batch['tokens_mask'], own)
+        assert torch.equal(batch['tokens'], torch.where(own, batch['id'][:, None], -1))
+        self.seen += batch['id'].tolist()
+        return self.layer(batch['tokens_length'].float()[:, None])
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_padded_batches_are_cut_into_microbatches_and_their_tokens_counted(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={'id': 'int', 'tokens': 'ndarray:int64'}) as writer:
+        for number in range(32):
+            writer.write({'id': number, 'tokens': np.full(1 + number % 5, number)})
+    pad = {'tokens': {'value': -1, 'mask': True}}
+    spec = streaming_data_spec(local=str(tmp_path), batch_size=8, pad=pad, count_padding=False)
+    model = Padded()
+    trainer = Trainer(
+        model=model, train_dataloader=spec, max_duration='1ep', device_train_microbatch_size=3, device='cpu'
+    )
+    trainer.fit()
+    assert sorted(model.seen) == list(range(32))
+    assert int(trainer.state.timestamp.token) == sum(1 + number % 5 for number in range(32))
+    with_padding = streaming_data_spec(local=str(tmp_path), batch_size=8, pad=pad)
+    batch = next(iter(with_padding.dataloader))
+    assert with_padding.get_num_tokens_in_batch(batch) == batch['tokens'].numel()
 
 
 def test_own_functions_pass_through(data: str) -> None:

@@ -14,7 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from headrace import PADDING, StreamingDataset, sample_rng
+from headrace import PADDING, MDSWriter, StreamingDataset, sample_rng
+from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
 from tests.support.programs.processes import run_well
@@ -228,6 +229,37 @@ def test_loggers_and_checkpoints_are_told_what_was_given(run, tmp_path):
     assert told['keywords']['headrace']['batch_size'] == 8
     assert told['keywords']['headrace']['val']['one']['streams'][0]['local'] == run.streams['a']
     assert json.dumps(told)
+
+
+class OnPadded(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[int] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        own = torch.arange(batch['tokens'].shape[1]) < batch['tokens_length'][:, None]
+        assert torch.equal(batch['tokens'], torch.where(own, batch['id'][:, None], -1))
+        self.seen += batch['id'].tolist()
+        return self.layer(batch['tokens_length'].float()[:, None]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_a_data_module_pads_columns(run, tmp_path):
+    with MDSWriter(out=str(tmp_path / 'ragged'), columns={'id': 'int', 'tokens': 'ndarray:int64'}) as writer:
+        for number in range(32):
+            writer.write({'id': number, 'tokens': np.full(1 + number % 5, number)})
+    options = {'batch_size': 8, 'pad': {'tokens': -1}}
+    for trained in ({'max_epochs': 1}, {'max_epochs': 2, 'overfit_batches': 4}):
+        model = OnPadded()
+        module = StreamingDataModule(train={'local': str(tmp_path / 'ragged')}, num_workers=1, **options)
+        trainer_of(run, **trained).fit(model, datamodule=module)
+        assert sorted(model.seen) == sorted([*range(32)] * trained['max_epochs'])
+    tokenised = Tokenised(train={'local': str(tmp_path / 'ragged')}, vocabulary={}, **options)
+    with pytest.raises(ConfigError, match='`transform` or `collate` of a data module, makes them here'):
+        trainer_of(run).fit(OnPadded(), datamodule=tokenised)
 
 
 def test_a_subclass_may_take_arrays(run):

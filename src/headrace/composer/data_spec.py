@@ -20,6 +20,7 @@ from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
+from headrace.padding import length_key
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -63,11 +64,11 @@ def count_composer_tokens(batch: Any, column: str | None, *, count_padding: bool
     """Tokens in a batch: places of the first two dimensions, or the lengths of ragged rows.
 
     `column`: The column that holds tokens. None: ``input_ids`` or ``tokens``; a batch without them has 0 tokens.
-    `count_padding`: Whether padding counts. If not, the batch must have ``attention_mask``, or ``num_tokens`` as packed
-    batches have.
+    `count_padding`: Whether padding counts. If not, the batch must have ``attention_mask``, ``num_tokens`` as packed
+    batches have, or the column's lengths as a loader's ``pad`` adds them.
     """
     if not count_padding:
-        return _count_without_padding(batch)
+        return _count_without_padding(batch, column)
     if not isinstance(batch, Mapping) or (column is not None and column not in batch):
         if column is None:
             return 0
@@ -77,13 +78,14 @@ def count_composer_tokens(batch: Any, column: str | None, *, count_padding: bool
     return (count_places(columns[names[0]]) or 0) if names else 0
 
 
-def _count_without_padding(batch: Any) -> int:
-    for name in ('num_tokens', 'attention_mask') if isinstance(batch, Mapping) else ():
+def _count_without_padding(batch: Any, column: str | None) -> int:
+    lengths = map(length_key, TOKEN_COLUMNS if column is None else (column,))
+    for name in (*lengths, 'num_tokens', 'attention_mask') if isinstance(batch, Mapping) else ():
         if name in batch:
             return int(cast('Mapping[Any, Any]', batch)[name].sum())
     raise ConfigError(
         f'`count_padding=False` needs `attention_mask` or `num_tokens` in the batch, which is {outline(batch)}. Put '
-        f'one there, or pass `get_num_tokens_in_batch`.'
+        f'one there, have the loader `pad` the column, or pass `get_num_tokens_in_batch`.'
     )
 
 
@@ -128,8 +130,8 @@ def streaming_data_spec(
         worker_init_fn: As in `headrace.mixing.build_loader`.
         generator: As in `headrace.mixing.build_loader`.
         token_column: The column whose tokens are counted. None: ``input_ids`` or ``tokens``.
-        count_padding: Whether padding tokens count. If not, the batch must have ``attention_mask``, or ``num_tokens``
-            as packed batches have.
+        count_padding: Whether padding tokens count. If not, the batch must have ``attention_mask``, ``num_tokens`` as
+            packed batches have, or the column's lengths as a loader's ``pad`` adds them.
         batch_transforms: As `composer.DataSpec`'s.
         microbatch_transforms: As `composer.DataSpec`'s.
         split_batch: As `composer.DataSpec`'s; the default also splits texts, ragged and nested columns.

@@ -27,6 +27,7 @@ from headrace.order.mixture.rules import (
 )
 from headrace.order.mixture.schedule import Change
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
+from headrace.padding import Pad
 from headrace.redaction import redact_value, redacted_repr
 from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
@@ -301,7 +302,7 @@ class DatasetConfig(SelectionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Arguments of `torch.utils.data.DataLoader`, and `mark_streams`. Without workers, their options are ignored."""
+    """Arguments of `torch.utils.data.DataLoader`, `mark_streams` and `pad`. Without workers, theirs are ignored."""
 
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Processes that read, per rank. 0: the training process reads."""
@@ -326,6 +327,9 @@ class WorkerConfig:
 
     mark_streams: bool = False
     """Put the number of each row's stream into the batch, as `stream_number`."""
+
+    pad: Annotated[Pad, Parsed(Pad.read, 'a mapping from columns to values')] | None = None
+    """Columns of arrays to fill up to one length, such as `{tokens: 0}`: see `docs/samples.md`."""
 
 
 @redacted_repr
@@ -370,6 +374,9 @@ class LoaderConfig(DatasetConfig):
             if columns is not None and column not in columns:
                 rule = f'stream {stream.name} reads the columns {", ".join(columns)}, without {column} of its documents'
                 yield BrokenRule(('streams', 'columns'), f'{rule}; add it, or name `column` in `packing`')
+        if self.loader.pad is not None:
+            rule = '`packing` makes sequences of one length, so that there is nothing to `pad`; remove one of the two'
+            yield BrokenRule(('packing', 'loader'), rule, inner=('pad',))
         if self.shuffle_algo in PERMUTATIONS:
             yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
         if self.on_mixture_change != 'refuse' and packing.sequences_per_epoch == 'all':

@@ -29,7 +29,12 @@ from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sample_rng import drawing_for
-from headrace.dataset.streams.columns import column_names, refuse_different_columns, refuse_different_meanings
+from headrace.dataset.streams.columns import (
+    column_names,
+    refuse_different_columns,
+    refuse_different_meanings,
+    refuse_unpaddable_columns,
+)
 from headrace.dataset.streams.open_streams import open_streams, streams_given
 from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
 from headrace.dataset.workers.shutdown import end_with_rank
@@ -54,6 +59,7 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.order.skip import refuse_documents
+from headrace.padding import Pad
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.selection.costs import DatasetCosts
 
@@ -294,6 +300,16 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             batching = 'random' if joined else self.run.config().batching
             refuse_different_columns(self.pool.streams, self.mixture, batching)
 
+    def check_pad(self, pad: Pad) -> None:
+        """Check that columns can be padded, unless a subclass changes samples.
+
+        Raises:
+            ConfigError: one is not there, holds no arrays, or cannot hold the value; or the name of a length or mask is
+                that of a column.
+        """
+        if self.is_columnar:
+            refuse_unpaddable_columns(self.pool.streams, self.mixture, pad)
+
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
     ) -> BatchPlan:
@@ -372,7 +388,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
-        return BatchReader(self.sample_source(), plan, self.run, asked.collate_fn, mark_streams=asked.mark_streams)
+        source, marks = self.sample_source(), asked.mark_streams
+        return BatchReader(source, plan, self.run, asked.collate_fn, mark_streams=marks, pad=asked.pad)
 
     def sample_source(self) -> SampleSource:
         """The part of the dataset that readers get."""

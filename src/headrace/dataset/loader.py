@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from headrace.dataset.workers.worker_pool import WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
+from headrace.padding import Pad
 
 _TRAINER_EPOCH = 'trainer_epoch'
 """Key of the epoch that a trainer has set on the sampler, in its own count."""
@@ -52,10 +53,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             `persistent_workers`, or no workers.
         mark_streams: put the number of each row's stream into every batch that is a dict, under `headrace.STREAM`,
             int64[rows].
+        pad: columns of arrays of different lengths that become tensors: a mapping from each to the value that fills its
+            rows up, or to a mapping of `value`, `length`, `mask`, `multiple_of`, `to` and `axis`. Their lengths come
+            beside them, such as `tokens_length`, int64[rows]. See "Rows of different lengths" in the documentation.
 
     Raises:
         ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
-            column with the name of a mark; streams of different columns, and neither `collate_fn` nor `get_item`.
+            column with the name of a mark; streams of different columns, and neither `collate_fn` nor `get_item`; a
+            column that cannot be padded.
         TypeError: `dataset` is no StreamingDataset.
     """
 
@@ -85,6 +90,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         max_epochs: int | None = None,
         remainder: Remainder | None = None,
         mark_streams: bool = False,
+        pad: Mapping[str, Any] | Pad | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
@@ -138,6 +144,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._collate = None if collate_fn is default_collate else collate_fn
         if self._collate is None and batch_size > 1:
             dataset.require_equal_columns()
+        self.pad = Pad.of(pad)
+        if self.pad is not None:
+            if self._collate is not None:
+                raise ConfigError(
+                    '`pad` fills up the rows of batches that headrace makes, but `collate_fn`, or the `transform` or '
+                    '`collate` of a data module, makes them here. Pad there, or override `get_item` of the dataset.'
+                )
+            dataset.check_pad(self.pad)
         self.fixed_epoch = fixed_epoch
         self._check_fixed_epoch()
         self.max_epochs = max_epochs
@@ -272,6 +286,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 place=place,
                 collate_fn=self._collate,
                 mark_streams=self.mark_streams,
+                pad=self.pad,
                 continues=self._continues_after(epoch),
             )
         )

@@ -153,6 +153,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         timeout: of all loaders, as PyTorch's: seconds to wait for a batch of a worker.
         multiprocessing_context: of all loaders, as PyTorch's: how workers are started.
         mark_streams: of all loaders: put the number of each row's stream into the batch, under `headrace.STREAM`.
+        pad: of all loaders, as `StreamingDataLoader`'s: columns of arrays that are filled up to one length.
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: class to use instead of `StreamingDataset`; it takes the same keywords.
@@ -190,6 +191,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         timeout: float = 0,
         multiprocessing_context: str | None = None,
         mark_streams: bool = False,
+        pad: Mapping[str, Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
@@ -220,6 +222,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             'timeout': timeout,
             'multiprocessing_context': multiprocessing_context,
             'mark_streams': mark_streams,
+            'pad': pad,
         }
         sections = {'train': train, 'val': val, 'test': test, 'predict': predict}
         if config is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.dataset.tracker import TrainMode
     from headrace.lightning.train_position import TrainPosition
     from headrace.order import Remainder
+    from headrace.padding import Pad
 
 
 class TrackedLoader(StreamingDataLoader):
@@ -42,6 +43,7 @@ class TrackedLoader(StreamingDataLoader):
         max_epochs: int | None = None,
         mark_streams: bool = False,
         remainder: Remainder | None = None,
+        pad: Mapping[str, Any] | Pad | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -50,6 +52,7 @@ class TrackedLoader(StreamingDataLoader):
             max_epochs=max_epochs,
             mark_streams=mark_streams,
             remainder=remainder,
+            pad=pad,
             **options,
         )
         self.listener = listener

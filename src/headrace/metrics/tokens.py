@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.batch_keys import BAD_SAMPLE, has_rows
+from headrace.padding import length_key
 
 TOKEN_COLUMNS = ('input_ids', 'tokens')
 """Columns that hold tokens by default."""
 
 
 def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:
-    """The tokens of a batch: those in its attention mask, or all places of its token column.
+    """The tokens of a batch: those in its attention mask or a loader's `pad`, or all places of its token column.
 
     Rows marked as bad samples do not count.
 
     Args:
         batch: a dict with `input_ids` or `tokens`: [rows, length] or a list of ragged rows. It may have an
-            `attention_mask`, [rows, length], 1 for a token that counts.
+            `attention_mask`, [rows, length], 1 for a token that counts, or the lengths of rows that `pad` adds.
         own_samples: number of leading rows that count; None: all.
 
     Returns:
@@ -48,6 +49,11 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
             mask = torch.as_tensor(mask).masked_fill(bad[:, None], 0)
         # numpy counts three times as fast as PyTorch in CPU memory.
         return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
+    lengths = columns.get(length_key(name))
+    if isinstance(lengths, Tensor):
+        lengths = lengths[:own_samples]
+        total = (lengths if bad is None else lengths.masked_fill(bad, 0)).sum()
+        return int(total) if total.is_cpu else total
     values = columns[name]
     if not has_rows(values) and not isinstance(values, (list, tuple)):
         return None

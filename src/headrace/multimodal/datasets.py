@@ -165,7 +165,8 @@ class _FetchingReader(BatchReader):
     """Reads batches, and has the videos of this worker's next one fetched meanwhile."""
 
     def __init__(self, dataset: StreamingOutsideGIWebVid, plan: BatchPlan, asked: PassRequest) -> None:
-        super().__init__(dataset.sample_source(), plan, dataset.run, asked.collate_fn, mark_streams=asked.mark_streams)
+        source, marks = dataset.sample_source(), asked.mark_streams
+        super().__init__(source, plan, dataset.run, asked.collate_fn, mark_streams=marks, pad=asked.pad)
         self._dataset = dataset
         self._threads: ThreadPoolExecutor | None = None
         self._owner = 0

@@ -34,6 +34,7 @@ from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing, StreamPacking
 from headrace.packing.tokenizers import fingerprint, is_of_library, origin_of_tokens
 from headrace.packing.whole import WholePass, count_tokens_of
+from headrace.padding import Pad
 from headrace.redaction import logger_of, without_credentials
 
 if TYPE_CHECKING:
@@ -374,6 +375,14 @@ class PackedDataset(StreamingDataset):
         delivered.keep(len(numbers))
         for tables in gather(delivered.of(numbers)):
             delivered.update(tables)
+
+    def check_pad(self, pad: Pad) -> None:
+        """Refuse `pad`."""
+        names = ', '.join(column.name for column in pad.columns)
+        raise ConfigError(
+            f'`pad` fills up rows of different lengths, but packed sequences have one length, without the columns of '
+            f'the documents; got {names}. Leave `pad` or `packing` out.'
+        )
 
     def begin_batches(self, asked: PassRequest) -> Pass:
         """Begin a pass that is read in batches of sequences.

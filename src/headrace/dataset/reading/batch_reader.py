@@ -23,6 +23,7 @@ from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.progress import Progress
+from headrace.dataset.reading.padded import collated_padded, padded
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import BadRows, SkippingReader
@@ -31,6 +32,7 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
 from headrace.order import BatchPlan, BatchSpec, Places, Run, SampleMap
+from headrace.padding import Pad
 from headrace.storage import CacheCounters
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class PassRequest:
     """Whether batches hold the streams of their rows."""
     continues: bool
     """Whether the processes that read it read the next epoch, too."""
+    pad: Pad | None = None
+    """The columns that are padded, without `collate_fn`."""
 
 
 class Pass(NamedTuple):
@@ -150,6 +154,7 @@ class BatchReader(Reader[BatchKey]):
         plan: the first pass.
         run: gives the plans of later passes.
         mark_streams: whether batches hold the streams of their rows.
+        pad: the columns that are padded, without `collate_fn`.
     """
 
     def __init__(
@@ -160,13 +165,15 @@ class BatchReader(Reader[BatchKey]):
         collate_fn: Collate | None = None,
         *,
         mark_streams: bool = False,
+        pad: Pad | None = None,
     ) -> None:
         super().__init__(source, collate_fn)
+        self._pad = pad
         self._plan: BatchPlan | None = plan
         self._run = run
         self._batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
         self._mark_streams = mark_streams
-        self._is_plain = self._is_columnar and self._skipping_reader is None
+        self._is_plain = self._is_columnar and self._skipping_reader is None and pad is None
         self._mixture = plan.order.mixture
         self._num_streams = len(self._mixture.streams)
         self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
@@ -217,7 +224,7 @@ class BatchReader(Reader[BatchKey]):
             columns = pool.gather(pool.columns, places)
         else:
             columns, bad_rows = skipping.gather(pool.columns, places)
-        return collate_columns(columns, places.ids, pool.describe), bad_rows
+        return collate_columns(columns, places.ids, pool.describe, self._pad), bad_rows
 
     def _collated(self, read: Callable[[int], Any], places: Places) -> tuple[Any, BadRows | None]:
         ids, bad_rows, describe = places.ids.tolist(), None, self._source.pool.describe
@@ -225,6 +232,8 @@ class BatchReader(Reader[BatchKey]):
             samples, bad_rows = self._skipping_reader.samples(ids, read)
         else:
             samples = list(read_each(ids, read, describe))
+        if self._pad is not None:
+            return collated_padded(samples, self._pad, ids, describe), bad_rows
         return collated(samples, ids, describe, self._collate_fn), bad_rows
 
     def plan_of(self, key: BatchKey) -> BatchPlan:
@@ -316,22 +325,28 @@ class _BatchPlaces:
         return chunk, slice(batch * self._rows, (batch + 1) * self._rows)
 
 
-def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:
+def collate_columns(
+    batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe, pad: Pad | None = None
+) -> dict[str, Any]:
     """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
 
-    `Clips` become a list.
+    `Clips` become a list. Columns of `pad` become a tensor, with the lengths of the rows beside it.
 
     Args:
         batch: the columns.
         ids: the samples, for messages.
         describe: where a sample lies, for messages.
+        pad: the columns that are padded.
 
     Raises:
         CollateError: the values of a column do not stack; it names the first sample that does not go with the others.
     """
+    asked = {} if pad is None else {column.name: column for column in pad.columns}
     out: dict[str, Any] = {}
     for name, column in batch.columns.items():
-        if isinstance(column, np.ndarray):
+        if name in asked:
+            out.update(padded(asked[name], column, ids.tolist(), describe))
+        elif isinstance(column, np.ndarray):
             out[name] = torch.from_numpy(column)
         elif isinstance(column, Clips):
             out[name] = list(column)
@@ -341,9 +356,10 @@ def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: De
             try:
                 out[name] = default_collate(column)
             except (TypeError, RuntimeError) as error:
+                fill = f'`pad={{{name!r}: 0}}` to fill rows up, or ' if isinstance(column[0], np.ndarray) else ''
                 raise CollateError(
                     f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
-                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, '
+                    f'{misfit(column, ids.tolist(), describe)}. Pass {fill}`collate_fn` to the loader, '
                     f'override `get_item` to turn it into tensors of one shape, or leave it out with `columns`.'
                 ) from error
     return out

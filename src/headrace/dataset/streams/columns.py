@@ -7,11 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from headrace.audio import AudioTensor
 from headrace.decoding import Decode, TensorSettings
-from headrace.errors import StreamError
+from headrace.errors import ConfigError, StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.format.encodings.encoding import ArrayKind
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.order import Mixture
+from headrace.padding import Pad, can_hold
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.open_streams import OpenedStream
@@ -125,6 +130,44 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
     drawn = _drawn(streams, mixture)
     for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
         _refuse_different(columns_read(sharing))
+
+
+def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture, pad: Pad) -> None:
+    """Refuse columns to pad that are not arrays which hold the value, and names for lengths and masks that are taken.
+
+    Raises:
+        ConfigError: a column is so; it names the stream.
+    """
+    for (schema, names, decode), stream in columns_read(_drawn(streams, mixture)).items():
+        kinds, place = column_kinds(stream, schema), _whose(stream, schema)
+        tensors = {} if decode is None else decode.columns(schema.columns, names, f'stream {stream.title}')
+        for column in pad.columns:
+            kind = kinds.get(column.name)
+            if kind is None:
+                nearest = difflib.get_close_matches(column.name, kinds, n=1)
+                meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
+                raise ConfigError(
+                    f'`pad` names {column.name!r}, but {place} has the columns to read {_listed([*kinds])}.{meant}'
+                )
+            settings = tensors.get(column.name)
+            is_sound = isinstance(settings, AudioTensor) and settings.samples is None
+            if not (is_sound or isinstance(kind, ArrayKind)):
+                raise ConfigError(
+                    f'`pad` fills up columns of arrays, and of sound without `seconds`, but {column.name!r} is {kind} '
+                    f'in {place}. Leave it out of `pad`.'
+                )
+            dtype = kind.dtype if isinstance(kind, ArrayKind) else 'float32'
+            if dtype is not None and not can_hold(np.dtype(dtype), column.value):
+                raise ConfigError(
+                    f'`pad` fills {column.name!r} with {column.value}, but its arrays are of {dtype} in {place}, which '
+                    f'cannot hold it. Give another value.'
+                )
+            for key in column.added:
+                if key in kinds:
+                    raise ConfigError(
+                        f'`pad` adds {key!r} to the batch, but {place} has a column of that name. Read other '
+                        f'`columns`, or give another key as `mask`.'
+                    )
 
 
 def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture) -> None:

@@ -1,0 +1,151 @@
+"""The columns of a loader that are padded to tensors: settings of Python and YAML."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.selection import Mistake
+
+_RULE: Final = 'must be a mapping from columns to the value that fills them up, such as {tokens: 0}'
+_KEYS: Final = ('value', 'length', 'mask', 'multiple_of', 'to', 'axis')
+
+
+@dataclass(frozen=True, kw_only=True)
+class PadColumn:
+    """The padding of one column of arrays."""
+
+    name: str
+    value: int | float
+    """Fills the places after a row's own."""
+    length: str | None
+    """Key of the rows' own lengths, int64[rows]; None: they are left out."""
+    mask: str | None = None
+    """Key of bool[rows, longest], True for a row's own places; None: there is none."""
+    multiple_of: int = 1
+    """The padded length is one of its multiples."""
+    to: int | None = None
+    """The padded length; None: that of the longest row of a batch."""
+    axis: int | None = None
+    """Axis of a row whose length differs; None: 0, but that of the samples of sound, which is the last."""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The keys beside the column's own."""
+        return tuple(key for key in (self.length, self.mask) if key is not None)
+
+
+def can_hold(dtype: np.dtype[Any], value: float) -> bool:
+    """Whether an array of numbers holds a value, but for the rounding of fractions."""
+    with np.errstate(over='ignore', invalid='ignore'):
+        held = np.array(value).astype(dtype)
+    return bool(np.isfinite(held) == np.isfinite(value) if dtype.kind == 'f' else held == value)
+
+
+def length_key(column: str) -> str:
+    """Key of the rows' own lengths of a padded column."""
+    return f'{column}_length'
+
+
+@dataclass(frozen=True)
+class Pad:
+    """The columns that a loader pads."""
+
+    columns: tuple[PadColumn, ...]
+
+    @classmethod
+    def read(cls, raw: object, mistakes: list[Mistake]) -> Pad | None:
+        """The value of an argument or a key `pad`; None if there are mistakes, which are added."""
+        if isinstance(raw, Pad):
+            return raw
+        if not isinstance(raw, Mapping) or not raw:
+            mistakes.append(Mistake((), raw, _RULE))
+            return None
+        before, columns, taken = len(mistakes), list[PadColumn](), set[str]()
+        for name, given in cast('Mapping[Any, Any]', raw).items():
+            if not isinstance(name, str):
+                mistakes.append(Mistake((), name, 'must be the name of a column: quote it'))
+                continue
+            column = _column(name, given, mistakes)
+            if column is None:
+                continue
+            twice = [key for key in column.added if key in raw or key in taken]
+            mistakes += [
+                Mistake((name,), given, f'adds {key!r} to the batch, which `pad` has already') for key in twice
+            ]
+            taken.update(column.added)
+            columns.append(column)
+        return cls(tuple(columns)) if len(mistakes) == before else None
+
+    @classmethod
+    def of(cls, raw: object) -> Pad | None:
+        """The same for a value given in Python; None: nothing is padded.
+
+        Raises:
+            ConfigError: the value breaks a rule.
+        """
+        if raw is None:
+            return None
+        mistakes: list[Mistake] = []
+        found = cls.read(raw, mistakes)
+        if mistakes:
+            where = ''.join(f'[{part!r}]' for part in mistakes[0].path)
+            raise ConfigError(f'`pad{where}` {mistakes[0].rule}, but is {mistakes[0].value!r:.100}.')
+        return found
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The value that YAML gives these settings with."""
+        plain = dict[str, Any]()
+        for column in self.columns:
+            default = PadColumn(name=column.name, value=column.value, length=length_key(column.name))
+            keys = {key: getattr(column, key) for key in _KEYS if getattr(column, key) != getattr(default, key)}
+            if 'length' in keys:
+                keys['length'] = column.length or False
+            plain[column.name] = {'value': column.value, **keys} if keys else column.value
+        return plain
+
+
+def _column(name: str, given: object, mistakes: list[Mistake]) -> PadColumn | None:
+    """The settings of one column; None if there are mistakes, which are added."""
+    raw: Mapping[Any, Any] = cast('Any', given) if isinstance(given, Mapping) else {'value': given}
+    before = len(mistakes)
+
+    def refuse(key: str, rule: str) -> None:
+        mistakes.append(Mistake((name, key) if raw is given else (name,), raw.get(key), rule))
+
+    for key in raw:
+        if key not in _KEYS:
+            nearest = difflib.get_close_matches(str(key), _KEYS, n=1)
+            refuse(key, f'is no setting; there are {", ".join(_KEYS)}{f": did you mean {nearest[0]}?" * bool(nearest)}')
+    asked: tuple[Any, ...] = tuple(raw.get(key) for key in _KEYS)
+    value, length, mask, multiple_of, to, axis = asked
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        refuse('value', 'must be the number that fills the column up')
+    keys = {'length': length_key(name), 'mask': f'{name}_mask'}
+    for key, given_key in (('length', length), ('mask', mask)):
+        if given_key not in (None, False, True) and not (isinstance(given_key, str) and given_key):
+            refuse(key, f'must be true, for the key {keys[key]!r} of the batch, another key, or false')
+    for key, number in (('multiple_of', multiple_of), ('to', to)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            refuse(key, 'must be a whole number of at least 1')
+    if to is not None and multiple_of is not None:
+        refuse('to', 'is the padded length, so `multiple_of` has no effect; leave one of them out')
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        refuse('axis', 'must be the number of an axis of a row, from 0; -1 is the last')
+    if len(mistakes) > before:
+        return None
+    return PadColumn(
+        name=name,
+        value=value,
+        length=keys['length'] if length in (None, True) else length or None,
+        mask=keys['mask'] if mask is True else mask or None,
+        multiple_of=multiple_of or 1,
+        to=to,
+        axis=axis,
+    )
