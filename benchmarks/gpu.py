@@ -1,10 +1,11 @@
 """headrace and its peers feed a GPU: how much arrives there, and how long it waits.
 
 usage: python -m benchmarks.gpu [--rounds 3] [--workers 0 2] [--loads copy bag decoder] [--only headrace map]
-                                [--seconds 2] [--data DIR] [--json OUT]
+                                [--seconds 2] [--every 16] [--data DIR] [--json OUT]
 
 All have the same shuffled rows of 2,048 int32 tokens, in batches of 16, from the page cache. Batches are in pinned
-memory. Loads:
+memory; "headrace-ahead" copies them itself, with `device='cuda'`. The trainer waits for the GPU every 16 steps, or
+`--every`: with 1 it has no step ahead of the GPU. Loads:
 
 - copy: batches are copied to the GPU, and nothing else happens there. GB/s of copies.
 - bag: training steps of a bag of words, the shortest there are. decoder: those of a decoder of 12 layers in bfloat16.
@@ -35,10 +36,13 @@ from benchmarks.machine import machine
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from headrace import StreamingDataLoader
+
 VOCABULARY = 50_257
 LAYERS, WIDTH = 12, 768
 LOADS = ['copy', 'bag', 'decoder']
-PEERS = ['headrace', 'mosaicml-streaming', 'litdata', 'map']
+AHEAD = 'headrace-ahead'
+PEERS = ['headrace', AHEAD, 'mosaicml-streaming', 'litdata', 'map']
 UNCOUNTED = 8
 """Batches that begin a pass."""
 MOST = 2_000
@@ -112,7 +116,9 @@ def resident(load: str) -> Iterator[torch.Tensor]:
     return itertools.repeat(rows.pin_memory() if load == 'copy' else rows.to('cuda'))
 
 
-def seconds_a_batch(batches: Iterable[Any], step: Callable[[torch.Tensor], object], seconds: float) -> float:
+def seconds_a_batch(
+    batches: Iterable[Any], step: Callable[[torch.Tensor], object], seconds: float, every: int
+) -> float:
     """Mean time of a step with its copy. The measurement ends with the pass, or after this many seconds."""
     ahead = iter(batches)
     for batch in itertools.islice(ahead, UNCOUNTED):
@@ -125,7 +131,7 @@ def seconds_a_batch(batches: Iterable[Any], step: Callable[[torch.Tensor], objec
             break
         step(tokens_of(batch).to('cuda', non_blocking=True))
         count += 1
-        if not count % 16:  # as a trainer that reads its loss; without it, the queue of the GPU would hide waits
+        if not count % every:  # as a trainer that reads its loss; without it, the queue of the GPU would hide waits
             torch.cuda.synchronize()
     torch.cuda.synchronize()
     return (time.perf_counter() - begin) / count
@@ -133,21 +139,28 @@ def seconds_a_batch(batches: Iterable[Any], step: Callable[[torch.Tensor], objec
 
 def loader_of(name: str, workers: int, data: Path) -> Iterable[Any]:
     """A contender's loader."""
+    if name == AHEAD:
+        loader = loader_of('headrace', workers, data)
+        assert isinstance(loader, StreamingDataLoader)
+        loader.device = 'cuda'
+        return loader
     settings = Settings('tokens', written(name, 'tokens', data), workers, 'fork' if workers else None, pinned=True)
     return CONTENDERS[name].read(settings)
 
 
-def measure(load: str, loaders: dict[str, Iterable[Any]], rounds: int, seconds: float) -> dict[str, list[float]]:
+def measure(
+    load: str, loaders: dict[str, Iterable[Any]], rounds: int, seconds: float, every: int
+) -> dict[str, list[float]]:
     """Seconds a batch of all rounds, by contender."""
     torch.manual_seed(0)
     step = step_of(load)
     times: dict[str, list[float]] = {name: [] for name in ('resident', *loaders)}
-    seconds_a_batch(resident(load), step, 0.5)
+    seconds_a_batch(resident(load), step, 0.5, every)
     for number in range(rounds):
         names = list(times)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             batches = resident(load) if name == 'resident' else loaders[name]
-            times[name].append(seconds_a_batch(batches, step, seconds))
+            times[name].append(seconds_a_batch(batches, step, seconds, every))
     return times
 
 
@@ -177,19 +190,20 @@ def main() -> None:
     parser.add_argument('--only', nargs='+', default=PEERS, choices=PEERS)
     parser.add_argument('--loads', nargs='+', default=LOADS, choices=LOADS)
     parser.add_argument('--seconds', type=float, default=2)
+    parser.add_argument('--every', type=int, default=16)
     parser.add_argument('--data', type=Path, default=Path(tempfile.gettempdir()) / 'headrace-benchmark')
     parser.add_argument('--json', type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit('benchmarks.gpu measures an NVIDIA GPU, and PyTorch finds none here.')
     # A copy of headrace's sources need not be installed.
-    packages = [CONTENDERS[name].package for name in options.only if name != 'headrace']
+    packages = [CONTENDERS[name].package for name in options.only if name not in ('headrace', AHEAD)]
     described = f'{torch.cuda.get_device_name()}; {machine("torch", *filter(None, packages))}'
     results: list[dict[str, Any]] = []
     for workers in options.workers:
         loaders = {name: loader_of(name, workers, options.data) for name in options.only}
         for load in options.loads:
-            times = measure(load, loaders, options.rounds, options.seconds)
+            times = measure(load, loaders, options.rounds, options.seconds, options.every)
             show(load, workers, times)
             results.append({'load': load, 'workers': workers, 'seconds': times})
     print(f'\n{described}. Medians of {options.rounds} rounds.')

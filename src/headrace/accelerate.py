@@ -22,6 +22,7 @@ except ImportError as error:
     ) from error
 
 from headrace.dataset import StreamingDataLoader, topology_of_mesh
+from headrace.dataset.device import check_trainers_device
 from headrace.dataset.topology import detect_topology
 from headrace.order import Topology
 from headrace.order.topology import with_replication
@@ -86,9 +87,11 @@ def prepare(accelerator: Accelerator, loader: StreamingDataLoader, *, move_to_de
         move_to_device: whether batches are moved to the Accelerator's device.
 
     Raises:
+        ConfigError: the loader's `device` is another one than the Accelerator's.
         TopologyError: the ranks cannot share the batches, or the device mesh has dimensions of unknown kind.
     """
     dataset = loader.dataset
+    check_trainers_device(loader.device, accelerator.device)
     dataset.bind(with_replication(topology_of(accelerator), dataset.replication, 'prepare'))
     prepared = AccelerateLoader(loader, accelerator, move_to_device=move_to_device)
     if loader.fixed_epoch is None:

@@ -22,6 +22,7 @@ except ImportError as error:
 
 from headrace.accelerate import topology_of
 from headrace.dataset import StreamingDataLoader
+from headrace.dataset.device import check_trainers_device
 from headrace.dataset.tracker import describe_start
 from headrace.errors import ResumeError
 from headrace.metrics.meter import DataMeter, print_line
@@ -56,6 +57,7 @@ class StreamingMixin:
 
     def _bound(self, loader: StreamingDataLoader) -> StreamingDataLoader:
         topology, dataset = topology_of(self.accelerator), loader.dataset  # pyright: ignore[reportAttributeAccessIssue]
+        check_trainers_device(loader.device, self.accelerator.device)  # pyright: ignore[reportAttributeAccessIssue]
         dataset.bind(with_replication(topology, dataset.replication, type(self).__name__))
         return loader
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.dataset.device import GpuCopies
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 
@@ -96,3 +97,80 @@ def test_a_default_device_leaves_batches_in_memory(folder, workers):
         assert {value.device.type for value in next(iter(loader)).values()} == {'cpu'}
     finally:
         torch.set_default_device('cpu')
+
+
+@pytest.mark.parametrize('busy', [0, BUSY], ids=['idle', 'busy'])
+@pytest.mark.parametrize(('workers', 'context'), [(0, None), (2, 'fork'), (2, 'spawn')])
+def test_rows_that_a_loader_copies_are_those_of_their_samples(folder, workers, context, busy):
+    path, samples = folder
+    loader = loader_of(path, num_workers=workers, multiprocessing_context=context, device='cuda')
+    wrong = torch.zeros((), dtype=torch.int64, device='cuda')
+    seen: list[torch.Tensor] = []
+    for batch in loader:
+        assert batch['row'].is_cuda
+        assert batch['row'].to('cuda') is batch['row']
+        if busy:
+            torch.cuda._sleep(busy)
+        wrong += (batch['row'] != batch['id'][:, None]).sum()  # after the sleep: the memory must still be this batch's
+        seen.append(batch['id'])
+        del batch
+    assert sorted(torch.cat(seen).tolist()) == list(range(samples))
+    assert int(wrong) == 0
+
+
+def test_another_stream_may_use_copied_rows(folder):
+    path, samples = folder
+    stream, seen, wrong = torch.cuda.Stream(), [], []
+    with torch.cuda.stream(stream):
+        for batch in loader_of(path, num_workers=2, device='cuda'):
+            torch.cuda._sleep(BUSY // 4)
+            seen.append(batch['id'].clone())
+            wrong.append((batch['row'] != batch['id'][:, None]).sum())
+    stream.synchronize()
+    assert sorted(torch.cat(seen).tolist()) == list(range(samples))
+    assert int(torch.stack(wrong).sum()) == 0
+
+
+@pytest.mark.parametrize('pinned', [False, True], ids=['pageable', 'pinned'])
+def test_sources_may_change_once_their_copies_have_ended(pinned):
+    copies = GpuCopies(torch.device('cuda'))
+    taken: list[torch.Tensor] = []
+    for number in range(32):
+        source = torch.full((1 << 20,), number, pin_memory=pinned)
+        batch, event = copies.copy({'x': source})
+        copies.receive(batch, event)
+        torch.cuda._sleep(BUSY // 8)
+        taken.append((batch['x'] != number).sum())
+        del batch
+        if number % 8 == 7:
+            copies.end()
+            source.fill_(-1)
+    assert int(torch.stack(taken).sum()) == 0
+
+
+def test_the_next_batch_is_copied_while_a_step_computes(folder):
+    path, _ = folder
+    batches = iter(loader_of(path, device='cuda'))
+    for _ in range(8):  # pinned memory and the GPU's is taken once, which may wait for the GPU
+        next(batches)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50 * BUSY)  # half a second of the current stream
+    copied = torch.cuda.Event()
+    following = next(batches)  # its copy began before the step
+    copied.record(torch.cuda.current_stream())
+    assert following['row'].is_cuda
+    assert not copied.query()  # nothing here waited for the step
+    torch.cuda.synchronize()
+
+
+def test_a_pass_that_is_left_and_a_resume_go_on_with_the_next_batch(folder):
+    path, _ = folder
+    whole = [batch['id'].tolist() for batch in loader_of(path)]
+    loader = loader_of(path, num_workers=2, device='cuda')
+    batches = iter(loader)
+    taken = [next(batches)['id'].tolist() for _ in range(3)]
+    state = loader.state_dict()
+    batches.close()
+    resumed = loader_of(path, device='cuda')
+    resumed.load_state_dict(state)
+    assert taken + [batch['id'].tolist() for batch in resumed] == whole

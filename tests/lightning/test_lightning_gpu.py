@@ -16,9 +16,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize('pinned', [False, True], ids=['pageable', 'pinned'])
+COPIES = [{'pin_memory': False}, {'pin_memory': True}, {'device': 'cuda'}]
+
+
+@pytest.mark.parametrize('copies', COPIES, ids=['pageable', 'pinned', 'ahead'])
 @pytest.mark.parametrize('workers', [0, 2])
-def test_a_run_on_a_gpu_continues_exactly(mixes, tmp_path, workers, pinned):
+def test_a_run_on_a_gpu_continues_exactly(mixes, tmp_path, workers, copies):
     first = Run(
         name='first',
         out=str(tmp_path),
@@ -27,7 +30,7 @@ def test_a_run_on_a_gpu_continues_exactly(mixes, tmp_path, workers, pinned):
         every_steps=5,
         crash_at=17,
         trainer={'accelerator': 'gpu'},
-        module={'pin_memory': pinned},
+        module=copies,
     )
     with pytest.raises(Crash):
         train(first)

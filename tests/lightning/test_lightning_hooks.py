@@ -262,6 +262,12 @@ def test_a_data_module_pads_columns(run, tmp_path):
         trainer_of(run).fit(OnPadded(), datamodule=tokenised)
 
 
+def test_batches_are_not_copied_to_another_device_than_the_trainers(run):
+    module = StreamingDataModule(train={'local': run.streams['a']}, batch_size=8, device='cuda')
+    with pytest.raises(ConfigError, match="`device` is 'cuda', but the trainer puts batches on 'cpu'"):
+        trainer_of(run).fit(OnPadded(), datamodule=module)
+
+
 def test_a_subclass_may_take_arrays(run):
     class Weighted(StreamingDataModule):
         def __init__(self, weights, **options):

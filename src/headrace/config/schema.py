@@ -302,7 +302,7 @@ class DatasetConfig(SelectionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Arguments of `torch.utils.data.DataLoader`, `mark_streams` and `pad`. Without workers, theirs are ignored."""
+    """Arguments of `StreamingDataLoader`. Without workers, their options are ignored."""
 
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Processes that read, per rank. 0: the training process reads."""
@@ -330,6 +330,9 @@ class WorkerConfig:
 
     pad: Annotated[Pad, Parsed(Pad.read, 'a mapping from columns to values')] | None = None
     """Columns of arrays to fill up to one length, such as `{tokens: 0}`: see `docs/samples.md`."""
+
+    device: str | None = None
+    """`cuda`: copy each batch to the GPU while the step before it computes. Default: batches stay in memory."""
 
 
 @redacted_repr

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of
 from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
@@ -56,6 +57,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         pad: columns of arrays of different lengths that become tensors: a mapping from each to the value that fills its
             rows up, or to a mapping of `value`, `length`, `mask`, `multiple_of`, `to` and `axis`. Their lengths come
             beside them, such as `tokens_length`, int64[rows]. See "Rows of different lengths" in the documentation.
+        device: 'cuda', to give batches that are on the process' GPU: each is copied from pinned memory while the step
+            before it computes. A batch that is there but was not given does not count for the position. None: memory.
 
     Raises:
         ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
@@ -91,6 +94,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         remainder: Remainder | None = None,
         mark_streams: bool = False,
         pad: Mapping[str, Any] | Pad | None = None,
+        device: Device | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
@@ -130,7 +134,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             batch_size=batch_size,
             num_workers=num_workers,
             collate_fn=collate_fn,
-            pin_memory=pin_memory,
+            pin_memory=pin_memory or gpu_of(device) is not None,
             drop_last=drop_last,
             timeout=timeout,
             worker_init_fn=worker_init_fn,  # pyright: ignore[reportArgumentType]
@@ -152,6 +156,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     '`collate` of a data module, makes them here. Pad there, or override `get_item` of the dataset.'
                 )
             dataset.check_pad(self.pad)
+        self.device = device
         self.fixed_epoch = fixed_epoch
         self._check_fixed_epoch()
         self.max_epochs = max_epochs
@@ -278,7 +283,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _pass(self, turns: list[object]) -> Generator[Any]:
         """Batches of the next pass. Without a turn the first one comes twice: to be looked at, and in its turn."""
-        progress, evaluates = self.dataset.progress, self.fixed_epoch is not None
+        progress, evaluates, copies = self.dataset.progress, self.fixed_epoch is not None, copies_to(self.device)
         epoch, _ = place = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
             PassRequest(
@@ -300,6 +305,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 batches = pack(batches)
             if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches
                 batches = self._pinned(batches)
+            if copies is not None:
+                batches = copied_ahead(batches, copies)
             for number, received in enumerate(batches):
                 if not turns:
                     yield received.batch

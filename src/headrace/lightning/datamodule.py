@@ -17,6 +17,7 @@ from typing_extensions import override
 from headrace.config.build import loader_options
 from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.device import check_trainers_device
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.sample_rng import each_row
 from headrace.dataset.tracker import GlobalBatches, TrainMode
@@ -154,6 +155,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         multiprocessing_context: of all loaders, as PyTorch's: how workers are started.
         mark_streams: of all loaders: put the number of each row's stream into the batch, under `headrace.STREAM`.
         pad: of all loaders, as `StreamingDataLoader`'s: columns of arrays that are filled up to one length.
+        device: of all loaders, as `StreamingDataLoader`'s: 'cuda', to copy batches while the steps before compute.
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: class to use instead of `StreamingDataset`; it takes the same keywords.
@@ -192,6 +194,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         multiprocessing_context: str | None = None,
         mark_streams: bool = False,
         pad: Mapping[str, Any] | None = None,
+        device: str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
@@ -223,6 +226,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             'multiprocessing_context': multiprocessing_context,
             'mark_streams': mark_streams,
             'pad': pad,
+            'device': device,
         }
         sections = {'train': train, 'val': val, 'test': test, 'predict': predict}
         if config is not None:
@@ -417,6 +421,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:
         options = {**source.options, **options}
+        check_trainers_device(options.get('device'), self._attached().strategy.root_device)
         if self._overrides('transform') or self._overrides('collate'):
             options['collate_fn'] = SampleHooks(self, source.section)
         dataset = _opened(source)

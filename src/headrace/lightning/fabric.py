@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 from headrace.config.build import loader_options
 from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.device import check_trainers_device
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.tracker import PositionTracker
 from headrace.errors import ConfigError
@@ -45,6 +46,7 @@ class FabricLoader:
     def __init__(self, loader: StreamingDataLoader, fabric: Fabric, *, move_to_device: bool = True) -> None:
         self.loader = loader
         """The loader itself, with its plan and sizes."""
+        check_trainers_device(loader.device, fabric.device)
         # Fabric would set the number of passes as epoch. After a state was loaded again, that is another number.
         loader.trainers_sampler = None
         # The plan selects this rank's samples, so no sampler is needed.
@@ -179,7 +181,7 @@ def setup(
 
     Raises:
         ConfigError: the configuration or the arguments break a rule, or the Fabric is not launched; or ``drop_last``
-            leaves a training loader no batch.
+            leaves a training loader no batch; or `device` is another one than the Fabric's.
         TopologyError: the ranks do not divide the global batch size, or the strategy knows another replication.
     """
     given = given_names()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.dataset.device import Device
     from headrace.dataset.tracker import TrainMode
     from headrace.lightning.train_position import TrainPosition
     from headrace.order import Remainder
@@ -44,6 +45,7 @@ class TrackedLoader(StreamingDataLoader):
         mark_streams: bool = False,
         remainder: Remainder | None = None,
         pad: Mapping[str, Any] | Pad | None = None,
+        device: Device | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -53,6 +55,7 @@ class TrackedLoader(StreamingDataLoader):
             mark_streams=mark_streams,
             remainder=remainder,
             pad=pad,
+            device=device,
             **options,
         )
         self.listener = listener
