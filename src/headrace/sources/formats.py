@@ -25,6 +25,7 @@ _MODULES: Final = {
     'parquet': 'parquet',
     'arrow': 'arrow',
     'litdata': 'litdata',
+    'lance': 'lance_data',
     'webdataset': 'tar',
     'jsonl': 'lines:JSONL',
     'csv': 'lines:CSV',

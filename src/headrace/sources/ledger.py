@@ -101,7 +101,9 @@ def ledger_of(
     suspect: set[str] = set()
     for info in listed:
         name = name_of(info.key)
-        if info.key in with_rows or (info.key in taken and (name in DESCRIPTIONS or name.endswith(SIDECARS))):
+        if info.key in with_rows or (
+            info.key in taken and (name in DESCRIPTIONS or name.endswith(SIDECARS) or is_hidden(info.key))
+        ):
             continue
         may_be_data = False
         if info.key in taken:

@@ -1,0 +1,75 @@
+"""The program that runs Lance for `headrace.sources.lance_data`: its threads must not be in a process that forks.
+
+For each line of JSON it writes a stream of Arrow IPC, whose metadata may be an error. It sees local files only: one
+manifest, deletion files and, to read rows, the pages that the rows need at their places. It ends with its parent, or
+after some seconds without a request.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+if __name__ == '__main__':
+    del sys.path[0]  # the folder of this file, whose modules have the names of others
+
+import lance
+import pyarrow as pa
+
+_IDLE = 10.0  # seconds
+
+
+def describe(dataset: Any) -> Iterable[pa.RecordBatch]:
+    """A row for each fragment, as JSON, with the numbers of its deleted rows. The schema is in the metadata."""
+    schema = dataset.scanner().projected_schema
+    fields = {field.name(): _ids(field) for field in dataset.lance_schema.fields()}
+    head = {b'schema': schema.serialize().to_pybytes(), b'fields': json.dumps(fields).encode()}
+    out = pa.schema([('fragment', pa.string()), ('deleted', pa.list_(pa.uint32()))], metadata=head)
+    for fragment in dataset.get_fragments():
+        deleted: list[int] = []
+        if fragment.num_deletions:
+            rows = fragment.scanner(columns=[], with_row_address=True).to_table()['_rowaddr'].to_numpy()
+            kept = {int(row) & 0xFFFFFFFF for row in rows}
+            deleted = [row for row in range(fragment.physical_rows) if row not in kept]
+        text = json.dumps({**fragment.metadata.to_json(), 'deletions': fragment.deletion_file()})
+        yield pa.record_batch([[text], [deleted]], schema=out)
+    yield pa.record_batch([[], []], schema=out)
+
+
+def _ids(field: Any) -> list[int]:
+    """The ids of a field and of all within it."""
+    return [field.id(), *(found for child in field.children() for found in _ids(child))]
+
+
+def answer(line: str, out: Any) -> None:
+    """Write what a request asks for. An error after the first batch is raised: the stream has no end then."""
+    writer: Any = None
+    try:
+        asked = json.loads(line)
+        dataset: Any = lance.dataset(asked['path'])
+        batches = iter(describe(dataset))
+        if asked['fragment'] is not None:
+            options = {name: asked[name] for name in ('columns', 'offset', 'limit', 'batch_size')}
+            batches = iter(dataset.get_fragment(asked['fragment']).scanner(**options).to_reader())
+        for batch in batches:
+            writer = writer or pa.ipc.new_stream(out, batch.schema)
+            writer.write_batch(batch)
+    except BaseException as error:  # a panic of Rust is no Exception
+        if writer is not None:
+            raise
+        writer = pa.ipc.new_stream(out, pa.schema([], metadata={b'error': str(error).encode()}))
+    writer.close()
+
+
+def main() -> None:
+    with pa.PythonFile(sys.stdout.buffer, 'w') as out:
+        while select.select([sys.stdin], [], [], _IDLE)[0] and (line := sys.stdin.readline()):
+            answer(line, out)
+            out.flush()
+
+
+if __name__ == '__main__':
+    main()
