@@ -135,6 +135,19 @@ def test_the_url_of_an_object_reads_it(bucket: Callable[[str], None], caplog: py
         of('b/x/a.jsonl', format_name='csv')
 
 
+def test_a_named_file_is_read_with_those_that_describe_it(bucket: Callable[[str], None], tmp_path: Path) -> None:
+    names = 'x.ds x.ds.index x.ds.metadata x.ds.old x.dsx y.ds part-00001-of-00003.jsonl part-00001-of-00003.jsonl.gz'
+    bucket(' '.join(f'x/{name}' for name in names.split()))
+    for name in names.split():
+        (tmp_path / name).touch()
+    for root in ('memory://b/x', str(tmp_path)):
+        assert keys(store_of(f'{root}/x.ds')) == ['x.ds', 'x.ds.index', 'x.ds.metadata']
+        assert keys(store_of(f'{root}/y.ds')) == ['y.ds']
+        assert keys(store_of(f'{root}/part-00001-of-00003.jsonl')) == ['part-00001-of-00003.jsonl']
+        with pytest.raises(StreamError, match='Missing are part-00000-of-00003.jsonl'):
+            store_of(root, format_name='jsonl').find()
+
+
 def test_a_path_that_is_there_is_no_glob(bucket: Callable[[str], None]) -> None:
     bucket('x/a[1].jsonl x/a1.jsonl x/a*.jsonl x/a?.jsonl d[1]/a.jsonl d[1]/e/b.jsonl d1/a.jsonl')
     bucket('s?/train.jsonl s?/test.jsonl')

@@ -8,7 +8,6 @@ version.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import io
 import json
@@ -77,7 +76,7 @@ def split_glob(url: str) -> tuple[str, str]:
         path = local_path(url)
         if path is None or not Path(path).is_file():
             return url, ''
-        return os.path.dirname(path) or '.', glob.escape(os.path.basename(path))  # noqa: PTH119, PTH120 - as it is written
+        return os.path.dirname(path) or '.', os.path.basename(path)  # noqa: PTH119, PTH120 - as it is written
     parts = url.split('/')
     first = next(number for number, part in enumerate(parts) if _MAGIC.search(part))
     if '://' in url and first == 2:
@@ -183,23 +182,26 @@ class SourceStore:
     def _find(self) -> tuple[str | None, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
         """The format, all objects, those of the format, and those to read."""
         store, one = self._place
-        listed = [one] if one else self._listed(store)
+        near = listed = [one, *store.list(f'{one.key}.')] if one else self._listed(store)
+        path = one.key if one else self._glob.rstrip('/')
         pattern, is_glob = glob_pattern(self._glob or '**'), bool(self._glob)
-        path = self._glob.rstrip('/')
-        if is_glob and any(f'{info.key}/'.startswith(f'{path}/') for info in listed):
-            # A path that is there is no glob: on each store, as on a disk.
-            pattern, is_glob = re.compile(f'{re.escape(path)}(/.*)?', re.DOTALL), False
+        one = next((info for info in listed if info.key == path), None)
+        # A path that is there is no glob: on each store, as on a disk.
+        if one or (is_glob and any(info.key.startswith(f'{path}/') for info in listed)):
+            pattern, is_glob = re.compile(re.escape(path) + ('' if one else '/.*'), re.DOTALL), False
         listed = [info for info in listed if pattern.fullmatch(info.key)]
         if is_glob and not listed:
             raise EmptyDatasetError(
                 f'No object is named as {self.shown}. In a glob, "*", "?" and "[" stand for other characters: write '
                 f'"[*]", "[?]" and "[[]" for these themselves. Correct `remote`.'
             )
-        is_named = is_glob or any(info.key == path for info in listed) or one is not None
-        name = self._format or one_format(formats_in(listed, is_named=is_named), self.shown)
+        name = self._format or one_format(formats_in(listed, is_named=is_glob or one is not None), self.shown)
         if name is None:
             return None, listed, [], []
-        of_format = objects = list(format_of(name).find(listed))
+        find = format_of(name).find
+        if one:  # what only describes it belongs to it, such as x.ds.index to x.ds
+            listed += [info for info in near if info.key.startswith(f'{path}.') and not find([info])]
+        of_format = objects = list(find(listed))
         if not objects:
             raise EmptyDatasetError(
                 f'No object at {self.shown} is of the format {name!r}. Correct `remote`, `split` or `format`.'
@@ -212,7 +214,7 @@ class SourceStore:
                 check_split(objects, self._split, self.shown)
             check_parts(objects, self.shown, pattern.fullmatch)
             check_once(objects, self.shown)
-        return name, listed, of_format, objects
+        return name, objects if one else listed, of_format, objects
 
     def _listed(self, store: Store) -> list[ObjectInfo]:
         """The objects at the glob, or of the split, or all."""
