@@ -17,6 +17,7 @@ NEEDS = {
     'parquet': 'pyarrow',
     'arrow': 'pyarrow',
     'litdata': 'litdata',
+    'tfrecord': 'google_crc32c',
     'delta': 'deltalake',
     'iceberg': 'pyiceberg.catalog.sql',
 }

@@ -27,6 +27,7 @@ _MODULES: Final = {
     'litdata': 'litdata',
     'lance': 'lance_data',
     'webdataset': 'tar',
+    'tfrecord': 'tfrecord',
     'jsonl': 'lines:JSONL',
     'csv': 'lines:CSV',
     'tsv': 'lines:TSV',
@@ -51,6 +52,7 @@ _BESIDE_TOKENS: Final = re.compile(
     r'(.*/)?([^/]*\.(bin|npy|ds|u16|u32|index|metadata|md|txt|json|ya?ml|py|pkl|model)|LICENSE)', re.IGNORECASE
 )
 """Files that may lie in a folder of tokens."""
+_ARRAY_RECORD: Final = re.compile(r'\.array_?records?(-\d+-of-\d+)?$', re.IGNORECASE)
 DESCRIPTIONS: Final = frozenset(
     {'index.json', 'state.json', 'dataset_dict.json', 'dataset_info.json', 'dataset_infos.json'}
 )
@@ -172,8 +174,14 @@ def one_format(counts: Mapping[str, int], place: str) -> str | None:
 
 
 def how_to_name(keys: Iterable[str]) -> str:
-    """What to do with a JSON file that may have samples, as the end of a message; '' if there is none."""
+    """What to do with files of no format that may have samples, as the end of a message; '' if there are none."""
     keys = list(keys)
+    arrays = next((key for key in keys if _ARRAY_RECORD.search(key)), None)
+    if arrays is not None:
+        return (
+            f' Files of ArrayRecord, such as {arrays}, are not read, since its library reads whole local files only. '
+            f'Convert them, as docs/formats.md shows.'
+        )
     name = next((key for key in keys if is_plain_json(key)), None)
     if name is None or are_shards(keys):
         return ''

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headrace.storage import ObjectInfo
 
 _DATA: Final = re.compile(
-    r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip)(\.\w+)?$', re.IGNORECASE
+    r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip|tfrecords?|tfrec|array_?records?)'
+    r'(-\d+-of-\d+)?(\.\w+)?$',
+    re.IGNORECASE,
 )
 """Names that data may have."""
 _MOST: Final = 32  # columns that a message names

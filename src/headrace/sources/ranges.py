@@ -8,13 +8,14 @@ Memory is bounded by the largest piece that the parser takes.
 from __future__ import annotations
 
 import io
+import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
-from headrace.format.compression import ALGORITHMS
+from headrace.format.compression import ALGORITHMS, Gzip
 from headrace.storage import Retry
 from headrace.storage.transfer.retry import BrokenTransferError
 
@@ -224,11 +225,20 @@ def algorithm_of(key: str) -> str | None:
     return next((name for ending, name in _ENDINGS.items() if key.lower().endswith(ending)), None)
 
 
+class _Zlib(Gzip):
+    """A stream of zlib, which TFRecord has and shards have not."""
+
+    extension = 'zlib'
+
+    def decoder(self) -> Any:
+        return zlib.decompressobj()
+
+
 def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = MAX_UNPACKED) -> Iterator[bytes]:
     """The content of a compressed object, in pieces.
 
     Args:
-        algorithm: result of `algorithm_of`; None: the chunks are the content.
+        algorithm: result of `algorithm_of`, or 'zlib'; None: the chunks are the content.
         chunks: the compressed bytes.
         where: the object, for messages.
         limit: bytes of content, at most.
@@ -239,7 +249,7 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
     if algorithm is None:
         yield from chunks
         return
-    compression = ALGORITHMS[algorithm]()
+    compression = _Zlib() if algorithm == 'zlib' else ALGORITHMS[algorithm]()
     errors = compression.errors()
     total = 0
     pieces = compression.stream(chunks)

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import zstandard
 
+from tests.support.sources.tfrecord_files import masked_crc
+
 __all__ = ['mutate']
 
 _NUMBERS: Final = (0, 1, 2, 7, 127, 128, 255, 256, 32767, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
@@ -48,6 +50,8 @@ def _mutated(rng: random.Random, name: str, data: bytes, other: bytes) -> bytes:
         found = _once(rng, found, other)
     if '.tar' in name and rng.random() < 0.7:
         _mend_tar(found)
+    if '.tfrecord' in name and rng.random() < 0.7:
+        _mend_tfrecord(found)
     return bytes(found[:_LONGEST])
 
 
@@ -120,6 +124,18 @@ def _mend_tar(data: bytearray) -> None:
         if data[block + 257 : block + 262] == b'ustar':
             data[block + 148 : block + 156] = b' ' * 8
             data[block + 148 : block + 156] = b'%06o\0 ' % sum(data[block : block + 512])
+
+
+def _mend_tfrecord(data: bytearray) -> None:
+    """Give each record its checksums, as far as the sizes of records lead."""
+    at = 0
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 8], 'little')
+        data[at + 8 : at + 12] = masked_crc(bytes(data[at : at + 8]))
+        end = at + 12 + size
+        if end + 4 <= len(data):
+            data[end : end + 4] = masked_crc(bytes(data[at + 12 : end]))
+        at = end + 4
 
 
 def _packings(name: str) -> list[tuple[Any, Any]]:

@@ -19,6 +19,7 @@ import zstandard
 
 from headrace import MDSWriter
 from tests.support.sources import token_files
+from tests.support.sources.tfrecord_files import entry, example, feature, field, tfrecord
 
 __all__ = ['PARSERS', 'Objects', 'seeds_of']
 
@@ -175,6 +176,17 @@ def _tokens() -> list[Objects]:
     return [*found, {'a.u32': token_files.raw(range(5000), 'uint32')}]
 
 
+def _tfrecord() -> list[Objects]:
+    records = [
+        example({'id': n, 'far': -n, 'box': [0.5] * (n % 3 + 1), 'image': b'\xff' * n, 'words': [b'ab'] * (n % 3)})
+        for n in range(12)
+    ]
+    unpacked = entry('id', feature([1], is_packed=False)) + entry('image', feature([b''])) + entry('a', feature([0.5]))
+    odd = [field(1, unpacked)] * 6
+    files = [tfrecord(records), tfrecord([*records, *odd]), tfrecord(odd)]
+    return [{'a.tfrecord': data} for data in files] + [{'a.tfrecord.gz': gzip.compress(files[1], mtime=0)}]
+
+
 def _mds() -> list[Objects]:
     columns = {
         'id': 'int', 'text': 'str', 'bin': 'bytes', 'fixed': 'ndarray:int16:3', 'any': 'ndarray', 'json': 'json',
@@ -239,6 +251,7 @@ PARSERS: Final[dict[str, Callable[[], list[Objects]]]] = {
     'iceberg': _iceberg,
     'webdataset': _webdataset,
     'litdata': _litdata,
+    'tfrecord': _tfrecord,
     'jsonl': _jsonl,
     'csv': _csv,
     'tsv': _tsv,
