@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from headrace.cli import main
+from tests.support.sources import token_files
 from tests.support.sources.sources_to_convert import make_images
 
 PAGE = (Path(__file__).parents[1] / 'docs' / 'other_loaders.md').read_text()
@@ -43,6 +44,11 @@ def make(folder: Path, section: str) -> None:
                 jpeg = io.BytesIO()
                 Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(jpeg, 'JPEG')
                 tar.write({'__key__': f'{i:05}', 'jpg': jpeg.getvalue(), 'txt': f'caption {i}'})
+    elif section == 'Megatron-LM and NeMo':
+        (folder / 'corpus').mkdir()
+        data, idx = token_files.megatron([[[number] * (1 + number % 40)] for number in range(200)])
+        (folder / 'corpus/wiki_text_document.bin').write_bytes(data)
+        (folder / 'corpus/wiki_text_document.idx').write_bytes(idx)
     elif section == 'an ImageFolder':
         make_images(folder / 'pets', {'cat': 24, 'dog': 24})
     else:

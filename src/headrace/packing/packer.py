@@ -109,7 +109,8 @@ class Packer:
                 yield ChunkKey(self._row, number, lane.missing)
                 continue
             first = self._asked[number]
-            rows = max(self._all_lanes.window(number) // 4, 2)
+            window = self._all_lanes.window(number)
+            rows = max(window // 4, 2) if window > 1 else _LEAST_LOOK_AHEAD  # small chunks cost more than packing
             mean = max(self._mean(number), 1)
             count = min(max(round(rows * self._packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
             self._asked[number] = first + count
