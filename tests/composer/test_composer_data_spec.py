@@ -247,6 +247,13 @@ def test_padded_batches_are_cut_into_microbatches_and_their_tokens_counted(tmp_p
     assert with_padding.get_num_tokens_in_batch(batch) == batch['tokens'].numel()
 
 
+def test_batches_are_not_copied_to_another_device_than_the_trainers(data: str) -> None:
+    spec = streaming_data_spec(local=data, batch_size=8, device='cuda')
+    options: dict[str, Any] = {'max_duration': '1ba', 'device': 'cpu', 'callbacks': [StreamingPosition()]}
+    with pytest.raises(ConfigError, match="`device` is 'cuda', but the trainer puts batches on 'cpu'"):
+        Trainer(model=Linear(), train_dataloader=spec, **options).fit()
+
+
 def test_own_functions_pass_through(data: str) -> None:
     spec = streaming_data_spec(
         local=data,

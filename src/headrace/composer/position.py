@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from headrace.composer.callbacks import DataStatistics
 from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.dataset.device import check_trainers_device
 from headrace.dataset.tracker import describe_start
 from headrace.errors import ConfigError, TopologyError
 from headrace.metrics import DataMeter
@@ -99,7 +100,7 @@ class StreamingPosition(Callback):
 
     Raises:
         ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator, or has no batch in an
-            epoch; or ``train_subset_num_batches`` cuts an endless epoch.
+            epoch; ``train_subset_num_batches`` cuts an endless epoch; or the loader's ``device`` is not the trainer's.
         TopologyError: At the start of `fit`: the loader reads for another rank, or tensor-parallel ranks read different
             samples.
     """
@@ -155,6 +156,8 @@ class StreamingPosition(Callback):
         if isinstance(loader, StreamingDataLoader) and duration is not None and duration.unit == TimeUnit.EPOCH:
             loader.max_epochs = int(duration)
         if isinstance(loader, StreamingDataLoader):
+            gpu = torch.cuda.current_device() if state.device.name == 'gpu' else None
+            check_trainers_device(loader.device, torch.device('cpu') if gpu is None else torch.device('cuda', gpu))
             self._meter.follow({'': loader})
             self._meter.begin()
         _shorten_as_mosaicml(state, loader, dataset)
