@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import attrgetter, index
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -93,7 +93,7 @@ class SamplesById:
 
 def _index(at: Any) -> Any:
     try:
-        return operator.index(at)
+        return index(at)
     except TypeError:
         return at  # a slice, or more ids
 
@@ -107,8 +107,8 @@ _FIXED = ('epoch_size', 'num_canonical_nodes', 'shuffle_seed')
 class _Attribute(Generic[T]):
     """A property that a subclass may hide by an attribute of its own, as it does when it stores its arguments."""
 
-    def __init__(self, read: Callable[[Any], T]) -> None:
-        self._read, self.__doc__ = read, read.__doc__
+    def __init__(self, read: Callable[[Any], T], doc: str | None = None) -> None:
+        self._read, self.__doc__ = read, doc or read.__doc__
 
     @overload
     def __get__(self, dataset: None, owner: type) -> _Attribute[T]: ...
@@ -152,20 +152,11 @@ class DatasetAttributes(SamplesById, SampleSequence):
         """Shards in all streams."""
         return len(self.shards)
 
-    @_Attribute
-    def num_streams(self) -> int:
-        """Number of streams."""
-        return len(self.streams)
-
-    @_Attribute
-    def length(self) -> int:
-        """Samples of an epoch that one rank gets, as `len(dataset)`."""
-        return len(self)
-
-    @_Attribute
-    def samples_per_shard(self) -> IntArray:
-        """Samples of each shard, int64[shards]; shards of stream 0 first."""
-        return self.mixture.shard_sizes
+    num_streams = _Attribute[int](lambda dataset: len(dataset.streams), 'Number of streams.')
+    length = _Attribute[int](len, 'Samples of an epoch that one rank gets, as `len(dataset)`.')
+    samples_per_shard = _Attribute[IntArray](
+        attrgetter('mixture.shard_sizes'), 'Samples of each shard, int64[shards]; shards of stream 0 first.'
+    )
 
     @cached_property
     def sample_offset_per_shard(self) -> IntArray:
@@ -218,45 +209,20 @@ class DatasetAttributes(SamplesById, SampleSequence):
 
     # -- settings of the order -------------------------------------------------------------------------------------
 
-    @_Attribute
-    def shuffle(self) -> bool:
-        """Whether samples are shuffled."""
-        return self.order_config.shuffle
-
-    @_Attribute
-    def shuffle_algo(self) -> str | None:
-        """Name of the shuffle algorithm."""
-        return self.order_config.algorithm
-
-    @_Attribute
-    def shuffle_block_size(self) -> int | None:
-        """Samples over which the shuffle spreads a shard, per canonical node."""
-        return self.order_config.block_size
-
-    @_Attribute
-    def batching_method(self) -> str:
-        """How streams share a batch."""
-        return self.order_config.batching
-
-    @_Attribute
-    def partition_algo(self) -> str:
-        """How MosaicML's orders split samples over nodes."""
-        return self.order_config.partition
-
-    @_Attribute
-    def sampling_method(self) -> str:
-        """'balanced' or 'fixed'."""
-        return self.order_config.sampling
-
-    @_Attribute
-    def sampling_granularity(self) -> int:
-        """Samples drawn together from a shard."""
-        return self.order_config.sampling_granularity
-
-    @_Attribute
-    def initial_physical_nodes(self) -> int:
-        """Nodes that the run began on."""
-        return self.initial_nodes
+    shuffle = _Attribute[bool](attrgetter('order_config.shuffle'), 'Whether samples are shuffled.')
+    shuffle_algo = _Attribute[str | None](attrgetter('order_config.algorithm'), 'Name of the shuffle algorithm.')
+    shuffle_block_size = _Attribute[int | None](
+        attrgetter('order_config.block_size'), 'Samples over which the shuffle spreads a shard, per canonical node.'
+    )
+    batching_method = _Attribute[str](attrgetter('order_config.batching'), 'How streams share a batch.')
+    partition_algo = _Attribute[str](
+        attrgetter('order_config.partition'), "How MosaicML's orders split samples over nodes."
+    )
+    sampling_method = _Attribute[str](attrgetter('order_config.sampling'), "'balanced' or 'fixed'.")
+    sampling_granularity = _Attribute[int](
+        attrgetter('order_config.sampling_granularity'), 'Samples drawn together from a shard.'
+    )
+    initial_physical_nodes = _Attribute[int](attrgetter('initial_nodes'), 'Nodes that the run began on.')
 
     def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[IntArray, IntArray]:
         """The samples that an epoch of MosaicML Streaming's orders draws, before their shuffle.

@@ -171,10 +171,6 @@ class _PipeQueues:
         return PipeQueue(cast('BaseContext', self))
 
 
-class PipeContext(_PipeQueues, ForkContext):
-    """Forks, and makes queues of pipes."""
-
-
 class SpawnPipeContext(_PipeQueues, SpawnContext):
     """Spawns, and makes queues of pipes."""
 
@@ -192,7 +188,7 @@ def worker_context(context: BaseContext | None) -> BaseContext:
     """The context to start workers with: `context` or Python's default, with pipes and a watchdog for forks."""
     chosen = multiprocessing.get_context() if context is None else context
     ours: dict[type[BaseContext], type[BaseContext]] = {
-        ForkContext: _WatchedForkContext,
+        ForkContext: PipeContext,
         SpawnContext: SpawnPipeContext,
         ForkServerContext: ForkServerPipeContext,
     }
@@ -268,5 +264,7 @@ def _imports_of_others() -> list[Any]:
     return [lock for lock in locks if getattr(lock, 'owner', None) not in mine and lock not in _endless]
 
 
-class _WatchedForkContext(PipeContext):
+class PipeContext(_PipeQueues, ForkContext):
+    """Forks processes that are replaced if they hang, and makes queues of pipes."""
+
     Process = _WatchedProcess
