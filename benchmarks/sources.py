@@ -91,6 +91,27 @@ def write_parquet(folder: Path, kind: str) -> None:
     pq.write_table(table, folder / 'a.parquet', row_group_size=max(1, SHARD * table.num_rows // table.nbytes))
 
 
+def write_delta(folder: Path, kind: str) -> None:
+    import deltalake
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist(list(samples(kind)))
+    rows = max(1, SHARD * table.num_rows // table.nbytes)
+    deltalake.write_deltalake(folder, table, writer_properties=deltalake.WriterProperties(max_row_group_size=rows))
+
+
+def write_iceberg(folder: Path, kind: str) -> None:
+    import pyarrow as pa
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    table = pa.Table.from_pylist(list(samples(kind)))
+    rows = max(1, SHARD * table.num_rows // table.nbytes)
+    catalog = SqlCatalog('benchmark', uri='sqlite:///:memory:', warehouse=f'file://{folder}')
+    catalog.create_namespace('n')
+    properties = {'write.parquet.row-group-limit': str(rows)}
+    catalog.create_table('n.t', schema=table.schema, properties=properties).append(table)
+
+
 def write_arrow(folder: Path, kind: str) -> None:
     import pyarrow as pa
 
@@ -150,6 +171,8 @@ def write_tsv(folder: Path, kind: str) -> None:
 WRITERS: dict[str, Callable[[Path, str], None]] = {
     'mds': write_mds,
     'parquet': write_parquet,
+    'delta': write_delta,
+    'iceberg': write_iceberg,
     'arrow': write_arrow,
     'huggingface': write_huggingface,
     'webdataset': write_webdataset,
