@@ -94,11 +94,13 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'shuffle_block_size': 1000,
         'batch_size': 8,
         'topology': None,
+        'bucket': None,
+        'balance': None,
     }
     expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
-    assert {*keys, 'schedule'} == own
+    assert {*keys, 'schedule', 'bucket', 'balance'} == own
 
 
 def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:
