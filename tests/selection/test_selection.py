@@ -316,7 +316,7 @@ NOT_OF_THIS_DATA: dict[str, tuple[dict[str, Any], str]] = {
     'Norway': ({'where': {'lang': False}}, 'in YAML, quote it'),
     'text for a number': ({'where': {'id': {'in': ['5']}}}, "'id' holds int64 values"),
     'text for a bound': ({'where': {'score': {'not': {'below': '5'}}}}, "'score' holds float32 values"),
-    'an array': ({'where': {'tokens': 5}}, "'tokens' holds ndarray values"),
+    'an array': ({'where': {'tokens': 5}}, r"'tokens' holds ndarray values.* Test the number of its items, as with"),
     'length of a number': ({'where': {'id': {'length': 5}}}, 'length needs a text'),
 }  # fmt: skip
 

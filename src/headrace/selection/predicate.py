@@ -371,6 +371,8 @@ def _wrong_kind(column: str, value: object, operator: str, wanted: str) -> Strea
     fix = 'Compare text with text (in YAML, quote it) and numbers with numbers.'
     if value is None:
         fix = 'Say what becomes of null: `not: null` beside the other tests of the column leaves it out.'
+    elif isinstance(value, (list, np.ndarray)):
+        fix = "Test the number of its items, as with {'length': {'at_least': 5}}, or all of it with a `Where`."
     return StreamError(
         f'`where`: the column {column!r} holds {type(value).__name__} values such as {shown}, but {operator} {needs}. '
         f'{fix}'
