@@ -254,7 +254,7 @@ def test_under_a_cache_limit_it_is_evaluated_shard_by_shard(tmp_path: Path) -> N
 
 
 def test_progress_is_logged(data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection_module, '_SECONDS_BETWEEN_LINES', -1.0)
+    monkeypatch.setattr(selection_module, 'SECONDS_BETWEEN_LINES', -1.0)
     caplog.set_level('INFO')
     StreamingDataset(local=str(data), where={'lang': 'de'})
     assert 'Evaluating where {"lang": "de"}' in caplog.messages[0]
