@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.order import OrderConfig, StreamSize, Topology
 from headrace.order.lengths import BalancedPlan, BucketedOrder
 from headrace.order.run import Run
+from headrace.order.skip import parse_skip
 from headrace.order.topology import BatchSpec
 
 
@@ -172,6 +173,15 @@ def test_balance_makes_ranks_equal() -> None:
     assert ratios[1.0] < 1.01 < 1.2 < (ratios[None] or 0)
 
 
+def test_skipped_samples_leave_batches_their_windows() -> None:
+    costs = Costs(4096)
+    streams = [StreamSize(name='a', shard_sizes=np.full(16, 256))]
+    run = Run(streams, OrderConfig(shuffle=True, bucket=16), costs=costs, skip=parse_skip([(0, 3)]))
+    found = [costs.values[ids] for ids in batches(run, Topology(), 64)]
+    assert len(found) == 63  # the whole batch is skipped
+    assert max(float(np.ptp(one)) for one in found) < 250
+
+
 def test_plans_are_those_of_balance() -> None:
     run = run_of([[64]], Costs(64), balance=1, shuffle=True)
     assert isinstance(run.plan(0, 0, BatchSpec(8, Topology(), 'repeat')), BalancedPlan)
@@ -181,6 +191,7 @@ def test_plans_are_those_of_balance() -> None:
     ('how', 'message'),
     [
         ({'bucket': 0}, 'bucket must be an int of at least 1'),
+        ({'bucket': 1 << 40}, 'bucket must be at most'),
         ({'bucket': 2, 'batching': 'per_stream'}, '`bucket` needs the native order'),
         ({'bucket': 2, 'algorithm': 'py1e'}, '`bucket` needs the native order'),
         ({'balance': 0}, 'is the power of the cost'),
@@ -193,9 +204,9 @@ def test_settings_that_cannot_be_are_refused(how: dict[str, Any], message: str) 
 
 
 def test_balance_refuses_other_orders_and_costs_are_needed() -> None:
-    for how in ({'algorithm': 'py1e', 'shuffle': True}, {'batching': 'per_stream'}):
-        run = run_of([[64]], Costs(64), balance=1, **how)
+    others: list[dict[str, Any]] = [{'algorithm': 'py1e', 'shuffle': True}, {'batching': 'per_stream'}]
+    for how in others:
         with pytest.raises(ConfigError, match='`balance` needs the native order'):
-            run.plan(0, 0, BatchSpec(8, Topology(), 'repeat'))
+            run_of([[64]], Costs(64), balance=1, **how)
     with pytest.raises(ConfigError, match='need the costs of the samples'):
         Run([StreamSize(name='a', shard_sizes=np.array([8]))], OrderConfig(bucket=2))

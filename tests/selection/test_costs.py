@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from headrace.config.load import load_config
 from headrace.errors import ConfigError, ResumeError, StreamError
 from headrace.packing import PackedDataset, Packing
 from headrace.testing.oracle import World, check_resume
+from headrace.watching.record import loader_config
 
 SAMPLES = 240
 LENGTHS = np.exp(np.random.default_rng(0).normal(3, 1, 2 * SAMPLES)).astype(int) + 1
@@ -126,6 +131,52 @@ def test_another_mixture_takes_over_at_the_end_of_a_window(data: Path, more: Pat
                 both.load_state_dict(first.state_dict(samples))
 
 
+def test_a_run_without_buckets_continues_with_them(data: Path, more: Path) -> None:
+    def dataset(*folders: Path, **how: Any) -> StreamingDataset:
+        streams = [Stream(local=str(folder), name=folder.name) for folder in folders]
+        change = {'on_mixture_change': 'continue', 'batch_size': 8, 'shuffle': True, 'num_canonical_nodes': 1}
+        return StreamingDataset(streams=streams, cost='size', **change, **how)
+
+    plain = dataset(data, more)
+    for samples in range(8, 200, 24):
+        then = dataset(data, more, bucket=5)
+        then.load_state_dict(plain.state_dict(samples))
+        seen = plain.plan().order.at(np.arange(samples))
+        drawn = {name: sum(place.node_draws) for name, place in then.mixture.takeover.positions.items()}
+        assert drawn == {'data': int((seen < SAMPLES).sum()), 'more': int((seen >= SAMPLES).sum())}
+
+
+def kept_costs(cache: Path) -> Path:
+    (found,) = (cache / '.headrace-costs').glob('*.costs')
+    return found
+
+
+def test_damaged_costs_are_measured_again(data: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {'remote': str(data), 'local': str(tmp_path), 'batch_size': 8, 'cost': 'size', 'bucket': 4}
+    before = StreamingDataset(**how).order_config.costs
+    kept = kept_costs(tmp_path)
+    content = kept.read_bytes()
+    (kept.parent / f'{"0" * 32}.costs.tmp').write_bytes(b'of a process that was killed')
+    kept.write_bytes(content[:-8] + b'\0' * 8)
+    assert StreamingDataset(**how).order_config.costs == before
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert kept.read_bytes() == content
+
+
+def test_kept_costs_need_no_lock_and_come_back_if_they_are_deleted(data: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {'remote': str(data), 'local': str(tmp_path), 'batch_size': 8, 'cost': 'size', 'bucket': 4}
+    dataset = StreamingDataset(**how)
+    kept = kept_costs(tmp_path)
+    holder = os.open(kept.parent, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    StreamingDataset(**how)  # would wait for ever
+    os.close(holder)
+    shutil.rmtree(kept.parent)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert kept.exists()
+    assert copy.plan().ids(0).tolist() == dataset.plan().ids(0).tolist()
+
+
 @pytest.mark.parametrize(
     ('how', 'message'),
     [
@@ -133,7 +184,7 @@ def test_another_mixture_takes_over_at_the_end_of_a_window(data: Path, more: Pat
         ({'balance': 1}, 'names no `cost`'),
         ({'bucket': 4, 'cost': 'token'}, "names the column 'token', but its columns are"),
         ({'bucket': 4, 'cost': 'half'}, 'A cost is a whole number'),
-        ({'bucket': 4, 'cost': 'code'}, 'A cost is a whole number'),
+        ({'bucket': 4, 'cost': 'code'}, r'which has None \(NoneType\)'),
     ],
 )
 def test_costs_are_checked(data: Path, how: dict[str, Any], message: str) -> None:
@@ -156,3 +207,27 @@ def test_yaml_has_the_keys(data: Path, tmp_path: Path) -> None:
     dataset = build_dataset(config, topology=Topology())
     assert dataset.order_config.bucket == 4
     assert spread(dataset) < spread(StreamingDataset(local=str(data), batch_size=8, shuffle=True))
+
+
+def test_the_record_of_a_run_has_the_settings(data: Path, tmp_path: Path) -> None:
+    (tmp_path / 'a.csv').write_text('id;text\n' + ''.join(f'{n};{"x" * (n % 17)}\n' for n in range(64)))
+    dataset = StreamingDataset(
+        remote=str(tmp_path / 'a.csv'),
+        local=str(tmp_path / 'cache'),
+        format='csv',
+        format_options={'delimiter': ';'},
+        batch_size=8,
+        shuffle=True,
+        cost='text',
+        bucket=4,
+        balance=2,
+    )
+    recorded = loader_config(StreamingDataLoader(dataset, batch_size=8))
+    assert recorded is not None
+    config = load_config({'train': recorded}).train
+    assert config is not None
+    world = Topology(rank=1, world_size=2)
+    again = build_dataset(config, topology=world).plan(global_batch_size=8, topology=world)
+    assert (
+        again.ids_of(range(8)).tolist() == dataset.plan(global_batch_size=8, topology=world).ids_of(range(8)).tolist()
+    )

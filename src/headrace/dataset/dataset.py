@@ -58,6 +58,7 @@ from headrace.order import (
     Topology,
     parse_skip,
 )
+from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
 from headrace.padding import Pad
 from headrace.selection import Fraction, Predicate, Subset
@@ -220,6 +221,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         )
         if not self.is_packed and any(stream.packing is not None for stream in self.streams):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
+        asked = OrderConfig.of(locals())
+        check_balance(balance, asked)
         defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
         opened = open_streams(
             self.streams,
@@ -235,7 +238,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         costs = [stream.costs for stream in opened if stream.costs is not None]
         run = Run(
             [stream.size() for stream in opened],
-            OrderConfig.of(locals()),
+            asked,
             epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
             schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
             when_exhausted=when_exhausted,

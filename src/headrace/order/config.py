@@ -34,6 +34,9 @@ DEFAULT_SEED = DefaultSeed(9176)
 MAX_CANONICAL_NODES = 65_536
 """Far beyond any use: the order keeps a few numbers for each canonical node of each stream."""
 
+MAX_BUCKET = 1 << 16
+"""A window's costs are sorted in memory."""
+
 _MAX_PLACES = 1 << 24  # canonical nodes times streams: 128 MiB for each of these numbers
 
 _SHARDS_PER_CANONICAL_NODE = 64
@@ -106,6 +109,8 @@ class OrderConfig:
                 f"`bucket` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
                 f'{self.algorithm!r} and batching_method {self.batching!r}. Change these, or remove `bucket`.'
             )
+        if (self.bucket or 0) > MAX_BUCKET:
+            raise ConfigError(f'bucket must be at most {MAX_BUCKET:,} batches, got {self.bucket}.')
         if self.batching not in _BATCHINGS:
             raise ConfigError(f'batching_method must be one of {list(_BATCHINGS)}, got {self.batching!r}.')
         if self.sampling not in _SAMPLINGS:

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from headrace.errors import ConfigError
 from headrace.order.plan import Plan
 from headrace.order.protocols import Order
 from headrace.order.random.hashing import derive, hash_text, keyed_order
+from headrace.order.skip import in_whole_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,7 +145,27 @@ class BucketedOrder(Order):
         skip: Skip = (),
         initial_nodes: int | None = None,  # noqa: ARG002
     ) -> Plan:
-        return replace(self._inner.plan(batches, start, epoch=epoch, skip=skip), order=self)
+        plan = self._inner.plan(batches, start, epoch=epoch, skip=skip)
+        # Otherwise later batches would not begin where those of windows do.
+        ranges = in_whole_batches(plan.skip, self.first, self._batch, len(self))
+        return replace(plan, order=self, skip=ranges)
+
+
+def check_balance(balance: float | None, config: OrderConfig) -> None:
+    """Check the power of `balance`, and that the order has batches whose rows can be dealt by cost.
+
+    Raises:
+        ConfigError: it is no power, or the order has none.
+    """
+    if balance is None:
+        return
+    if balance is True or not 0 < balance < 10:
+        raise ConfigError(f'`balance` is the power of the cost, such as 1, or 2 for attention, got {balance!r}.')
+    if config.is_mosaicml or 'per_stream' in config.batching:
+        raise ConfigError(
+            f"`balance` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
+            f'{config.algorithm!r} and batching_method {config.batching!r}. Change these, or remove `balance`.'
+        )
 
 
 def _ranks(key: int, window: int, batches: int) -> IntArray:

@@ -74,10 +74,10 @@ def resume(
         return replace(mixture, takeover=state.takeover), state
     assert state.epoch_size is not None  # else nothing can differ
     pinned = state.pinned
-    then = config
+    then = replace(config, bucket=None)
     if 'global_batch_size' in pinned:
         size, devices = pinned['global_batch_size'], pinned.get('device_batches')
-        then = replace(config, bucket=None, global_batch_size=size, device_batches=devices)
+        then = replace(then, global_batch_size=size, device_batches=devices)
     window = pinned.get('bucket', 0) * pinned.get('global_batch_size', 1)
     begin = state.takeover.sample if state.epoch == state.takeover.epoch else 0
     if window and (state.sample_in_epoch - begin) % window and state.sample_in_epoch != state.epoch_size:

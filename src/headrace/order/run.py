@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order.lengths import BalancedPlan, BucketedOrder
+from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder
 from headrace.order.native.order import NativeOrder
@@ -45,6 +45,7 @@ class RunArguments(NamedTuple):
     epoch_size: int | None
     schedule: Schedule | None
     when_exhausted: Exhaustion
+    balance: float | None
 
 
 class Run:
@@ -79,8 +80,7 @@ class Run:
             raise ConfigError(
                 f'on_mixture_change must be one of {list(get_args(MixtureChange))}, got {on_mixture_change!r}.'
             )
-        if balance is not None and (balance is True or not 0 < balance < 10):
-            raise ConfigError(f'`balance` is the power of the cost, such as 1, or 2 for attention, got {balance!r}.')
+        check_balance(balance, asked)
         if costs is None and (asked.bucket is not None or balance is not None):
             raise ConfigError('`bucket` and `balance` need the costs of the samples. Name a column in `cost`.')
         if costs is not None and asked.bucket is not None:
@@ -117,7 +117,7 @@ class Run:
     @property
     def asked(self) -> RunArguments:
         """The arguments that it was made with, beside streams and `skip`."""
-        return RunArguments(self._asked, self._epoch_size, self._schedule, self._when_exhausted)
+        return RunArguments(self._asked, self._epoch_size, self._schedule, self._when_exhausted, self._balance)
 
     @property
     def needs_nodes(self) -> bool:
@@ -206,11 +206,8 @@ class Run:
             check_skipped(self._unchecked, self._skipped_ranges(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
         if self._balance is not None and self._costs is not None:
-            if not isinstance(plan, Plan) or order.units:
-                raise ConfigError(
-                    "`balance` needs the native order, and batching_method 'random' or 'stratified'. Remove it, or "
-                    'change these.'
-                )
+            check_balance(self._balance, self.config(batches.world))  # a checkpoint may have named the order
+            assert isinstance(plan, Plan)
             fields_ = {one.name: getattr(plan, one.name) for one in fields(plan) if one.init}
             return BalancedPlan(**fields_, costs=self._costs, power=self._balance)
         return plan

@@ -4,7 +4,7 @@ A file of ``.headrace-costs`` is, all little-endian::
 
     'hrcosts1' | u64 samples | 16 bytes: digest of the key | 16 bytes: digest of the costs | u32 cost[samples]
 
-It is written whole or not at all, so a start reads only its head. The digest is part of checkpoints.
+It is valid if its digest, of xxh3, is right. The digest is part of checkpoints.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from headrace.errors import CacheError, StreamError
 from headrace.order import each_selected_row
@@ -30,6 +31,7 @@ from headrace.storage.cache.locks import cannot_write, lock_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.format import ShardInfo
     from headrace.order import RowSelection
 
 FOLDER: Final = '.headrace-costs'
@@ -50,6 +52,7 @@ class StoredCosts:
         self._place, self._name = place, name
 
     def __reduce__(self) -> tuple[Callable[..., StoredCosts], tuple[Any, ...]]:
+        _made(self._place, self._name, len(self.values), lambda out: np.copyto(out, self.values))  # it may be deleted
         return _map_again, (self._place, self._name, len(self.values))
 
 
@@ -73,6 +76,20 @@ class DatasetCosts:
         return costs
 
 
+def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
+    """Refuse a `cost` that names no column.
+
+    Raises:
+        StreamError: a shard lacks it.
+    """
+    for schema in {id(info.schema): info.schema for info in infos}.values():
+        if column not in schema.names:
+            raise StreamError(
+                f'`cost` of stream {title} names the column {column!r}, but its columns are {", ".join(schema.names)}. '
+                f'Name one of these.'
+            )
+
+
 def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> StoredCosts:
     """The costs of the samples that a stream offers, in their order.
 
@@ -80,34 +97,41 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> Sto
 
     Args:
         shards: the stream's shards.
-        column: a column of whole numbers, which are the costs; or of texts, bytes or arrays, whose lengths are.
+        column: one that `check_cost` knows, of whole numbers, which are the costs; or of texts, bytes or arrays, whose
+            lengths are.
         rows: the rows that are offered; None: all.
 
     Raises:
-        StreamError: there is no such column, or it has a null, a negative or broken number, or one above 2^32.
+        StreamError: the column has a null, a negative or broken number, or one above 2^32 - 1.
         StorageError, FormatError: a shard cannot be fetched or read.
         CacheError: the folder cannot be written to.
     """
-    for schema in dict.fromkeys(info.schema for info in shards.infos):
-        if column not in schema.names:
-            raise StreamError(
-                f'`cost` of stream {shards.title} names the column {column!r}, but its columns are '
-                f'{", ".join(schema.names)}. Name one of these.'
-            )
     counts = shards.sizes if rows is None else rows.counts
     key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()
     place, name = ControlFolder(shards.folder, FOLDER, _NAMES), f'{key.hex()}.costs'
-    samples = int(counts.sum())
+    return _made(place, name, int(counts.sum()), lambda out: _measure(shards, column, rows, counts, out))
+
+
+def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs], None]) -> StoredCosts:
+    """The file, made now if there is none that can be believed."""
+    found = _find(place, name, samples)
+    if found is not None:
+        return found
     try:
         with place.opened(make=True) as folder:
             lock_file(folder.handle, folder.path)
             found = _map(place, folder, name, samples)
             if found is not None:
                 return found
+            for left in folder.names():
+                if left.endswith('.tmp'):
+                    folder.delete(left)  # by processes that were killed
             values = np.empty(samples, '<u4')
-            _measure(shards, column, rows, counts, values)
-            digest = hashlib.blake2b(values.data, digest_size=16).digest()
-            publish(folder, name, [_HEAD.pack(_MAGIC, samples, key, digest), values.data.cast('B')])
+            fill(values)
+            head = _HEAD.pack(
+                _MAGIC, samples, bytes.fromhex(name.partition('.')[0]), xxhash.xxh3_128_digest(values.data)
+            )
+            publish(folder, name, [head, values.data.cast('B')])
             found = _map(place, folder, name, samples)
     except OSError as error:
         raise cannot_write(place.path, error) from error
@@ -116,9 +140,16 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> Sto
     return found
 
 
+def _find(place: ControlFolder, name: str, samples: int) -> StoredCosts | None:
+    try:
+        with place.opened(only_read=True) as folder:
+            return _map(place, folder, name, samples)
+    except (OSError, CacheError):
+        return None
+
+
 def _map_again(place: ControlFolder, name: str, samples: int) -> StoredCosts:
-    with place.opened(only_read=True) as folder:
-        found = _map(place, folder, name, samples)
+    found = _find(place, name, samples)
     if found is None:
         raise CacheError(f'{place.path / name} was changed or deleted while it was in use. Start anew.')
     return found
@@ -137,9 +168,10 @@ def _map(place: ControlFolder, folder: OpenFolder, name: str, samples: int) -> S
     finally:
         os.close(handle)
     magic, count, key, digest = _HEAD.unpack_from(data)
+    values = np.frombuffer(data, '<u4', samples, _HEAD.size)
     if (magic, count, key.hex()) != (_MAGIC, samples, name.partition('.')[0]):
         return None
-    return StoredCosts(place, name, np.frombuffer(data, '<u4', samples, _HEAD.size), digest.hex())
+    return StoredCosts(place, name, values, digest.hex()) if xxhash.xxh3_128_digest(values.data) == digest else None
 
 
 def _measure(shards: Shards, column: str, rows: RowSelection | None, counts: npt.NDArray[np.int64], out: Costs) -> None:
@@ -175,7 +207,7 @@ def _lengths(values: Any, column: str) -> npt.NDArray[np.int64]:
         try:
             return np.fromiter(map(len, values), np.int64, len(values))
         except TypeError:
-            costs, found = _numbers(values), all(type(value) is int for value in values)
+            costs, found = np.array([min(_length(value), _MOST + 1) for value in values]), True
     wrong = (costs < 0) | (costs > _MOST) if found else np.ones(len(costs), np.bool_)
     if wrong.any():
         value = values[int(wrong.argmax())]
@@ -186,8 +218,6 @@ def _lengths(values: Any, column: str) -> npt.NDArray[np.int64]:
     return costs.astype(np.int64)
 
 
-def _numbers(values: Sequence[Any]) -> npt.NDArray[Any]:
-    try:
-        return np.array(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return np.zeros(len(values))
+def _length(value: Any) -> int:
+    """The cost of one value; negative if it has none."""
+    return value if type(value) is int else len(value) if hasattr(value, '__len__') else -1

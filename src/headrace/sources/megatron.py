@@ -144,7 +144,8 @@ def _places(
     def documents_in_runs() -> Iterator[Integers]:
         last = 0
         for run in read_numbers(store, idx, '<i8', begin=_HEAD.size + 12 * sequences, count=documents):
-            if np.diff(run, prepend=last).min() < 0 or run[-1] > sequences:
+            # Differences of numbers beyond these may overflow.
+            if run.min() < 0 or run.max() > sequences or np.diff(run, prepend=last).min() < 0:
                 raise damaged(f'Documents begin one after another, up to sequence {sequences}')
             last = int(run[-1])
             yield run

@@ -129,7 +129,10 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return cast('dict[str, Any]', entry) if isinstance(entry, dict) else None
 
 
-_OF_STREAM = ('split', 'endpoint_url', 'region', 'anonymous', 'requester_pays', 'fraction_seed', 'format')
+_OF_STREAM = (
+    *('split', 'endpoint_url', 'region', 'anonymous', 'requester_pays', 'fraction_seed'),
+    *('format', 'format_options', 'cost'),
+)
 
 
 def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
@@ -152,6 +155,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'remainder': loader.remainder,
         'epoch_size': asked.epoch_size,
         'when_exhausted': asked.when_exhausted,
+        'balance': asked.balance,
         'skip': with_more(dataset.skip, ()),
         **{key: getattr(order, name) for key, name in ORDER_ARGUMENTS.items()},
     }

@@ -25,7 +25,7 @@ from headrace.format.entries import INDEX_NAME
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
-from headrace.selection.costs import StoredCosts, measure_costs
+from headrace.selection.costs import StoredCosts, check_cost, measure_costs
 from headrace.storage import (
     CacheEntry,
     CacheLimit,
@@ -388,6 +388,8 @@ class _Opening:
             tensor_columns=tensor_columns(stream, shards),
         )
         list(column_names(self.opened))  # refuses columns that a shard lacks
+        if self.has_costs and self.stream.cost is not None:
+            check_cost(self.stream.cost, shards, self.opened.title)
         return self.opened
 
     def select(self) -> None:
@@ -416,7 +418,7 @@ class _Opening:
                     f'`bucket` and `balance` need the costs of all samples, but stream {stream.title} names no `cost`. '
                     f'Name a column, such as `cost: tokens`.'
                 )
-            shards = replace(shards, identity=f'{identity} {self.selection.text if self.selection else ""}')
+            shards = replace(shards, identity=f'{identity} {stream.fingerprint}')  # also of what is selected
             stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection))
         self.opened = stream
 
