@@ -117,8 +117,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have no test's time run while it waits for another to be done with `mosaicml_streaming`."""
+    """Have no test's time run while it waits for another to be done with `mosaicml_streaming`.
+
+    And spawn workers for one format of the contract only in the quick suite: each has to import torch.
+    """
     for item in items:
+        if item.name == 'test_workers_read_it[spawn]' and 'Jsonl' not in item.nodeid:
+            item.add_marker(pytest.mark.slow)
         if 'mosaicml_streaming' in getattr(item, 'fixturenames', ()):
             own = item.get_closest_marker('timeout')
             args, kwargs = (own.args, own.kwargs) if own else ((), {})

@@ -267,6 +267,8 @@ def test_refuses_tokenizers_with_labels(lines: Path, tmp_path: Path, run: partia
 
     with pytest.raises(ConversionError, match=r'no labels.*Use it in `packing`'):
         run(lines, tmp_path / 'out', tokenizer=with_labels)
+    with pytest.raises(ConfigError, match='knows a tokenizer by its name'):
+        run(lines, tmp_path / 'other', tokenizer=lambda texts: texts)
     with pytest.raises(ConfigError, match='without labels, but is None'):
         run(lines, tmp_path / 'other', tokenizer=None)
     with pytest.raises(ConfigError, match='cannot be loaded'):

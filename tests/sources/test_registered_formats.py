@@ -111,6 +111,10 @@ def test_options_are_part_of_the_data(data: Path, tmp_path: Path) -> None:
         for options in ({}, {'add': 1})
     )
     assert plain.streams[0].fingerprint != added.streams[0].fingerprint
+    default = StreamingDataset(
+        remote=str(data), local=str(tmp_path / 'cache'), format='numbers', format_options={'add': 0}
+    )
+    assert default.streams[0].fingerprint == plain.streams[0].fingerprint
 
 
 def test_an_object_beside_a_part_that_changes_makes_the_shard_anew(data: Path, tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_files_of_csv_may_order_their_columns_as_they_like():
         ("a,b\n1,'x,''y'\n", {'quoting': "'"}, [{'a': 1, 'b': "x,'y"}]),
         ('a,b\n1,"x\n2,y"\n', {'quoting': 'none'}, [{'a': 1, 'b': '"x'}, {'a': 2, 'b': 'y"'}]),
         ('1,x\n2,y\n', {'header': False}, [{'0': 1, '1': 'x'}, {'0': 2, '1': 'y'}]),
+        ('0,1\n5,6\n0,1\n', {'header': False}, [{'0': 0, '1': 1}, {'0': 5, '1': 6}, {'0': 0, '1': 1}]),
         ('1,x\n2,y\n', {'header': ['n', 'text']}, [{'n': 1, 'text': 'x'}, {'n': 2, 'text': 'y'}]),
         ('1|x\n', {'header': ['n', 't'], 'delimiter': '|', 'quoting': '"'}, [{'n': 1, 't': 'x'}]),
         ('a;b\n1\n', {'delimiter': ','}, [{'a;b': 1}]),

@@ -12,6 +12,7 @@ changed:
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -148,6 +149,7 @@ def tokenize(
     from headrace.packing.tokenizers import (  # other conversions start without torch
         ChatTokenizer,
         fingerprint,
+        is_of_library,
         load_tokenizer,
         meaning_of_tokens,
         vocabulary_size,
@@ -164,6 +166,13 @@ def tokenize(
         raise ConfigError(
             f'`tokenizer` of tokenize is one that makes tokens without labels, but is {tokenizer!r:.80}. Give a '
             f'ChatTokenizer to `packing`.'
+        )
+    name = getattr(tokenizer, '__qualname__', '')
+    is_named = isinstance(getattr(tokenizer, 'fingerprint', None), str) or is_of_library(tokenizer)
+    if not is_named and (isinstance(tokenizer, functools.partial) or '<lambda>' in name):
+        raise ConfigError(
+            f'A second call of tokenize knows a tokenizer by its name, but {tokenizer!r:.80} has none. Write a '
+            f'function at the top of a module, or give it an attribute `fingerprint`, a text.'
         )
     attempts, options = Retry(attempts=1 + retry), source_options or StoreOptions()
     chosen = _shards_at(source, column, format, split, options, limit, allow_unsafe_types, attempts) or choose_inputs(

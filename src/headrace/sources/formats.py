@@ -128,7 +128,7 @@ def check_options(name: str | None, options: object) -> dict[str, Any]:
     if name is None or name == 'mds':
         raise StreamError(f'`format_options` are those of a named `format`, but it is {name!r}. Name the format, too.')
     parameters = inspect.signature(format_of(name).index).parameters.values()
-    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in _COMMON]
+    known = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in _COMMON}
     for option in given:
         if option not in known:
             takes = f'takes {", ".join(known)}' if known else 'takes none'
@@ -136,11 +136,13 @@ def check_options(name: str | None, options: object) -> dict[str, Any]:
                 f'`format_options` has {option!r:.80}, but the format {name} {takes}. Correct or remove it.'
             )
     try:
-        return cast('dict[str, Any]', json.loads(json.dumps(given, allow_nan=False)))
+        plain = cast('dict[str, Any]', json.loads(json.dumps(given, allow_nan=False)))
     except (TypeError, ValueError) as error:
         raise StreamError(
             f'`format_options` has values that JSON can express, but is {given!r:.200}: {error}. Use such values.'
         ) from None
+    # A default makes no other data.
+    return {name: value for name, value in plain.items() if json.dumps(value) != json.dumps(known[name], default=str)}
 
 
 def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict[str, int]:

@@ -309,7 +309,7 @@ class _TextReader:
             self.header_of[info.key] = number
         types = self._types.setdefault(tuple(header), TextTypes(len(header)))
         for record in records:
-            if record.value == header and len(header) > 1:
+            if record.value == header and len(header) > 1 and (self._dialect.has_header or self._names):
                 raise FormatError(
                     f'The first row of a file names the columns, but the row at byte {record.start} of {info.key} does '
                     f'so again, as in joined files. Remove it, or store each as a file of its own; a file that has a '

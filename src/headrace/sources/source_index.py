@@ -119,7 +119,7 @@ class SourceIndex:
         rows = [part.rows for part in self.source.parts]
         identity, snapshot = getattr(self.source, 'identity', ''), getattr(self.source, 'snapshot', '')
         known: list[Any] = [self.source.format, identity or objects, rows]
-        if self._options and not snapshot:
+        if self._options and not (snapshot or identity):
             known.append(self._options)
         digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
         return f'{digest} ({snapshot})' if snapshot else digest
