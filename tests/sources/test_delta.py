@@ -139,6 +139,9 @@ def test_a_log_is_read_in_another_process_and_workers_are_forked(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta.subprocess, 'run', PROCESS)
+    (tmp_path / 'here').mkdir()
+    (tmp_path / 'here/select.py').write_text('raise RuntimeError')  # as a module of Python is called
+    monkeypatch.chdir(tmp_path / 'here')
     before = {*os.listdir('/proc/self/task')} if Path('/proc').exists() else set[str]()
     found = dataset(table, tmp_path / 'cache', columns=['id', 'day'])
     assert not Path('/proc').exists() or {*os.listdir('/proc/self/task')} <= before
@@ -298,6 +301,44 @@ def test_columns_have_physical_names(tmp_path: Path) -> None:
     log.replace(partitionValues={'col-p': '1970-01-03'})
     found = rows_of(log.table, tmp_path / 'cache')
     assert found == [{'x': n, 'id': 100 + n, 'P q': 2, 'new': None} for n in range(40)]
+
+
+@pytest.mark.parametrize('mode', ['name', 'id'])
+def test_ids_of_files_count_in_the_mode_of_ids_only(tmp_path: Path, mode: str) -> None:
+    log = Log(tmp_path / 'table', ['columnMapping'])
+
+    def field(name: str, number: int) -> dict[str, Any]:
+        about = {'delta.columnMapping.id': number, 'delta.columnMapping.physicalName': name}
+        return {'name': name, 'type': 'long', 'nullable': True, 'metadata': about}
+
+    schema = json.dumps({'type': 'struct', 'fields': [field('id', 1), field('x', 2)]})
+    about = {'id': 'x', 'format': {'provider': 'parquet', 'options': {}}, 'partitionColumns': []}
+    options = {'delta.columnMapping.mode': mode, 'delta.columnMapping.maxColumnId': '2'}
+    log.commit({'metaData': {**about, 'schemaString': schema, 'configuration': options}})
+    path = log.table / log.add['path']
+    kinds = [pa.field(name, pa.int64(), metadata={'PARQUET:field_id': n}) for name, n in (('id', '2'), ('x', '1'))]
+    pq.write_table(pa.table({'id': range(40), 'x': range(100, 140)}, schema=pa.schema(kinds)), path)
+    log.replace(size=path.stat().st_size)
+    names = ('id', 'x') if mode == 'name' else ('x', 'id')
+    right: list[dict[str, Any]] = [dict(zip(names, (n, 100 + n), strict=True)) for n in range(40)]
+    assert rows_of(log.table, tmp_path / 'cache') == by_id(right)
+
+
+@pytest.mark.parametrize(
+    ('info', 'is_read'), [({'inCommitTimestamp': 2000}, True), ([], False), ('x', False), (None, False)]
+)
+def test_a_version_by_time_needs_the_times_of_commits(tmp_path: Path, info: Any, is_read: bool) -> None:
+    log = Log(tmp_path / 'table', [])
+    for number in range(2):
+        path = log.table / f'_delta_log/{number:020}.json'
+        lines = [line for line in path.read_text().splitlines() if 'commitInfo' not in line]
+        path.write_text('\n'.join([json.dumps({'commitInfo': info}), *lines, '']))
+    options = {'format_options': {'version': '2020-01-01'}}
+    if is_read:
+        assert len(rows_of(log.table, tmp_path / 'cache', format='delta', **options)) == 40
+    else:
+        with pytest.raises(FormatError, match='does not say its time'):
+            rows_of(log.table, tmp_path / 'cache', format='delta', **options)
 
 
 def test_what_readers_must_know_and_do_not_is_named(tmp_path: Path) -> None:

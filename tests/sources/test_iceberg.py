@@ -293,6 +293,11 @@ def test_deleted_rows_are_left_out_and_cached_shards_are_made_anew(tmp_path: Pat
     expected = [n for n in range(40) if n not in (3, 39)]
     assert sorted(table.scan().to_arrow()['id'].to_pylist()) == expected
     assert [row['id'] for row in rows_of(place, tmp_path / 'cache')] == expected
+    newest = place / 'metadata' / table.metadata_location.rpartition('/')[2]
+    text = newest.read_text()
+    newest.write_text(json.dumps({**json.loads(text), 'location': 's3://elsewhere/t'}))
+    assert [row['id'] for row in rows_of(place, tmp_path / 'moved')] == expected
+    newest.write_text(text)
     (place / 'data/vector.puffin').write_bytes(puffin(file, [0, 3, 20]))
     table = delete(table, place / 'data/vector.puffin', DataFileContent.POSITION_DELETES, FileFormat.PUFFIN)
     expected = [n for n in range(40) if n not in (0, 3, 20, 39)]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from headrace import Stream, StreamingDataset
 from headrace.convert import convert
-from headrace.errors import FormatError, StreamError
+from headrace.errors import FormatError, ShardError, StreamError
 from headrace.sources import parquet
 from headrace.sources.parquet import index_files
-from headrace.sources.table_files import TableFiles
+from headrace.sources.table_files import BY_ID, TableFiles
 from headrace.storage import open_store
 from tests.support.sources.parquet_files import as_python, index, read
 from tests.support.suite.example_counts import scaled
@@ -143,7 +143,7 @@ def test_columns_are_found_by_id_in_structs_lists_and_maps_too(tmp_path: Path) -
     gone = np.array([0, 14, 15, *range(30, 40)])
     files = TableFiles(
         constants=pa.RecordBatch.from_pydict({'day': pa.array([dt.date(1970, 1, 3)])}),
-        schema=new.append(field('day', pa.date32(), 6)).append(field('none', pa.int8(), 7)),
+        schema=new.append(field('day', pa.date32(), 6)).append(field('none', pa.int8(), 7)).with_metadata(BY_ID),
         deleted={0: gone},
         snapshot='version 3',
     )
@@ -177,6 +177,73 @@ def test_columns_are_found_by_id_in_structs_lists_and_maps_too(tmp_path: Path) -
         with pytest.raises(FormatError, match='has 40 rows, but its table deletes row'):
             table = TableFiles(constants=files.constants, schema=new, deleted={0: np.array(wrong)})
             index_files(store, list(store.list('')), columns=None, table=table)
+
+
+@pytest.mark.parametrize('numbers', [(0, 0), (2, 1)])
+def test_ids_of_files_without_a_table_mean_nothing(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    inner = pa.struct([field('u', pa.int64(), numbers[0]), field('v', pa.int64(), numbers[1])])
+    kinds = [field('a', pa.int64(), numbers[0]), field('b', pa.int64(), numbers[1]), field('s', inner, 0)]
+    data = [{'a': n, 'b': 10 + n, 's': {'u': n, 'v': 20 + n}} for n in range(3)]
+    for folder in (tmp_path / 'plain', tmp_path / 'hive/year=1'):
+        folder.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(data, schema=pa.schema(kinds)), folder / 'a.parquet')
+    assert as_python(read(tmp_path / 'plain', index(tmp_path / 'plain'))) == data
+    assert as_python(read(tmp_path / 'hive', index(tmp_path / 'hive'))) == [{**row, 'year': 1} for row in data]
+    found = index(tmp_path / 'hive', columns=['a'])
+    assert as_python(read(tmp_path / 'hive', found)) == [{'a': row['a']} for row in data]
+
+
+def test_a_folder_of_hive_may_have_a_key_that_begins_as_hidden_names_do(tmp_path: Path) -> None:
+    for name in ('_date=1', '.date=2', '_date=3/_other', '_old'):
+        write_rows(tmp_path / name, [{'id': 1}])
+    write_rows(tmp_path / 'x=1', [{'id': 1}])
+    (tmp_path / 'x=1/a.parquet').rename(tmp_path / 'x=1/_a=1.parquet')
+    found = parquet.find(list(open_store(tmp_path).list('')))
+    assert {info.key for info in found} == {'_date=1/a.parquet', '.date=2/a.parquet'}
+
+
+@pytest.mark.parametrize(
+    ('own', 'kind', 'is_read'),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int32(), pa.float64(), True),
+        (pa.float32(), pa.float64(), True),
+        (pa.large_string(), pa.string(), True),
+        (pa.timestamp('ns'), pa.timestamp('us', 'UTC'), True),
+        (pa.decimal128(22, 2), pa.decimal128(25, 2), True),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), True),
+        (pa.list_(pa.int32(), 1), pa.list_(pa.int32()), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.float64(), pa.int64(), False),
+        (pa.string(), pa.int64(), False),
+        (pa.timestamp('us'), pa.int64(), False),
+        (pa.list_(pa.float64()), pa.list_(pa.float32()), False),
+        (pa.bool_(), pa.int32(), False),
+    ],
+)
+def test_a_file_of_another_type_is_widened_or_refused(tmp_path: Path, own: Any, kind: Any, is_read: bool) -> None:
+    (tmp_path / 'd').mkdir()
+    values = pa.array([[0]], own) if pa.types.is_nested(own) else pa.array([0]).cast(own)
+    pq.write_table(pa.table({'a': values}), tmp_path / 'd/a.parquet')
+    store = open_store(tmp_path / 'd')
+    table = TableFiles(constants=pa.RecordBatch.from_pydict({'': pa.nulls(1)}), schema=pa.schema([('a', kind)]))
+    source = index_files(store, list(store.list('')), columns=None, table=table)
+    if is_read:
+        assert len(read(tmp_path / 'd', source)) == 1
+    else:
+        with pytest.raises(ShardError, match='it is .*, and .* in the table'):
+            read(tmp_path / 'd', source)
+
+
+def test_marks_do_not_depend_on_the_order_of_metadata() -> None:
+    def marks(about: dict[str, str], **changed: str) -> dict[str, str]:
+        inner = pa.struct([pa.field('b', pa.int64(), metadata={**about, **changed})])
+        schema = pa.schema([pa.field('a', pa.list_(pa.field('element', inner)), metadata=about)])
+        return TableFiles(constants=pa.RecordBatch.from_pydict({'p': [1]}), schema=schema).marks(['one'])
+
+    about = {'delta.columnMapping.id': '1', 'delta.columnMapping.physicalName': 'x', 'comment': 'c'}
+    assert marks(about) == marks(dict(reversed(about.items())))
+    assert marks(about) != marks(about, **{'delta.columnMapping.physicalName': 'y'})
 
 
 def test_marks_tell_of_deleted_rows_and_values() -> None:

@@ -26,7 +26,7 @@ from headrace.sources import parquet
 from headrace.sources.arrow_types import import_pyarrow
 from headrace.sources.parquet import ParquetSource, index_files
 from headrace.sources.ranges import ByteRange, read_ranges
-from headrace.sources.table_files import TableFiles
+from headrace.sources.table_files import BY_ID, TableFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -186,8 +186,8 @@ def _number(store: Store, commits: dict[int, ObjectInfo], asked: int | float | N
         try:
             lines = [json.loads(line) for line in commit.splitlines() if b'"commitInfo"' in line]
             info = next(line['commitInfo'] for line in lines if 'commitInfo' in line)
-            time = info.get('inCommitTimestamp', info['timestamp']) / 1000
-        except (ValueError, TypeError, KeyError, StopIteration) as error:
+            time = (info.get('inCommitTimestamp') or info['timestamp']) / 1000
+        except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
             raise FormatError(
                 f'Version {number} of the Delta table {place} does not say its time. Give the number as `version`.'
             ) from error
@@ -248,7 +248,8 @@ def _read(folder: Path) -> tuple[list[str], dict[str, IntArray], pa.RecordBatch,
     out.mkdir()
     done = subprocess.run(  # noqa: S603 - our own module
         [sys.executable, '-m', __name__, str(folder), str(out)],
-        env={**os.environ, 'PYTHONPATH': os.pathsep.join(part for part in sys.path if part)},
+        env={**os.environ, 'PYTHONPATH': os.pathsep.join(os.path.abspath(part) for part in sys.path if part)},  # noqa: PTH100
+        cwd=out,  # empty: `-m` looks for modules in the current folder first
         capture_output=True,
         check=False,
     )
@@ -273,8 +274,10 @@ def _write(folder: str, out: Path) -> None:
 
     table = DeltaTable(folder)
     actions, schema = pa.table(table.get_add_actions(flatten=True)), pa.schema(table.schema().to_arrow())
-    protocol = table.protocol()
-    names = table.metadata().partition_columns
+    protocol, metadata = table.protocol(), table.metadata()
+    if metadata.configuration.get('delta.columnMapping.mode') == 'id':
+        schema = schema.with_metadata(BY_ID)
+    names = metadata.partition_columns
     kinds = [schema.field(name).type for name in names]
     arrays = [
         pa.concat_arrays(actions[f'partition.{name}'].cast(kind).chunks)

@@ -201,8 +201,12 @@ def is_plain_json(key: str) -> bool:
 
 
 def is_hidden(key: str) -> bool:
-    """Whether an object is of another program: its name, or that of a folder, begins with '_' or '.'."""
-    return any(part.startswith(('.', '_')) for part in key.split('/'))
+    """Whether an object is of another program: its name, or that of a folder, begins with '_' or '.'.
+
+    Folders such as '_date=1' are of Hive, and are not hidden.
+    """
+    *folders, name = key.split('/')
+    return any(part.startswith(('.', '_')) for part in (name, *(part for part in folders if '=' not in part)))
 
 
 def folder_of(key: str) -> str:

@@ -21,7 +21,7 @@ from headrace.sources import parquet
 from headrace.sources.arrow_types import import_pyarrow
 from headrace.sources.parquet import ParquetSource, index_files
 from headrace.sources.ranges import ByteRange, read_ranges
-from headrace.sources.table_files import NAMES, TableFiles
+from headrace.sources.table_files import BY_ID, NAMES, TableFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,16 +178,20 @@ class _Table:
                 f'{error!s:.400}. Restore them, or choose another `snapshot` or `metadata`.'
             ) from error
 
+    def _key(self, path: str) -> str | None:
+        """The key of a location; None: it is outside the table."""
+        plain = _plain(path)
+        bases = (base for base in (self._location, _plain(self._place)) if plain.startswith(f'{base}/'))
+        return next((self._root + plain[len(base) + 1 :] for base in bases), None)
+
     def _info(self, path: str) -> ObjectInfo:
         """The object of a location."""
-        plain = _plain(path)
-        bases = [base for base in (self._location, _plain(self._place)) if plain.startswith(f'{base}/')]
-        if not bases:
+        key = self._key(path)
+        if key is None:
             raise FormatError(
                 f'The Iceberg table {self._place} has the file {path}, which is not below its location '
                 f'{self._location}. Rewrite its files there, or read it with a converter.'
             )
-        key = self._root + plain[len(bases[0]) + 1 :]
         if key not in self.objects:
             raise FormatError(
                 f'The Iceberg table {self._place} has the file {key}, which is not there. Files of expired snapshots '
@@ -242,7 +246,7 @@ class _Table:
         arrays[''] = pa.nulls(len(data))  # there may be no others
         table = TableFiles(
             constants=pa.RecordBatch.from_pydict(arrays),
-            schema=arrow,
+            schema=arrow.with_metadata(BY_ID),
             deleted=deleted,
             snapshot=f'snapshot {snapshot.snapshot_id}',
         )
@@ -262,13 +266,13 @@ class _Table:
                 vectors = deletion_vectors_from_puffin_file(PuffinFile(content))
                 rows = {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
             else:
-                read = pq.read_table(pa.BufferReader(content), columns=['file_path', 'pos'], use_threads=False)
+                opened = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)  # no threads: workers are forked
+                read = opened.read(['file_path', 'pos'], use_threads=False)
                 paths, numbers = np.array(read['file_path'].to_pylist(), object), read['pos'].to_numpy()
                 rows = {path: numbers[paths == path] for path in set(paths)}
             for path, gone in rows.items():
-                plain = _plain(path)
-                if plain.startswith(f'{self._location}/'):
-                    found.setdefault(self._root + plain[len(self._location) + 1 :], []).append(gone.astype(np.int64))
+                if (file := self._key(path)) is not None:
+                    found.setdefault(file, []).append(gone.astype(np.int64))
         return {key: np.concatenate(rows) for key, rows in found.items()}
 
 

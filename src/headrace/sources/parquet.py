@@ -272,24 +272,25 @@ class ParquetSource:
         physical = metadata.schema.to_arrow_schema()
         schema = physical if self.table is None else self.table.columns(physical)
         read = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
-        return metadata, _Columns(read, physical, schema)
+        by_id = self.table is not None and self.table.by_id
+        return metadata, _Columns(read, physical, schema, by_id=by_id)
 
 
 class _Columns:
     """The columns that are read of a file."""
 
-    def __init__(self, read: Mapping[str, ArrowColumn], physical: pa.Schema, schema: pa.Schema) -> None:
+    def __init__(self, read: Mapping[str, ArrowColumn], physical: pa.Schema, schema: pa.Schema, *, by_id: bool) -> None:
         import pyarrow as pa
 
         self.read, self.physical = read, physical
         self.schema = pa.schema([schema.field(name) for name in read])
         """Those of the reader."""
-        self.own = list(_own_columns(self.schema, physical))
+        self.own = list(_own_columns(self.schema, physical, by_id=by_id))
 
 
-def _own_columns(wanted: pa.Schema, physical: pa.Schema) -> dict[str, str]:
+def _own_columns(wanted: pa.Schema, physical: pa.Schema, *, by_id: bool) -> dict[str, str]:
     """The columns of a file that hold columns of the reader, with the names of these."""
-    found = ((find_field(field, physical), field.name) for field in wanted)
+    found = ((find_field(field, physical, by_id=by_id), field.name) for field in wanted)
     return {field.name: name for field, name in found if field is not None}
 
 
@@ -365,7 +366,8 @@ class _FooterTable:
         pa = import_pyarrow('Parquet files')
         schema = self._schema(physical if self._table is None else self._table.columns(physical), source)
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
-        own = _own_columns(pa.schema([schema.field(name) for name in names]), physical)
+        by_id = self._table is not None and self._table.by_id
+        own = _own_columns(pa.schema([schema.field(name) for name in names]), physical, by_id=by_id)
         if self._table is not None:
             lacking = set(names).difference(own.values())
             self.with_nulls.update(name for name in lacking if self._table.has_nulls(name, file))

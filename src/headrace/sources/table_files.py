@@ -1,7 +1,8 @@
 """What Parquet files do not say themselves: values of partitions, deleted rows, and the columns of their table.
 
 The keys of Hive partitions are in the names of folders. Delta and Iceberg name the columns of a table. Those of a file
-are found by field id, by physical name, or by name. A column that a file lacks has one value in all its rows, or null.
+are found by field id, if the table says so, by physical name, or by name. A column that a file lacks has one value in
+all its rows, or null.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _IDS: Final = (b'PARQUET:field_id', b'delta.columnMapping.id')
 NAMES: Final = b'headrace.names'
 """The names of a column in files without ids, as a JSON list, in the metadata of its field."""
 _PHYSICAL: Final = b'delta.columnMapping.physicalName'
+BY_ID: Final = {b'headrace.by_id': b'1'}
+"""The metadata of a table's columns, if files have the ids of these. Ids of other files may be any numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,11 @@ class TableFiles:
     """int64[n], ascending numbers of deleted rows in the file, by number of the file."""
     snapshot: str = ''
     """The version of the table, such as 'version 5'."""
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the columns of files are found by their ids."""
+        return self.schema is not None and BY_ID.items() <= (self.schema.metadata or {}).items()
 
     def columns(self, physical: pa.Schema) -> pa.Schema:
         """The columns of a file for its reader."""
@@ -65,9 +73,9 @@ class TableFiles:
 
         arrays: list[pa.Array[Any]] = []
         for column in wanted:
-            own = find_field(column, physical)
+            own = find_field(column, physical, by_id=self.by_id)
             if own is not None:
-                arrays.append(_as_type(batch.column(own.name), column.type))
+                arrays.append(_as_type(batch.column(own.name), column.type, by_id=self.by_id))
             elif column.name in self.constants.schema.names:
                 arrays.append(pa.repeat(self.constants.column(column.name)[file], batch.num_rows))
             else:
@@ -84,13 +92,14 @@ class TableFiles:
 
         if self.schema is None:
             return {}  # the keys of the files say it
-        same = hashlib.blake2b(self.schema.serialize().to_pybytes(), digest_size=8)
+        columns = [self.by_id, *map(_described, self.schema)]
+        same = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8)
         found: dict[str, str] = {}
         for number, key in enumerate(files):
             digest = same.copy()
             # Concatenated, since a slice is written with what surrounds it.
             (row,) = pa.Table.from_batches([self.constants.slice(number, 1)]).take([0]).combine_chunks().to_batches()
-            digest.update(str(row.to_pydict()).encode())
+            digest.update(json.dumps(row.to_pydict(), default=str).encode())
             digest.update(self.deleted.get(number, np.zeros(0, np.int64)).tobytes())
             found[key] = digest.hexdigest()
         return found
@@ -114,10 +123,10 @@ class TableFiles:
         return cls(constants=batch, schema=kinds, snapshot=snapshot)
 
 
-def find_field(wanted: pa.Field, fields: pa.Schema | Sequence[pa.Field]) -> pa.Field | None:
+def find_field(wanted: pa.Field, fields: pa.Schema | Sequence[pa.Field], *, by_id: bool) -> pa.Field | None:
     """The field of a file that holds a column, or a part of one: by its id, else by its name in files."""
     about = wanted.metadata or {}
-    number = next((about[key] for key in _IDS if key in about), None)
+    number = next((about[key] for key in _IDS if key in about), None) if by_id else None
     ids = {(one.metadata or {}).get(_IDS[0]): one for one in fields} if number is not None else {}
     if any(ids):
         return ids.get(number)
@@ -129,7 +138,25 @@ def _fields(kind: pa.DataType) -> list[pa.Field]:
     return [kind.field(number) for number in range(kind.num_fields)]
 
 
-def _as_type(array: Any, kind: pa.DataType) -> Any:
+def _described(column: pa.Field) -> list[Any]:
+    """What decides how a column is read: equal in all processes, which may have the metadata in another order."""
+    about, inner = column.metadata or {}, _fields(column.type)
+    known = [about.get(key, b'').decode() for key in (*_IDS, NAMES, _PHYSICAL)]
+    return [column.name, column.type.id if inner else str(column.type), known, *map(_described, inner)]
+
+
+def _family(kind: pa.DataType) -> str:
+    """What the values of a type are: only those of one family stand for each other."""
+    from pyarrow import types
+
+    kind = getattr(kind, 'storage_type', kind)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return 'number'
+    return 'time' if types.is_temporal(kind) else 'truth' if types.is_boolean(kind) else 'bytes'
+
+
+def _as_type(array: Any, kind: pa.DataType, *, by_id: bool) -> Any:
     """An array as another type, whose structs name other fields, or more, or fewer."""
     import pyarrow as pa
     from pyarrow import types
@@ -138,19 +165,26 @@ def _as_type(array: Any, kind: pa.DataType) -> Any:
     if types.is_struct(kind) and types.is_struct(own):
         inner: list[Any] = []
         for wanted in _fields(kind):
-            found = find_field(wanted, _fields(own))
+            found = find_field(wanted, _fields(own), by_id=by_id)
             values = None if found is None else array.field(own.get_field_index(found.name))
-            inner.append(pa.nulls(len(array), wanted.type) if values is None else _as_type(values, wanted.type))
+            lacking = values is None
+            inner.append(pa.nulls(len(array), wanted.type) if lacking else _as_type(values, wanted.type, by_id=by_id))
         return pa.StructArray.from_arrays(inner, fields=_fields(kind), mask=array.is_null())
     if not (types.is_nested(kind) and any(types.is_nested(one.type) for one in _fields(kind))):
+        both: list[Any] = [own, kind]
+        value, of_table = (one.field(0).type if one.num_fields else one for one in both)
+        is_less = types.is_floating(value) and (not types.is_floating(of_table) or value.bit_width > of_table.bit_width)
+        if not types.is_null(value) and (is_less or _family(value) != _family(of_table)):
+            raise ValueError(f'it is {own}, and {kind} in the table')
         return array if own.equals(kind) else array.cast(kind)
     if array.offset:  # its mask may not be shifted
         array = array.take(np.arange(len(array)))
     if types.is_map(kind) and types.is_map(own):
-        keys, items = _as_type(array.keys, kind.key_type), _as_type(array.items, kind.item_type)
+        keys = _as_type(array.keys, kind.key_type, by_id=by_id)
+        items = _as_type(array.items, kind.item_type, by_id=by_id)
         return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
     if (types.is_list(own) or types.is_large_list(own)) and (types.is_list(kind) or types.is_large_list(kind)):
-        values = _as_type(array.values, kind.value_type)
+        values = _as_type(array.values, kind.value_type, by_id=by_id)
         made = type(array).from_arrays(array.offsets, values, mask=array.is_null())
         return made.cast(kind)
     raise ValueError(f'it is {own}, and {kind} in the table')
