@@ -17,15 +17,21 @@ from headrace.selection import Mistake
 Crop = Literal['random', 'center', 'start']
 
 _MOST_RATE: Final = 1 << 20  # hertz
+# Data of an MP3 frame may begin up to 24 frames of 576 values earlier: 255 bytes, of which the smallest frames hold 11.
+_MP3_LEAD: Final = 32 * 576
+_SKIPPED: Final = 1 << 16  # frames decoded at once to be discarded
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioTensor:
-    """A column of clips as tensors of float32 from -1 to 1, of shape [channels, samples].
+    """A column of clips as tensors of float32, of shape [channels, samples].
+
+    Full scale is -1 to 1. Float WAV, lossy formats and resampling may go beyond it.
 
     A clip is the content of a file: WAV, FLAC, Ogg (Vorbis or Opus), MP3, AIFF or another that libsndfile reads. With
-    `seconds`, only the part that is kept is decoded. It is mixed to `channels`, and then resampled by soxr. So the
-    values are those of this part alone, on any topology and in any batch.
+    `seconds`, only the part that is kept is decoded, except that Vorbis, and formats without seeks such as GSM, are
+    decoded from their start. The part is mixed to `channels`, and then resampled by soxr. So the values are those of
+    this part alone, on any topology and in any batch.
 
     The place of a random crop depends on the dataset's `shuffle_seed`, the epoch and the sample's id alone, as
     `sample_rng` does. Outside of a pass over the data, as in `dataset[i]`, such crops are central.
@@ -122,8 +128,14 @@ class Clip(NamedTuple):
         if self.audio.crop == 'random' and draw is not None:
             begin = int(draw * (file.frames - self.frames + 1))
         try:
-            file.seek(begin)
-            values = file.read(self.frames, dtype='float32', always_2d=True)
+            lead = min(begin, _MP3_LEAD) if file.format == 'MP3' else 0
+            if file.subtype == 'VORBIS' or not file.seekable():  # libsndfile seeks to wrong frames of Vorbis
+                left = begin
+                while left and (count := len(file.read(min(left, _SKIPPED), dtype='float32'))):
+                    left -= count
+            elif begin > lead:
+                file.seek(begin - lead)
+            values = file.read(lead + self.frames, dtype='float32', always_2d=True)[lead:]
         except soundfile.SoundFileError as error:
             raise _damaged(error) from error
         if len(values) != self.frames:
@@ -190,6 +202,7 @@ def _mixed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _damaged(reason: object) -> FormatError:
+    reason = str(getattr(reason, 'error_string', reason)).rstrip('.')  # without the address of the bytes
     return FormatError(
         f'A value cannot be read as sound: {reason}. libsndfile reads WAV, FLAC, Ogg, MP3, AIFF and others, but no AAC '
         f'or M4A.'
