@@ -133,3 +133,27 @@ def test_a_bomb_is_refused():
     data = gzip.compress(bytes(8 << 20))
     with pytest.raises(ShardError, match='at most 1000 bytes'):
         list(unpack('gz', iter([data]), 'a.tar.gz', 1000))
+
+
+class Held(Watched):
+    """A store whose reads, but the first, wait for `let_go`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.let_go = threading.Event()
+
+    def get(self, key: str, out: BinaryIO, **options: Any) -> str:
+        assert key == '1' or self.let_go.wait(60)
+        return super().get(key, out, **options)
+
+
+def test_a_reader_that_is_dropped_waits_for_no_thread(tmp_path: Path) -> None:
+    """The garbage collector may drop it in a thread that holds the locks which a join needs."""
+    store: Any = Held(tmp_path)
+    pieces: Any = read_ranges(store, _write(tmp_path, 40)[1:])
+    assert next(pieces) == b'\1'
+    closing = threading.Thread(target=pieces.close)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    store.let_go.set()

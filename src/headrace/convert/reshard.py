@@ -11,7 +11,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Final, Literal, cast, get_args
@@ -26,6 +26,7 @@ from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.redaction import without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import Out, split_out
+from headrace.storage.transfer.download import GeneratorPool
 
 ReshardOrder = Literal['stored', 'shuffled']
 Columns = Mapping[str, 'Sequence[Any] | np.ndarray[Any, Any]']
@@ -212,18 +213,15 @@ def _stored(dataset: StoredDataset, names: Sequence[str], first: int) -> Iterato
 def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
     """The shards with samples in order, from a shard on; the next ones are fetched and unpacked meanwhile."""
     shards = (info for number in range(begin, len(dataset.shards)) if (info := dataset.shards[number]).samples)
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix='headrace-reshard') as pool:
+    with GeneratorPool(_AHEAD, thread_name_prefix='headrace-reshard') as pool:
         ahead: list[tuple[ShardInfo, Future[list[memoryview]]]] = []
-        try:
-            for info in shards:
-                ahead.append((info, pool.submit(raw_files, dataset.store, info, PATIENT)))
-                if len(ahead) > _AHEAD:
-                    first, future = ahead.pop(0)
-                    yield first, future.result()
-            for first, future in ahead:
+        for info in shards:
+            ahead.append((info, pool.submit(raw_files, dataset.store, info, PATIENT)))
+            if len(ahead) > _AHEAD:
+                first, future = ahead.pop(0)
                 yield first, future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for first, future in ahead:
+            yield first, future.result()
 
 
 def _rows(

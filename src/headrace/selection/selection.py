@@ -13,7 +13,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from headrace.order import SPLIT_UNIT, RowSelection, SelectedBits, SelectedRange
 from headrace.redaction import logger_of
 from headrace.selection.bitmap_file import BitmapFile
 from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
+from headrace.storage.transfer.download import GeneratorPool
 
 if TYPE_CHECKING:
     from fractions import Fraction as Rational
@@ -328,16 +329,12 @@ def _put(out: npt.NDArray[np.uint8], begin: int, mask: npt.NDArray[np.bool_]) ->
 def in_threads(read: Callable[[int], T], shards: Sequence[int]) -> Generator[tuple[int, T]]:
     """The results for shards in their order, read a few ahead. The threads end here: a DataLoader may fork next."""
     running: deque[tuple[int, Future[T]]] = deque()
-    with ThreadPoolExecutor(min(_THREADS, max(1, len(shards)))) as pool:
-        try:
-            for shard in shards:
-                running.append((shard, pool.submit(read, shard)))
-                if len(running) > 2 * _THREADS:
-                    first, future = running.popleft()
-                    yield first, future.result()
-            while running:
+    with GeneratorPool(min(_THREADS, max(1, len(shards)))) as pool:
+        for shard in shards:
+            running.append((shard, pool.submit(read, shard)))
+            if len(running) > 2 * _THREADS:
                 first, future = running.popleft()
                 yield first, future.result()
-        finally:
-            for _, future in running:
-                future.cancel()
+        while running:
+            first, future = running.popleft()
+            yield first, future.result()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
 from headrace.format.compression import ALGORITHMS, Gzip
 from headrace.storage import Retry
+from headrace.storage.transfer.download import GeneratorPool
 from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -59,20 +60,16 @@ def read_ranges(
     waiting: deque[tuple[int, Future[bytes]]] = deque()
     ahead = 0
     # The threads end before the caller's process forks: a fork copies the locks that threads hold.
-    with ThreadPoolExecutor(requests, thread_name_prefix='headrace-ranges') as pool:
-        try:
-            for wanted in ranges:
-                while waiting and (len(waiting) >= 2 * requests or ahead + wanted.size > window):
-                    size, oldest = waiting.popleft()
-                    yield oldest.result()
-                    ahead -= size
-                waiting.append((wanted.size, pool.submit(read_range, store, wanted, retry=retry)))
-                ahead += wanted.size
-            while waiting:
-                yield waiting.popleft()[1].result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    with GeneratorPool(requests, thread_name_prefix='headrace-ranges') as pool:
+        for wanted in ranges:
+            while waiting and (len(waiting) >= 2 * requests or ahead + wanted.size > window):
+                size, oldest = waiting.popleft()
+                yield oldest.result()
+                ahead -= size
+            waiting.append((wanted.size, pool.submit(read_range, store, wanted, retry=retry)))
+            ahead += wanted.size
+        while waiting:
+            yield waiting.popleft()[1].result()
 
 
 def read_range(store: Store, wanted: ByteRange, *, retry: Retry = PATIENT) -> bytes:

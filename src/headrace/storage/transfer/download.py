@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO, Final, cast
@@ -28,6 +29,17 @@ UNKNOWN: Final = 1 << 30
 
 REQUESTS: Final = 8
 """The most concurrent requests of a process for prefetches, and again as many for waiting readers."""
+
+
+class GeneratorPool(ThreadPoolExecutor):
+    """Threads of a generator, which end before it does.
+
+    A generator that is closed before its end does not wait for them. The garbage collector may close it, in a thread
+    that holds the locks of `threading`: to join a thread there would wait for ever.
+    """
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.shutdown(wait=kind is not GeneratorExit, cancel_futures=kind is not None)
 
 
 class AlmostDone:
