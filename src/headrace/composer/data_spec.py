@@ -12,7 +12,7 @@ from composer.core import DataSpec, Evaluator
 from composer.utils import dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from headrace.composer.position import bind_topology, check_batches, composer_topology, followed
+from headrace.composer.position import bind_topology, check_batches, composer_topology, is_followed, knows_skips
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.dataset.batch_keys import cut_rows, outline, possible_rows
 from headrace.dataset.facts import loader_facts
@@ -258,7 +258,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
         """Whether the last row of the current batch is padding that must not count."""
         self._batch_counts: _BatchCounts | None = None
         self._warned = False
-        loader.dataset.counts_skipped = True
+        knows_skips(loader)
         super().__init__(
             loader,
             num_samples=loader.plan(0).epoch_samples,
@@ -278,7 +278,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
             if count_rows(batch, expected=counts.rows) == counts.rows:
                 batch = first_rows(batch, counts.samples, counts.rows)
                 self.has_padding = False
-        elif not (self.is_evaluation or self._warned or self.loader in followed):
+        elif not (self.is_evaluation or self._warned or is_followed(self.loader)):
             self._warned = True
             warn(
                 'Composer trains on a headrace loader without `headrace.composer.StreamingPosition()` in '

@@ -70,13 +70,25 @@ def bind_topology(dataset: StreamingDataset) -> None:
         )
 
 
-followed: WeakSet[DataLoader[Any]] = WeakSet()
-"""The loaders that a `StreamingPosition` of a trainer tracks."""
+_followed: WeakSet[DataLoader[Any]] = WeakSet()
+_counted: WeakSet[DataLoader[Any]] = WeakSet()
+
+
+def knows_skips(loader: DataLoader[Any]) -> None:
+    """Record that a loader's `DataSpec` counts skipped samples, so that Composer's position includes them."""
+    _counted.add(loader)
+    if isinstance(loader.dataset, StreamingDataset):
+        loader.dataset.counts_skipped = True
 
 
 def check_batches(loader: StreamingDataLoader) -> None:
     """Check that an epoch of a training loader has a batch."""
     loader.dataset.check_batches('train', loader.global_batch_size, loader.remainder)
+
+
+def is_followed(loader: DataLoader[Any]) -> bool:
+    """Whether a `StreamingPosition` of a trainer tracks a loader."""
+    return loader in _followed
 
 
 class StreamingPosition(Callback):
@@ -146,12 +158,12 @@ class StreamingPosition(Callback):
                 state.dataset_resumption.pop('train', None)
             return
         _check(state, loader, dataset)
-        if dataset.skip and not getattr(loader, 'counts_skipped', False):
+        if dataset.skip and loader not in _counted:
             raise ConfigError(
                 'A dataset that skips samples (`skip`) needs `streaming_data_spec(...)`: Composer would count its '
                 'position without them.'
             )
-        followed.add(loader)
+        _followed.add(loader)
         duration = state.max_duration
         if isinstance(loader, StreamingDataLoader) and duration is not None and duration.unit == TimeUnit.EPOCH:
             loader.max_epochs = int(duration)

@@ -43,8 +43,7 @@ def loader_facts(loader: StreamingDataLoader) -> Facts:
     title, rows = dataset_facts(loader.dataset)
     fixed = '' if loader.fixed_epoch is None else f'; every pass reads epoch {loader.fixed_epoch}'
     try:
-        places = loader.dataset.reached_place(), loader.next_pass()
-        where, following = (f'epoch {epoch}, sample {sample:,}' for epoch, sample in places)
+        where, following = (f'epoch {e}, sample {sample:,}' for e, sample in (loader._current(), loader.next_pass()))
     except ConfigError:  # the launcher's variables contradict one another
         where = following = 'unknown: so are the ranks'
     own = [

@@ -17,7 +17,7 @@ from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of
 from headrace.dataset.facts import loader_facts
-from headrace.dataset.progress import EpochHint, ending_here
+from headrace.dataset.progress import Cursor, EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool, each
@@ -167,6 +167,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None
         self._worker_pool_key: object = None
+        self._cursor = Cursor()
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         """Handling of the samples after the last full global batch."""
@@ -203,7 +204,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """The plan of an epoch's batches, by default of the current epoch from its start."""
-        return self.dataset.run.plan(self.dataset.reached_place()[0] if epoch is None else epoch, start, self._batches)
+        return self.dataset.run.plan(self._current()[0] if epoch is None else epoch, start, self._batches)
 
     @property
     def longest_epoch(self) -> int:
@@ -235,7 +236,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             key, batches, _, turns = peeked
             if key == self._next_key():
                 turns.append(turn)
-                place = self.next_pass()
+                place = self._cursor.begin = self.next_pass()
                 self.dataset.begin_pass(self._batches, place=place)
                 self._epoch_under_way = place[0]
                 yield from batches
@@ -270,12 +271,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @contextmanager
     def _place_kept(self) -> Generator[None]:
-        epoch = self._epoch_under_way
+        begin, epoch = self._cursor.begin, self._epoch_under_way
         try:
             with self.dataset.progress.kept():
                 yield
         finally:
-            self._epoch_under_way = epoch
+            self._cursor.begin, self._epoch_under_way = begin, epoch
 
     def _next_key(self) -> object:
         """The next pass: where it begins, and what decides its batches."""
@@ -284,7 +285,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def _pass(self, turns: list[object]) -> Generator[Any]:
         """Batches of the next pass. Without a turn the first one comes twice: to be looked at, and in its turn."""
         progress, evaluates, copies = self.dataset.progress, self.fixed_epoch is not None, copies_to(self.device)
-        epoch, _ = place = self.next_pass()
+        epoch, _ = place = self._cursor.begin = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
             PassRequest(
                 batches=self._batches,
@@ -328,7 +329,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return self
 
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
-        self.dataset.progress.handed_out = plan, number
+        self._cursor.begin, self._cursor.handed_out = None, (plan, number)
         self._mixture_counts.reach(plan, number)
         stalled = self._counters.hand_out(received, own_samples)
         if stalled:
@@ -347,7 +348,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     @property
     def handed_out(self) -> tuple[BatchPlan, int] | None:
         """The last batch: the plan of its pass, and its number there. None before the first."""
-        return self.dataset.progress.handed_out
+        return self._cursor.handed_out
 
     @property
     def own_samples(self) -> int:
@@ -426,7 +427,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the next pass."""
-        epoch, start = self.dataset.next_place()
+        epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
     def _continues_after(self, epoch: int) -> bool:
@@ -457,13 +458,18 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     # -- the position ----------------------------------------------------------------------------------------------
 
+    def _current(self) -> tuple[int, int]:
+        # A position that was loaded after the last batch is newer than that batch.
+        progress, rank = self.dataset.progress, self.dataset.topology.rank
+        position = self._cursor.position
+        return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
+
     def state_dict(self) -> dict[str, int | str]:
         """The position for a checkpoint: ints or strs by fixed keys, the same on every rank.
 
         Valid at any time, also before the first batch; takes microseconds, and asks no other rank.
         """
-        epoch, sample = self.dataset.reached_place()
-        state = self.dataset.resume_state(epoch, sample, self.global_batch_size, self.remainder).to_dict()
+        state = self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
         told = self.dataset.progress.trainer_epoch
         # Keys are the same everywhere, unless a limit or a longer loader has parted the two counts.
         return state if told in (None, state['epoch']) else {**state, _TRAINER_EPOCH: told}
@@ -478,7 +484,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # It fixes the epoch's size, and refuses a state of other data.
         self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:
-            epoch, sample = self.dataset.next_place()
+            epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
             rolled, progress = resume.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
             progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH, epoch))

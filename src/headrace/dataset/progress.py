@@ -1,4 +1,4 @@
-"""The place where a dataset's passes are: the epoch, shared with worker processes, and the last batch of a loader.
+"""The place where a dataset's passes are: its epoch, shared with worker processes, and the last batch of a loader.
 
 A plain DataLoader iterates its dataset in worker processes, so the process that saves the checkpoint never sees an
 epoch begin. So the counters of `Progress` live in anonymous memory that forked and spawned workers map. It has no name,
@@ -68,10 +68,6 @@ class Progress:
         """The end of an epoch at which a state was taken, if the next pass shall be the next epoch."""
         self.turn: object = None
         """Identity of the last pass of a `StreamingDataLoader`."""
-        self.resumed: tuple[int, int, int] = 0, 0, 0
-        """Epoch and sample of the last state that was loaded, and the trainer's count of samples there."""
-        self.handed_out: tuple[BatchPlan, int] | None = None
-        """The plan and number of the last batch of a `StreamingDataLoader`; None before the first one of a pass."""
 
     def _cells(self, rank: int) -> npt.NDArray[np.int64]:
         begin = _HEADER + rank % _RANKS * _WORKERS
@@ -87,7 +83,6 @@ class Progress:
         cells = self._cells(rank)
         passes = int(cells[worker % _WORKERS])
         cells[worker % _WORKERS] = passes + 1
-        self.handed_out = None
         return self._pass(passes)
 
     def take_turn(self, reader: object, *, evaluates: bool) -> object:
@@ -151,13 +146,6 @@ class Progress:
         """Epoch and first sample of the last pass, or of the next one if none has begun."""
         return self._pass(max(int(self._cells(rank).max()) - 1, 0))
 
-    def reached(self, *, rank: int) -> tuple[int, int]:
-        """Epoch and sample after the last batch of a `StreamingDataLoader`; without one, as `current`."""
-        if self.handed_out is None:
-            return self.current(rank=rank)
-        plan, number = self.handed_out
-        return plan.order.epoch, plan.end(number)
-
     def next(self, *, rank: int) -> tuple[int, int]:
         """Epoch and first sample of the next pass."""
         return self._pass(int(self._cells(rank).max()))
@@ -205,17 +193,17 @@ class Progress:
         self._slots[_HEADER:] = 0
         self._slots[_ENDED] = 0
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
-        self._loaded_trainer_epoch, self.loaded_end, self.handed_out = trainer_epoch, None, None
+        self._loaded_trainer_epoch, self.loaded_end = trainer_epoch, None
 
     @contextmanager
     def kept(self) -> Generator[None]:
         """Let passes begin and end here without a trace."""
         self._claim()
-        before = self._slots.copy(), self._loaded_trainer_epoch, self.loaded_end, self.handed_out
+        before = self._slots.copy(), self._loaded_trainer_epoch, self.loaded_end
         try:
             yield
         finally:
-            self._slots[:], self._loaded_trainer_epoch, self.loaded_end, self.handed_out = before
+            self._slots[:], self._loaded_trainer_epoch, self.loaded_end = before
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # a spawned worker shares the memory
@@ -250,6 +238,26 @@ def _copy(header: list[int], epoch: int, sample: int) -> Progress:
     if header[_LOADED] or epoch or sample:
         progress.load(epoch, sample)
     return progress
+
+
+class Cursor:
+    """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
+
+    __slots__ = ('begin', 'handed_out')
+
+    def __init__(self) -> None:
+        self.begin: tuple[int, int] | None = None
+        """Epoch and first sample of a pass that has given no batch yet."""
+        self.handed_out: tuple[BatchPlan, int] | None = None
+        """The plan and number of the last batch."""
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Epoch and sample; None before the first pass."""
+        if self.begin is not None or self.handed_out is None:
+            return self.begin
+        plan, number = self.handed_out
+        return plan.order.epoch, plan.end(number)
 
 
 class EpochHint:

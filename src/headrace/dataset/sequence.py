@@ -49,6 +49,7 @@ class SampleSequence:
         self._topology = None if topology is None else self._replicated(topology)
         self._expected_replicas: int | None = None
         self._progress = Progress()
+        self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
         self.counts_skipped = False
         """Whether the trainer's number of samples, which `state_dict` is given, includes those that `skip` skips."""
 
@@ -243,14 +244,6 @@ class SampleSequence:
         """The current epoch, and the place where the next pass begins."""
         return self._progress
 
-    def next_place(self) -> tuple[int, int]:
-        """The epoch and the position where the next pass begins."""
-        return self._progress.next(rank=self.topology.rank)
-
-    def reached_place(self) -> tuple[int, int]:
-        """The epoch and the position after the last batch of a loader, or after a state that was loaded since."""
-        return self._progress.reached(rank=self.topology.rank)
-
     def resume_state(
         self,
         epoch: int,
@@ -292,9 +285,8 @@ class SampleSequence:
         epoch, start = self._progress.current(rank=self.topology.rank)
         if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
             # Composer saves an epoch's end with the number of the next epoch.
-            epoch, start = self.next_place()
-        *place, counted = self._progress.resumed
-        counted = counted if place == [epoch, start] else start
+            epoch, start = self._progress.next(rank=self.topology.rank)
+        counted = self._resumed[2] if self._resumed[:2] == (epoch, start) else start
         if self.counts_skipped or not (self.skip or counted < start):
             position = num_samples if from_beginning else start + num_samples
             return self.resume_state(epoch, self.position_of(position)).to_dict()
@@ -334,10 +326,15 @@ class SampleSequence:
             size = self._world(global_batch_size).global_batch_size
             epoch, start = self.run.resume(state, World(self.topology.nodes, size, self.topology.replicas))
             self._progress.load(epoch, start)
-            self._progress.resumed = epoch, start, state.count if start == state.sample_in_epoch else start
+            self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start
 
     def say_resumed(self) -> None:
         """Log where the next pass continues, on rank 0; for all who load a state."""
         if not self.topology.rank and not self._progress.fresh:
-            ranks = count_text(self.topology.world_size, 'rank')
-            _log.info('The data continue at epoch %d, sample %d, on %s.', *self.next_place(), ranks)
+            epoch, sample = self._progress.next(rank=0)
+            _log.info(
+                'The data continue at epoch %d, sample %d, on %s.',
+                epoch,
+                sample,
+                count_text(self.topology.world_size, 'rank'),
+            )

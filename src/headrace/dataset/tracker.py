@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
@@ -70,9 +70,16 @@ class LoaderPosition:
         """Forget the plans of the last pass: an order may hold much memory."""
         self._plans.clear()
 
+    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:  # noqa: ARG002 - asked for anew, below
+        """Skip empty epochs, as one of several loaders begins a pass: an empty one would end the pass of all."""
+        self.skip_empty_epochs()
+
+    def handed_out(self) -> None:
+        """Count nothing: the tracker counts the batches of several loaders together."""
+
     def next(self) -> tuple[int, int]:
         """The place where the next pass begins."""
-        return self.dataset.next_place()
+        return self.dataset.progress.next(rank=self.dataset.topology.rank)
 
     def move(self, epoch: int, start: int) -> None:
         """Have the next pass begin at a place."""
@@ -149,6 +156,16 @@ TrainMode: TypeAlias = Literal['max_size_cycle', 'max_size', 'min_size']
 Places: TypeAlias = 'Sequence[tuple[int, int]]'  # an epoch and a position in it, for each loader
 
 _Batch = TypeVar('_Batch')
+
+
+class PositionListener(Protocol):
+    """Follows the passes over the data."""
+
+    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:
+        """A pass begins, at an epoch of each loader and a position in it."""
+
+    def handed_out(self) -> None:
+        """The next batch of the pass is handed out."""
 
 
 class PositionTracker:
@@ -279,7 +296,7 @@ class PositionTracker:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
         return self._state_at(self._snapshot())
 
-    def _state_at(self, here: Pass) -> dict[str, Any]:
+    def _state_at(self, here: PositionSnapshot) -> dict[str, Any]:
         entries = [
             {
                 'position': loader.dataset.resume_state(*place, loader.global_batch_size, loader.remainder).to_dict(),
@@ -297,17 +314,16 @@ class PositionTracker:
             'mode': self.mode,
         }
 
-    def _snapshot(self) -> Pass:
-        """The pass that continues what is trained; it is over if that ends a pass, and then begins the next one."""
+    def _snapshot(self) -> PositionSnapshot:
         begun = self._pass
         if begun is None:
             places = self.next()
-            return Pass(places, self._first_epochs or _epochs(places))
+            return PositionSnapshot(places, self._first_epochs or _epochs(places), is_over=False)
         places = self._after(begun.places, begun.trained)
         if not (begun.is_over or begun.trained >= self._whole(begun)):
-            return Pass(places, begun.first_epochs)
+            return PositionSnapshot(places, begun.first_epochs, is_over=False)
         places = self._next_epochs(places)
-        return Pass(places, _epochs(places), is_over=True)
+        return PositionSnapshot(places, _epochs(places), is_over=True)
 
     def _after(self, places: Places, batches: int) -> Places:
         cycles = len(self.loaders) > 1 and self.mode == 'max_size_cycle'
@@ -423,6 +439,17 @@ class PositionTracker:
     def next(self) -> list[tuple[int, int]]:
         """The epoch and the position of each loader where the next pass begins."""
         return [loader.next() for loader in self.loaders]
+
+
+class PositionSnapshot(NamedTuple):
+    """The point that the training has reached."""
+
+    places: Places
+    """The loaders' places to continue from."""
+    first_epochs: Sequence[int]
+    """The loaders' epochs at the beginning of their pass."""
+    is_over: bool
+    """Whether a pass ends there."""
 
 
 @dataclasses.dataclass(slots=True)

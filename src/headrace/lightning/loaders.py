@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.tracker import LoaderPosition
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.device import Device
-    from headrace.dataset.tracker import TrainMode
+    from headrace.dataset.tracker import LoaderPosition, PositionListener, TrainMode
     from headrace.lightning.train_position import TrainPosition
     from headrace.order import Remainder
     from headrace.padding import Pad
@@ -31,7 +30,7 @@ class TrackedLoader(StreamingDataLoader):
     A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
 
     Args:
-        listener: the position of the training, or of this loader if it is one of several.
+        listener: called when a pass begins, before its first batch is read, and for each batch.
     """
 
     # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
@@ -39,7 +38,7 @@ class TrackedLoader(StreamingDataLoader):
         self,
         dataset: StreamingDataset,
         *,
-        listener: TrainPosition | LoaderPosition,
+        listener: PositionListener,
         fixed_epoch: int | None = None,
         max_epochs: int | None = None,
         mark_streams: bool = False,
@@ -67,10 +66,6 @@ class TrackedLoader(StreamingDataLoader):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if isinstance(self.listener, LoaderPosition):
-            self.listener.skip_empty_epochs()  # an empty pass would end the pass of all loaders
-            yield from super().__iter__()
-            return
         self.listener.begin([self.next_pass()])
         for batch in super().__iter__():
             self.listener.handed_out()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -33,10 +33,23 @@ if TYPE_CHECKING:
 
     from lightning.pytorch import Trainer
 
-    from headrace.lightning.datamodule import StreamingDataModule
+    from headrace.lightning.train_position import TrainPosition
 
 _RNG_KEY = 'headrace.rng'
 _AT_BATCH = 'at_batch'  # of a random state: it is that before a batch, which is there already
+
+
+class HasPosition(Protocol):
+    """The part of a `StreamingDataModule` that the callback uses."""
+
+    @property
+    def position(self) -> TrainPosition | None:
+        """The position of the training loaders; None before there are any."""
+        ...
+
+    def bind(self, trainer: Trainer) -> None:
+        """Take the topology of a trainer."""
+        ...
 
 
 class PositionCallback(Callback):
@@ -50,7 +63,7 @@ class PositionCallback(Callback):
         save_rng: whether to save rank 0's random generators, and to restore them on every rank.
     """
 
-    def __init__(self, datamodule: StreamingDataModule, *, save_rng: bool = False) -> None:
+    def __init__(self, datamodule: HasPosition, *, save_rng: bool = False) -> None:
         self._datamodule = datamodule
         self.saves_rng = save_rng
         """Whether checkpoints have the random generators."""
