@@ -27,6 +27,8 @@ from headrace.padding import Pad, can_hold
         ({'x': {'value': 0, 'to': 2.5}}, 'whole number of at least 1, but is 2.5'),
         ({'x': {'value': 0, 'to': 8, 'multiple_of': 8}}, '`multiple_of` has no effect'),
         ({'x': {'value': 0, 'axis': 'last'}}, 'must be the number of an axis'),
+        ({'x': {'value': 0, 'length': 'm', 'mask': 'm'}}, "adds 'm' to the batch"),
+        ({'x': {'value': 0, 'mask': 1}}, 'must be true'),
         ({'x': 0, 'x_length': 0}, "adds 'x_length' to the batch, which `pad` has already"),
         ({'x': {'value': 0, 'mask': 'm'}, 'y': {'value': 0, 'mask': 'm'}}, "adds 'm' to the batch"),
     ],

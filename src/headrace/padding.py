@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -42,9 +42,12 @@ class PadColumn:
 
 def can_hold(dtype: np.dtype[Any], value: float) -> bool:
     """Whether an array of numbers holds a value, but for the rounding of fractions."""
-    with np.errstate(over='ignore', invalid='ignore'):
-        held = np.array(value).astype(dtype)
-    return bool(np.isfinite(held) == np.isfinite(value) if dtype.kind == 'f' else held == value)
+    try:
+        with np.errstate(over='ignore', invalid='ignore'):
+            held = np.array(value).astype(dtype)
+        return bool(np.isfinite(held) == np.isfinite(float(value)) if dtype.kind == 'f' else held == value)
+    except OverflowError:
+        return False
 
 
 def length_key(column: str) -> str:
@@ -74,7 +77,8 @@ class Pad:
             column = _column(name, given, mistakes)
             if column is None:
                 continue
-            twice = [key for key in column.added if key in raw or key in taken]
+            added = column.added
+            twice = [key for key in added if key in raw or key in taken or added.count(key) > 1]
             mistakes += [
                 Mistake((name,), given, f'adds {key!r} to the batch, which `pad` has already') for key in twice
             ]
@@ -97,6 +101,10 @@ class Pad:
             where = ''.join(f'[{part!r}]' for part in mistakes[0].path)
             raise ConfigError(f'`pad{where}` {mistakes[0].rule}, but is {mistakes[0].value!r:.100}.')
         return found
+
+    def with_last_axis(self, names: Collection[str]) -> Pad:
+        """These settings, but with the last axis for columns with these names that name none."""
+        return Pad(tuple(replace(c, axis=-1) if c.axis is None and c.name in names else c for c in self.columns))
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _column(name: str, given: object, mistakes: list[Mistake]) -> PadColumn | No
         refuse('value', 'must be the number that fills the column up')
     keys = {'length': length_key(name), 'mask': f'{name}_mask'}
     for key, given_key in (('length', length), ('mask', mask)):
-        if given_key not in (None, False, True) and not (isinstance(given_key, str) and given_key):
+        if given_key is not None and not isinstance(given_key, bool) and not (isinstance(given_key, str) and given_key):
             refuse(key, f'must be true, for the key {keys[key]!r} of the batch, another key, or false')
     for key, number in (('multiple_of', multiple_of), ('to', to)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):

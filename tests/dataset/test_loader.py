@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import itertools
+import pickle
 import weakref
 from pathlib import Path
 
@@ -380,3 +382,55 @@ def test_a_loader_shows_what_its_next_iter_begins(make_dataset):
     next(iter(loader))
     assert 'position  epoch 0, sample 4' in repr(loader)
     assert 'next      iter begins at epoch 1, sample 0' in repr(loader)
+
+
+# A position belongs to the loader that reached it, and to no later pass.
+
+
+@pytest.fixture
+def numbers(tmp_path, make_dataset_in):
+    folder = make_dataset_in(tmp_path, samples=64)
+
+    def make(**how):
+        return StreamingDataset(local=str(folder), batch_size=4, **how)
+
+    return make
+
+
+def place_of(loader):
+    state = loader.state_dict()
+    return state['epoch'], state['sample_in_epoch']
+
+
+def test_a_loader_saves_the_place_of_its_own_next_pass_after_the_passes_of_others(numbers):
+    dataset = numbers()
+    other = StreamingDataLoader(dataset, fixed_epoch=3)
+    batches = iter(other)
+    next(batches), next(batches)
+    batches.close()
+    del other, batches
+    gc.collect()
+    trains = StreamingDataLoader(dataset)
+    assert place_of(trains) == trains.next_pass()
+
+
+def test_a_state_that_was_loaded_in_mid_pass_counts_more_than_the_old_pass(numbers):
+    loader = StreamingDataLoader(numbers())
+    begin, old = loader.state_dict(), iter(loader)
+    next(old), next(old)
+    loader.load_state_dict(begin)
+    next(old)
+    assert place_of(loader) == loader.next_pass() == (0, 0)
+
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_knows_the_state_that_was_loaded(numbers, copied):
+    source = numbers(skip=[[8, 16]])
+    list(itertools.islice(StreamingDataLoader(source), 3))
+    dataset = numbers(skip=[[8, 16]])
+    dataset.load_state_dict(source.state_dict(12))
+    expected = None
+    for one in (dataset, copied(dataset)):
+        next(iter(StreamingDataLoader(one)))
+        expected = expected or one.state_dict(20)['sample_in_epoch']
+        assert one.state_dict(20)['sample_in_epoch'] == expected == 28

@@ -80,7 +80,7 @@ def count_composer_tokens(batch: Any, column: str | None, *, count_padding: bool
 
 def _count_without_padding(batch: Any, column: str | None) -> int:
     lengths = map(length_key, TOKEN_COLUMNS if column is None else (column,))
-    for name in (*lengths, 'num_tokens', 'attention_mask') if isinstance(batch, Mapping) else ():
+    for name in ('num_tokens', 'attention_mask', *lengths) if isinstance(batch, Mapping) else ():
         if name in batch:
             return int(cast('Mapping[Any, Any]', batch)[name].sum())
     raise ConfigError(

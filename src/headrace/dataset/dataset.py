@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from headrace.audio import AudioTensor
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.attributes import DatasetAttributes, SamplesById
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY, BadSamplePolicy, ReservedKey, parse_policy
@@ -313,6 +314,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         if self.is_columnar:
             refuse_unpaddable_columns(self.pool.streams, self.mixture, pad)
 
+    def _padding_of(self, pad: Pad | None) -> Pad | None:
+        """The settings with the axis of each column: the samples of sound are its last."""
+        columns = (column for stream in self.pool.streams for kind in stream.tensor_columns for column in kind.columns)
+        return pad and pad.with_last_axis({one.name for one in columns if isinstance(one.settings, AudioTensor)})
+
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
     ) -> BatchPlan:
@@ -391,8 +397,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
-        source, marks = self.sample_source(), asked.mark_streams
-        return BatchReader(source, plan, self.run, asked.collate_fn, mark_streams=marks, pad=asked.pad)
+        source, marks, pad = self.sample_source(), asked.mark_streams, self._padding_of(asked.pad)
+        return BatchReader(source, plan, self.run, asked.collate_fn, mark_streams=marks, pad=pad)
 
     def sample_source(self) -> SampleSource:
         """The part of the dataset that readers get."""

@@ -43,7 +43,11 @@ def check_trainers_device(device: Device | None, trainers: torch.device) -> None
         ConfigError: the two differ.
     """
     found = gpu_of(device)
-    if found is not None and (found.type != trainers.type or found.index not in (None, trainers.index)):
+    if found is None:
+        return
+    # PyTorch's stub says int, but a device without an index has None: that of the process, as Accelerate's.
+    indices: set[int | None] = {found.index, trainers.index}
+    if found.type != trainers.type or len(indices - {None}) > 1:
         raise ConfigError(
             f'`device` is {device!r}, but the trainer puts batches on {str(trainers)!r}. Leave `device` out, or set it '
             f'to {trainers.type!r}, the device of each process.'

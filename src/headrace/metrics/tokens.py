@@ -50,7 +50,7 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
         # numpy counts three times as fast as PyTorch in CPU memory.
         return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
     lengths = columns.get(length_key(name))
-    if isinstance(lengths, Tensor):
+    if isinstance(lengths, Tensor) and lengths.ndim == 1:
         lengths = lengths[:own_samples]
         total = (lengths if bad is None else lengths.masked_fill(bad, 0)).sum()
         return int(total) if total.is_cpu else total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headrace import (
     BAD_SAMPLE,
     PADDING,
     STREAM,
+    AudioTensor,
     MDSWriter,
     Stream,
     StreamingDataLoader,
@@ -22,7 +24,6 @@ from headrace import (
     Topology,
     without_padding,
 )
-from headrace.audio import Clips
 from headrace.config.schema import to_mapping
 from headrace.dataset.reading.padded import padded
 from headrace.errors import CollateError, ConfigError
@@ -119,13 +120,31 @@ def test_rows_are_filled_up_at_the_end_of_one_axis(column):
         assert made['x_mask'].tolist() == [[place < length for place in range(longest)] for length in lengths]
 
 
-def test_the_samples_of_sound_are_its_last_axis():
-    clips = Clips([torch.ones(2, 3), torch.ones(2, 5)])
-    (asked,) = Pad.of({'sound': 0.0}).columns
-    made = padded(asked, clips, [0, 1], str)
-    assert made['sound'].shape == (2, 2, 5)
-    assert made['sound'].sum(dim=(1, 2)).tolist() == [6, 10]
-    assert made['sound_length'].tolist() == [3, 5]
+@pytest.mark.parametrize('batch_size', [1, 2])
+def test_the_samples_of_sound_are_its_last_axis(tmp_path, batch_size):
+    # Streams that store a column in different ways are read sample by sample.
+    streams = [write_sound(tmp_path / 'a', 'ndarray:int32:2'), write_sound(tmp_path / 'b', 'ndarray:int32')]
+    for chosen in (streams, streams[:1]):
+        dataset = StreamingDataset(
+            streams=[Stream(local=str(folder)) for folder in chosen],
+            decode={'sound': AudioTensor(sample_rate=16_000)},
+            batch_size=batch_size,
+        )
+        batches = list(StreamingDataLoader(dataset, pad={'sound': 0.0}))
+        assert sorted(length for batch in batches for length in batch['sound_length'].tolist()) == sorted(
+            [100, 200, 200, 300] * len(chosen)
+        )
+        assert all(batch['sound'].shape[1] == 1 for batch in batches)
+
+
+def write_sound(folder, encoding):
+    soundfile = pytest.importorskip('soundfile')
+    with MDSWriter(out=str(folder), columns={'sound': 'bytes', 'x': encoding}) as out:
+        for length in (100, 200, 200, 300):
+            file = io.BytesIO()
+            soundfile.write(file, np.zeros(length, np.float32), 16_000, format='WAV')
+            out.write({'sound': file.getvalue(), 'x': np.ones(2, np.int32)})
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -137,6 +156,8 @@ def test_the_samples_of_sound_are_its_last_axis():
         ([np.zeros(2), np.zeros(5)], {'value': 0, 'to': 4}, '`to` is 4, and a row has the length 5.*of sample 1'),
         ([np.zeros(2)], {'value': 0, 'axis': 1}, r'has an axis 1 .*shape is \(2,\)'),
         ([np.float32(2)], 0, r'has an axis 0 .*shape is \(\)'),
+        ([np.zeros(2, np.int32), np.zeros(1, np.int32)], 10**20, 'does not fit the dtype int32'),
+        ([np.zeros(2), [[1], [1, 2]]], 0, 'a row is no array of numbers.*of sample 1'),
         ([['a'], ['b']], 0, 'arrays of numbers, but one is of dtype <U1'),
         ([np.zeros(2, np.uint8)], -1, 'the value -1 does not fit the dtype uint8'),
     ],

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.audio import Clips
 from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.sample_errors import Describe, collated
 from headrace.errors import CollateError
@@ -30,13 +29,18 @@ def padded(
     Raises:
         CollateError: rows differ in more than the length of the axis, one is too long, or the value does not fit.
     """
-    rows = [np.asarray(value) for value in values]
-    dtype, shape = rows[0].dtype, rows[0].shape
-    axis = column.axis if column.axis is not None else -1 if isinstance(values, Clips) else 0
 
     def refuse(row: int, rule: str) -> NoReturn:
         raise CollateError(f'Column {column.name!r} cannot be padded: {rule}. It is of {describe(ids[row])}.')
 
+    rows = list[npt.NDArray[Any]]()
+    for number, value in enumerate(values):
+        try:
+            rows.append(np.asarray(value))
+        except (TypeError, ValueError, RuntimeError) as error:  # noqa: PERF203 - names the row
+            refuse(number, f'a row is no array of numbers: {error}')
+    dtype, shape = rows[0].dtype, rows[0].shape
+    axis = column.axis or 0
     if not -len(shape) <= axis < len(shape):
         refuse(0, f'a row has an axis {axis} whose length may differ, but its shape is {shape}')
     axis %= len(shape)
