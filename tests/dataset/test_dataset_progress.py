@@ -84,18 +84,6 @@ def test_what_was_loaded_is_what_the_next_state_says(mix):
     assert loader.state_dict() == state
 
 
-def test_a_further_loader_of_a_dataset_knows_where_the_last_one_stopped(mix):
-    first = mix(Topology(), 0)
-    next(itertools.islice(first, 2, None))
-    state = first.state_dict()
-    further = StreamingDataLoader(first.dataset)
-    assert further.state_dict() == state
-    assert state['sample_in_epoch'] == 3 * first.global_batch_size
-    assert further.next_pass() == (1, 0)
-    next(iter(further))
-    assert further.state_dict() == {**state, 'epoch': 1, 'sample_in_epoch': first.global_batch_size}
-
-
 def test_the_sampler_takes_an_epoch_only_while_nothing_better_is_known(mix):
     loader = mix(Topology(), 0)
     epochs = [[batch['id'].tolist() for batch in loader] for _ in range(3)]

@@ -157,7 +157,7 @@ def test_of_a_column_that_does_not_stack(tmp_path):
     for options in ({}, {'on_bad_sample': 'skip'}):
         loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=4, **options))
         where = r"stream 'stream_0', shard 'shard.00000.mds', row {0}, sample id {0}"
-        message = f"Column 'x' .* is of {where.format(6)}, beside {where.format(4)}. Pass `collate_fn`"
+        message = f"Column 'x' .* is of {where.format(6)}, beside {where.format(4)}. Pass `pad="
         with pytest.raises(CollateError, match=message):
             list(loader)
 
