@@ -581,6 +581,8 @@ def _json_values(array: Any, plain: pa.DataType) -> list[Any]:
     if types.is_temporal(array.type):
         array = _as_integers(array)
     elif not array.type.equals(plain):
+        if _has_map(array.type):  # pyarrow 25 and older abort the process at the cast of maps of which rows were taken
+            array = pa.concat_arrays([array])
         array = array.cast(plain)
     array.validate(full=True)
     if _has_map(array.type):

@@ -178,7 +178,7 @@ def _as_type(array: Any, kind: pa.DataType, *, by_id: bool) -> Any:
             raise ValueError(f'it is {own}, and {kind} in the table')
         return array if own.equals(kind) else array.cast(kind)
     if array.offset:  # its mask may not be shifted
-        array = array.take(np.arange(len(array)))
+        array = pa.concat_arrays([array])
     if types.is_map(kind) and types.is_map(own):
         keys = _as_type(array.keys, kind.key_type, by_id=by_id)
         items = _as_type(array.items, kind.item_type, by_id=by_id)
