@@ -77,7 +77,7 @@ def as_shards(folder: Path, texts: list[str]) -> Path:
 
 
 def as_hugging_face(folder: Path, texts: list[str]) -> Any:
-    import datasets
+    datasets = pytest.importorskip('datasets')
 
     del folder
     return datasets.Dataset.from_dict({'text': texts})
