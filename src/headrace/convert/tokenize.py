@@ -1,10 +1,9 @@
 """`tokenize`: from texts to token shards, once, in the place of tokenising in each epoch of each run.
 
-It is a conversion with a tokenizer between reading and writing. What it adds is that a finished dataset keeps the
-records of its tasks, in ``.headrace-tokenized.json``, so that another call does only the tasks whose inputs have
-changed:
+It is a conversion with a tokenizer between reading and writing. A finished dataset keeps the records of its tasks, in
+``.headrace-tokenized.json``. So another call does only the tasks whose inputs have changed:
 
-- Where a task ends is decided by the digest of its last input. So a file that is added, removed or changed changes the
+- The digest of its last input decides the end of a task. So a file that is added, removed or changed changes the
   tasks around it, and no others.
 - A record is found by the digest of its task's inputs. Changed tasks get shards with new numbers, and the old dataset
   stays readable until its index is replaced. Then shards that the new index does not list are removed.

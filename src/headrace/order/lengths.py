@@ -4,8 +4,8 @@ Both are pure functions of the sequence and of the samples' costs, such as their
 
 `BucketedOrder` reorders windows of the sequence. A window's samples are sorted by cost and cut into batches, which come
 in shuffled order. So a batch has little padding, and still differs from pass to pass. `BalancedPlan` keeps the batches,
-and deals the rows of each to the replicas of a node so that their sums of cost are nearly equal: the longest row first,
-to the replica with the least (Graham's longest processing time rule, 1969), with equal numbers of rows.
+and deals the rows of each to the replicas of a node. All get as many rows, and nearly the same sum of cost. The longest
+row is dealt first, to the replica with the least: Graham's longest processing time rule (1969).
 """
 
 from __future__ import annotations
