@@ -19,6 +19,35 @@ if TYPE_CHECKING:
     from headrace.order.topology import Topology
 
 
+class EqualCuts:
+    """Where batches of one size begin, from a number on. Numbers are those of positions that are not skipped."""
+
+    __slots__ = ('_first', '_size', 'count', 'stop')
+
+    def __init__(self, first: int, end: int, size: int, remainder: Remainder) -> None:
+        samples, self._first, self._size = end - first, first, size
+        self.count = samples // size if remainder == 'drop' else -(-samples // size)
+        """How many there are."""
+        self.stop = min(first + self.count * size, end)
+        """The number after the last batch."""
+
+    def has(self, k: int) -> bool:
+        """Whether there is a batch k >= 0."""
+        return k < self.count
+
+    def begin(self, k: int) -> int:
+        """The first number of batch k; `stop` if there is none."""
+        return min(self._first + k * self._size, self.stop)
+
+    def begins(self, batches: range) -> IntArray:
+        """The first numbers of consecutive batches and of the one after them, int64[batches + 1]."""
+        return np.minimum(self._first + np.arange(batches.start, batches.stop + 1) * self._size, self.stop)
+
+    def batch_of(self, number: int) -> int:
+        """The batch that has a number; `count` for `stop`."""
+        return (number - self._first) // self._size
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(BatchPlan):
     """Cuts a global sequence into batches and deals their rows to the replicas.
@@ -53,7 +82,7 @@ class Plan(BatchPlan):
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
     same, so that ``start``, `end` and `stop` mean the same with any ranges."""
     _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
-    _first: int = field(init=False, repr=False, compare=False)
+    _cuts: EqualCuts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_batch_size(self.global_batch_size, self.topology)
@@ -66,52 +95,60 @@ class Plan(BatchPlan):
         ):
             raise ConfigError(f'skip must be merged ranges in [0, {len(self.order)}], got {self.skip}.')
         object.__setattr__(self, '_unskipped', UnskippedPositions(len(self.order), self.skip))
-        object.__setattr__(self, '_first', self._unskipped.before(self.start))
+        object.__setattr__(self, '_cuts', self._cut(self.start, self._unskipped))
+
+    def _cut(self, start: int, unskipped: UnskippedPositions) -> EqualCuts:
+        """The batches from a position on, in numbers of unskipped positions."""
+        return EqualCuts(unskipped.before(start), unskipped.size, self.global_batch_size, self.remainder)
 
     @property
     def num_batches(self) -> int:
-        return self._batches_in(self._unskipped.size - self._first)
+        return self._cuts.count
 
     @property
     def total_batches(self) -> int:
-        return self._batches_in(self._unskipped.size)
+        return self._cut(0, self._unskipped).count
 
     @property
     def epoch_batches(self) -> int:
-        return self._batches_in(len(self.order))
+        return self._cut(0, UnskippedPositions(len(self.order), ())).count
+
+    def batches(self, first: int, most: int) -> range:
+        return range(first, first + most) if self._cuts.has(first + most - 1) else range(first, self.num_batches)
 
     def of_rank(self, rank: int) -> Plan:
         return replace(self, topology=replace(self.topology, rank=rank))
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        number = self._first + first * self.global_batch_size
-        stop = min(self._first + self.num_batches * self.global_batch_size, self._unskipped.size)
+        number, stop = self._cuts.begin(first), self._cuts.stop
         while number < stop:
             position = next(self.order.find(sample_id, self._unskipped.position(number)), None)
             if position is None:
                 return None
             number = self._unskipped.before(position)
             if number < stop and self._unskipped.position(number) == position:
-                return (number - self._first) // self.global_batch_size, position
+                return self._cuts.batch_of(number), position
             # A skipped position: continue after the range.
         return None
 
     @property
     def batches_before(self) -> int:
-        return self._first // self.global_batch_size
+        return self._cut(0, self._unskipped).batch_of(self._unskipped.before(self.start))
 
     @property
     def stop(self) -> int:
         """The position after the last batch; below the epoch's size if samples are dropped."""
-        return self.end(self.num_batches - 1) if self.num_batches else self.start
+        return self._position_after(self._cuts.stop) if self._cuts.has(0) else self.start
 
     @property
     def epoch_samples(self) -> int:
-        return min(self.total_batches * self.global_batch_size, self._unskipped.size)
+        return self._cut(0, self._unskipped).stop
 
     def end(self, k: int) -> int:
-        begin, rows = self._numbers(k)
-        return len(self.order) if begin + rows == self._unskipped.size else self._unskipped.position(begin + rows)
+        return self._position_after(sum(self._numbers(k)))
+
+    def _position_after(self, number: int) -> int:
+        return len(self.order) if number == self._unskipped.size else self._unskipped.position(number)
 
     def skipped(self, k: int) -> int:
         before = self.end(k - 1) if k else self.start
@@ -121,17 +158,17 @@ class Plan(BatchPlan):
         return self._strided(k, self._residue, self.topology.replicas)
 
     def positions_of(self, batches: range) -> IntArray:
-        full = (self._unskipped.size - self._first) // self.global_batch_size
-        whole = range(batches.start, min(batches.stop, full))
-        rest = [self.positions(k) for k in range(max(batches.start, full), batches.stop)]
-        if not whole:
-            return np.concatenate(rest) if rest else np.zeros(0, np.int64)
-        replicas = self.topology.replicas
-        begins = self._first + np.arange(whole.start, whole.stop) * self.global_batch_size
-        first_rows = (self._residue - self._unskipped.at(begins)) % replicas
-        rows = np.arange(0, self.global_batch_size, replicas)
-        numbers = (begins + first_rows)[:, np.newaxis] + rows
-        return np.concatenate([self._unskipped.at(numbers.reshape(-1)), *rest])
+        begins = self._cuts.begins(batches)
+        replicas, sizes = self.topology.replicas, np.diff(begins)
+        whole = len(sizes) - int(bool(len(sizes)) and bool(sizes[-1] % replicas))  # only the last one may have padding
+        rest = [self.positions(k) for k in batches[whole:]]
+        first = begins[:whole] + (self._residue - self._unskipped.at(begins[:whole])) % replicas
+        rows = sizes[:whole] // replicas
+        numbers = np.repeat(first - (np.cumsum(rows) - rows) * replicas, rows) + np.arange(rows.sum()) * replicas
+        return np.concatenate([self._unskipped.at(numbers), *rest])
+
+    def rows_of(self, batches: range) -> IntArray:
+        return -(-np.diff(self._cuts.begins(batches)) // self.topology.replicas)
 
     def global_positions(self, k: int) -> IntArray:
         return self._strided(k, 0, 1)
@@ -140,8 +177,7 @@ class Plan(BatchPlan):
         return self._strided(k, self.topology.node, self.topology.nodes)
 
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
-        begin, last = self._first + first * self.global_batch_size, min(last, self.num_batches)
-        return self._unskipped.spans(begin, min(self._first + last * self.global_batch_size, self._unskipped.size))
+        return self._unskipped.spans(self._cuts.begin(first), self._cuts.begin(last))
 
     def stream_counts(self, first: int, last: int) -> IntArray:
         counts = np.zeros(len(self.order.mixture.streams), np.int64)
@@ -157,15 +193,12 @@ class Plan(BatchPlan):
     def _residue(self) -> int:
         return self.topology.node + self.topology.nodes * self.topology.local_replica
 
-    def _batches_in(self, samples: int) -> int:
-        return samples // self.global_batch_size if self.remainder == 'drop' else -(-samples // self.global_batch_size)
-
     def _numbers(self, k: int) -> tuple[int, int]:
         """The first of the unskipped positions that make up batch k, and how many they are."""
-        if not 0 <= k < self.num_batches:
+        if k < 0 or not self._cuts.has(k):
             raise IndexError(f'batches are numbered from 0 to {self.num_batches - 1}, got {k}.')
-        begin = self._first + k * self.global_batch_size
-        return begin, min(self.global_batch_size, self._unskipped.size - begin)
+        begin = self._cuts.begin(k)
+        return begin, self._cuts.begin(k + 1) - begin
 
     def _rows_of(self, begin: int, rows: int, residue: int, stride: int) -> range:
         """Which of a batch's first ``rows`` rows are ``residue`` modulo ``stride``; its row 0 is where it begins."""

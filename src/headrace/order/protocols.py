@@ -131,6 +131,10 @@ class BatchPlan(ABC):
     def num_batches(self) -> int:
         """This rank's batches from ``start`` to the end of the epoch."""
 
+    def batches(self, first: int, most: int) -> range:
+        """Return the batches from one on, at most ``most``. It may be much faster than `num_batches`."""
+        return range(first, self.num_batches)[:most]
+
     @property
     @abstractmethod
     def total_batches(self) -> int:
@@ -246,6 +250,10 @@ class BatchPlan(ABC):
 
         All of them together take little longer than one.
         """
+
+    def rows_of(self, batches: range) -> IntArray:
+        """Return the rows that `positions_of` has of each batch, int64[batches]; the epoch's last may have fewer."""
+        return np.full(len(batches), self.batch_size)
 
     @abstractmethod
     def global_positions(self, k: int) -> IntArray:

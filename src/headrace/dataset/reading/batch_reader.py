@@ -282,10 +282,12 @@ class BatchReader(Reader[BatchKey]):
 class _Chunk:
     """The samples of consecutive batches."""
 
-    __slots__ = ('places', 'shards')
+    __slots__ = ('bounds', 'places', 'shards')
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, rows: npt.NDArray[np.int64]) -> None:
         self.places = places
+        self.bounds: list[int] = [0, *np.cumsum(rows).tolist()]
+        """The samples of batch i of the chunk are those from bound i on, and below bound i + 1."""
         self.shards: list[int] | None = None
         """The shard of each, once `list_shards` was called."""
 
@@ -302,8 +304,7 @@ class _BatchPlaces:
     def __init__(self, plan: BatchPlan, sample_map: SampleMap, ahead: int) -> None:
         self.plan = plan
         self._map = sample_map
-        self._rows = plan.batch_size
-        self._batches = min(max(_CHUNK // self._rows, _FEWEST_BATCHES), _MOST_BATCHES)
+        self._batches = min(max(_CHUNK // plan.batch_size, _FEWEST_BATCHES), _MOST_BATCHES)
         # The reader takes the look-ahead's chunks from here later; older ones have no use.
         self._most_chunks = 2 + (_LEAST_HELD + ahead) // self._batches
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
@@ -318,11 +319,12 @@ class _BatchPlaces:
         place, batch = divmod(number, self._batches)
         chunk = self._chunks.get(place)
         if chunk is None:
-            batches = range(place * self._batches, self.plan.num_batches)[: self._batches]
-            chunk = self._chunks[place] = _Chunk(self._map.places(self.plan.ids_of(batches)))
+            batches = self.plan.batches(place * self._batches, self._batches)
+            places = self._map.places(self.plan.ids_of(batches))
+            chunk = self._chunks[place] = _Chunk(places, self.plan.rows_of(batches))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
-        return chunk, slice(batch * self._rows, (batch + 1) * self._rows)
+        return chunk, slice(chunk.bounds[batch], chunk.bounds[batch + 1])
 
 
 def collate_columns(
