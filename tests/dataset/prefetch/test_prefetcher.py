@@ -152,6 +152,19 @@ def test_the_next_shard_begins_as_the_last_bytes_of_the_one_before_come(network,
     assert network.has_begun(0, 1)
 
 
+def test_no_thread_is_woken_while_the_cache_has_what_is_needed(network, prefetcher, monkeypatch):
+    network.present.update(range(9))
+    one = prefetcher([[shard] for shard in range(10)], ahead=replace(FAR, batches=3))
+    woken: list[int] = []
+    monkeypatch.setattr(one._lock, 'notify_all', lambda: woken.append(1))
+    for batch in range(6):
+        one.advance(batch)
+    assert not woken
+    one.advance(6)  # the missing shard of the last batch comes into sight
+    assert woken
+    assert network.has_begun(9)
+
+
 @pytest.mark.parametrize('width', [1, 2, 8])
 def test_so_many_are_under_way_as_the_width_says(network, prefetcher, width):
     network.present.add(99)

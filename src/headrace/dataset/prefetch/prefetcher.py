@@ -99,7 +99,7 @@ class Prefetcher:
         with self._lock:
             used = self._horizon.advance(batch)
             self._schedule.advance()
-            self._lock.notify_all()
+            self._wake()
         for first, shard in self._horizon.scan():
             if self._shards.is_ready(shard):  # a look at the disk, so not under the lock
                 continue
@@ -110,9 +110,14 @@ class Prefetcher:
                     self._lock.notify()
         with self._lock:
             self._start_threads()
-            self._lock.notify_all()
+            self._wake()
         self._log_limit(self._horizon.reached)
         return [shard for shard in used if shard not in self._horizon]
+
+    def _wake(self) -> None:
+        """Wake the threads if they may have work: in a full cache they would only take the interpreter's lock."""
+        if self._schedule.has_queue:
+            self._lock.notify_all()
 
     def _log_limit(self, reached: str) -> None:
         """Log that a limit holds the prefetch, once a pass: to find the reason for a prefetch that is too shallow."""

@@ -195,6 +195,11 @@ class FetchSchedule:
         self._queue.add(first, shard)
         return True
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether shards wait for their fetch."""
+        return bool(self._queue)
+
     # -- the next fetch --------------------------------------------------------------------------------------------
 
     def take(self) -> Fetch | None:
