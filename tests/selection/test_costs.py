@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.config.build import build_dataset
 from headrace.config.load import load_config
-from headrace.errors import ConfigError, ResumeError, StreamError
+from headrace.errors import ConfigError, ResumeError, ShardError, StreamError
 from headrace.packing import PackedDataset, Packing
+from headrace.selection import costs as costs_module
+from headrace.sources.source_store import SourceStore
 from headrace.testing.oracle import World, check_resume
 from headrace.watching.record import loader_config
+from tests.support.sources import token_files
 
 SAMPLES = 240
 LENGTHS = np.exp(np.random.default_rng(0).normal(3, 1, 2 * SAMPLES)).astype(int) + 1
@@ -161,6 +165,117 @@ def test_damaged_costs_are_measured_again(data: Path, tmp_path: Path) -> None:
     assert StreamingDataset(**how).order_config.costs == before
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ('made', 'cost'),
+    [
+        ('megatron', 'tokens'),
+        ('datatrove', 'tokens'),
+        ('blocks', 'tokens'),
+        ('parquet', 'tokens'),
+        ('parquet', 'text'),
+        ('parquet', 'size'),
+    ],
+)
+def test_costs_of_other_formats_are_read_without_the_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str, cost: str
+) -> None:
+    lengths, options, most = write_other(tmp_path / 'data', made)
+    remote, read = str(tmp_path / 'data'), list[int]()
+
+    def counted(store: SourceStore, spans: Any) -> bytes:
+        data = whole(store, spans)
+        read.append(len(data))
+        return data
+
+    whole = SourceStore.read
+    monkeypatch.setattr(SourceStore, 'read', counted)
+    how: dict[str, Any] = {'batch_size': 8, 'cost': cost, 'bucket': 4, **options}
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / 'some'), subset=[[3, None]], **how)
+    assert costs_of(dataset) == lengths[3:]
+    assert not list((tmp_path / 'some').rglob('*.mds'))
+    assert sum(read) <= most
+    whole_shards = StreamingDataset(remote=remote, local=str(tmp_path / 'all'), batch_size=8, **options)
+    assert len([*whole_shards]) == len(lengths)
+    dataset = StreamingDataset(remote=remote, local=str(tmp_path / 'all'), **how)  # of shards that are there
+    assert costs_of(dataset) == lengths
+
+
+def write_other(folder: Path, made: str) -> tuple[list[int], dict[str, Any], int]:
+    """Data of another format; the lengths, the options, and the bytes that tell the lengths, at most."""
+    folder.mkdir()
+    lengths = (LENGTHS[:SAMPLES] + 1).tolist()
+    documents = [[number % 7] * length for number, length in enumerate(lengths)]
+    if made == 'megatron':
+        halves = [[document[:1], document[1:]] for document in documents]
+        (folder / 'a.bin').write_bytes((found := token_files.megatron(halves))[0])
+        (folder / 'a.idx').write_bytes(found[1])
+        return lengths, {}, SAMPLES * 16 + 8
+    if made == 'datatrove':
+        for name, data in token_files.datatrove('a.ds', documents).items():
+            (folder / name).write_bytes(data)
+        return lengths, {}, SAMPLES * 8
+    if made == 'blocks':
+        (folder / 'a.bin').write_bytes(token_files.raw(range(1000)))
+        options = {'format': 'tokens', 'format_options': {'token_dtype': 'uint16', 'block_size': 30, 'keep_last': True}}
+        return [30] * 33 + [10], options, 0
+    pa = pytest.importorskip('pyarrow')
+    import pyarrow.parquet as pq
+
+    columns = {
+        'filler': [bytes([number % 256]) * 5000 for number in range(SAMPLES)],
+        'tokens': [np.array(document, np.int32) for document in documents],
+        'text': ['ä' * length for length in lengths],
+        'size': lengths,
+    }
+    pq.write_table(pa.table(columns), folder / 'a.parquet', row_group_size=50, compression='none', use_dictionary=False)
+    return lengths, {}, sum(lengths) * 5
+
+
+def costs_of(dataset: StreamingDataset) -> list[int]:
+    return np.concatenate([stream.costs.values for stream in dataset.pool.streams if stream.costs is not None]).tolist()
+
+
+def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
+    write_other(tmp_path / 'data', 'megatron')
+    how: dict[str, Any] = {'batch_size': 8, 'cost': 'tokens', 'local': str(tmp_path / 'cache')}
+    StreamingDataset(remote=str(tmp_path / 'data'), **how)
+    before = (tmp_path / 'data/a.idx').stat()
+    idx = bytearray((tmp_path / 'data/a.idx').read_bytes())
+    idx[40] ^= 1
+    (tmp_path / 'data/a.idx').write_bytes(idx)
+    os.utime(tmp_path / 'data/a.idx', ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ShardError, match='the lengths of its documents contradict their tokens'):
+        StreamingDataset(remote=str(tmp_path / 'data'), **how, bucket=4)
+
+
+@pytest.mark.parametrize('damage', [None, 'cut', 'bit'])
+def test_a_killed_measurement_goes_on(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str | None
+) -> None:
+    how: dict[str, Any] = {'remote': str(data), 'local': str(tmp_path), 'batch_size': 8, 'cost': 'size', 'bucket': 4}
+    killed = os.fork()
+    if not killed:
+        checksum = costs_module._checksum
+
+        def killing(shard: int, costs: bytes) -> bytes:
+            if shard == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return checksum(shard, costs)
+
+        costs_module._checksum = killing
+        StreamingDataset(**how)
+    assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+    (part,) = (tmp_path / '.headrace-costs').glob('*.part')
+    content = bytearray(part.read_bytes())
+    content[-5] ^= damage == 'bit'
+    part.write_bytes(content[: -3 if damage == 'cut' else None])
+    with caplog.at_level(logging.INFO, 'headrace'):
+        dataset = StreamingDataset(**how)
+    assert f' {2 if damage else 3} of them were measured before.' in caplog.text
+    assert costs_of(dataset) == LENGTHS[:SAMPLES].tolist()
+    assert [path.suffix for path in part.parent.iterdir()] == ['.costs']
 
 
 def test_kept_costs_need_no_lock_and_come_back_if_they_are_deleted(data: Path, tmp_path: Path) -> None:

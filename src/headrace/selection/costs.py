@@ -4,7 +4,10 @@ A file of ``.headrace-costs`` is, all little-endian::
 
     'hrcosts1' | u64 samples | 16 bytes: digest of the key | 16 bytes: digest of the costs | u32 cost[samples]
 
-It is valid if its digest, of xxh3, is right. The digest is part of checkpoints.
+It is valid if its digest, of xxh3, is right. The digest is part of checkpoints. While the costs are measured, those of
+the first shards are in the file ``.costs.part``, so that a process that goes on after a kill measures the others only::
+
+    {8 bytes: xxh3 of the shard's number and its costs | u32 cost[samples of the shard]} [shards]
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ import os
 import re
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headrace.errors import CacheError, StreamError
+from headrace.errors import CacheError, ShardError, StreamError
 from headrace.order import each_selected_row
 from headrace.redaction import logger_of
 from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.order import RowSelection
 
 FOLDER: Final = '.headrace-costs'
-_NAMES: Final = re.compile(r'[0-9a-f]{32}\.costs(\.tmp)?')
+_NAMES: Final = re.compile(r'[0-9a-f]{32}\.costs(\.tmp|\.part)?')
 _HEAD: Final = struct.Struct('<8sQ16s16s')
 _MAGIC: Final = b'hrcosts1'
 _MOST: Final = 2**32 - 1
@@ -52,7 +55,8 @@ class StoredCosts:
         self._place, self._name = place, name
 
     def __reduce__(self) -> tuple[Callable[..., StoredCosts], tuple[Any, ...]]:
-        _made(self._place, self._name, len(self.values), lambda out: np.copyto(out, self.values))  # it may be deleted
+        # It may be deleted.
+        _made(self._place, self._name, len(self.values), lambda out, _: np.copyto(out, self.values))
         return _map_again, (self._place, self._name, len(self.values))
 
 
@@ -93,7 +97,8 @@ def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
 def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> StoredCosts:
     """The costs of the samples that a stream offers, in their order.
 
-    They are measured now unless they are kept: all shards are fetched and read once for each machine.
+    They are measured now unless they are kept: once for each machine. A shard is fetched and read only if nothing less
+    tells its costs.
 
     Args:
         shards: the stream's shards.
@@ -109,10 +114,10 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> Sto
     counts = shards.sizes if rows is None else rows.counts
     key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()
     place, name = ControlFolder(shards.folder, FOLDER, _NAMES), f'{key.hex()}.costs'
-    return _made(place, name, int(counts.sum()), lambda out: _measure(shards, column, rows, counts, out))
+    return _made(place, name, int(counts.sum()), lambda out, part: _measure(shards, column, rows, counts, out, part))
 
 
-def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs], None]) -> StoredCosts:
+def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs, BinaryIO], None]) -> StoredCosts:
     """The file, made now if there is none that can be believed."""
     found = _find(place, name, samples)
     if found is not None:
@@ -127,11 +132,13 @@ def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs],
                 if left.endswith('.tmp'):
                     folder.delete(left)  # by processes that were killed
             values = np.empty(samples, '<u4')
-            fill(values)
+            with open(folder.open_file(f'{name}.part', os.O_RDWR | os.O_CREAT), 'r+b') as part:
+                fill(values, part)
             head = _HEAD.pack(
                 _MAGIC, samples, bytes.fromhex(name.partition('.')[0]), xxhash.xxh3_128_digest(values.data)
             )
             publish(folder, name, [head, values.data.cast('B')])
+            folder.delete(f'{name}.part')
             found = _map(place, folder, name, samples)
     except OSError as error:
         raise cannot_write(place.path, error) from error
@@ -174,27 +181,63 @@ def _map(place: ControlFolder, folder: OpenFolder, name: str, samples: int) -> S
     return StoredCosts(place, name, values, digest.hex()) if xxhash.xxh3_128_digest(values.data) == digest else None
 
 
-def _measure(shards: Shards, column: str, rows: RowSelection | None, counts: npt.NDArray[np.int64], out: Costs) -> None:
+def _measure(
+    shards: Shards,
+    column: str,
+    rows: RowSelection | None,
+    counts: npt.NDArray[np.int64],
+    out: Costs,
+    part: BinaryIO,
+) -> None:
+    """Fill `out` from `part`, and from the shards that it lacks, whose costs it gets; see the module."""
     wanted = counts.nonzero()[0].tolist()
-    starts = (np.cumsum(counts) - counts).tolist()
-    _log.info('Measuring the cost %r of %d samples in %d shards of %s.', column, len(out), len(wanted), shards.title)
+    starts = np.cumsum(counts) - counts
+    kept = end = 0
+    for shard in wanted:
+        place = out[starts[shard] : starts[shard] + counts[shard]]
+        entry = part.read(8 + place.nbytes)
+        if len(entry) < 8 + place.nbytes or entry[:8] != _checksum(shard, entry[8:]):
+            break
+        place[:] = np.frombuffer(entry, '<u4', offset=8)
+        kept, end = kept + 1, part.tell()
+    part.seek(end)
+    part.truncate()
+    found = f' {kept} of them were measured before.' if kept else ''
+    samples, title = len(out), shards.title
+    _log.info('Measuring the cost %r of %d samples in %d shards of %s.%s', column, samples, len(wanted), title, found)
 
     def read(shard: int) -> npt.NDArray[np.int64]:
+        stored = np.arange(counts[shard])
+        if rows is not None:
+            stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
+        known = shards.lengths_of(shard, column)
+        if known is not None:
+            lengths = np.concatenate([_lengths(values, column) for values in known])
+            if len(lengths) != shards.sizes[shard]:
+                raise ShardError(
+                    f'Shard {shard} of stream {title} has {shards.sizes[shard]} rows in its index, but {len(lengths)} '
+                    f'lengths of {column!r}. Restore the data, or write them again.'
+                )
+            return lengths[stored]
         with shards.read(shard) as reader:
-            stored = np.arange(counts[shard])
-            if rows is not None:
-                stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
             batch = shards.infos[shard].schema.allocate(len(stored), [column])
             reader.gather(stored, np.arange(len(stored)), batch)
             return _lengths(batch.columns[column], column)
 
     began = said = time.monotonic()
-    for number, (shard, costs) in enumerate(in_threads(read, wanted), 1):
-        out[starts[shard] : starts[shard] + len(costs)] = costs
+    for number, (shard, costs) in enumerate(in_threads(read, wanted[kept:]), kept + 1):
+        place = out[starts[shard] : starts[shard] + len(costs)]
+        place[:] = costs
+        part.write(_checksum(shard, place.tobytes()) + place.tobytes())
+        part.flush()
         if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), shards.title)
-    _log.info('Measured the cost %r of %s in %.1f s.', column, shards.title, time.monotonic() - began)
+            _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), title)
+    _log.info('Measured the cost %r of %s in %.1f s.', column, title, time.monotonic() - began)
+
+
+def _checksum(shard: int, costs: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(costs, seed=shard)
 
 
 def _lengths(values: Any, column: str) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -179,6 +179,8 @@ class Shards:
     """int64[shards]: stored samples of each."""
     read: Callable[[int], AbstractContextManager[ShardReader]]
     """Fetches a shard and lends its reader; called by several threads."""
+    lengths_of: Callable[[int, str], Iterable[Any] | None]
+    """The values of a column of all rows of a shard, or their lengths, in runs: what is known without its data."""
     title: str
     folder: Path
     """Where bitmaps are kept."""
@@ -326,13 +328,13 @@ def _put(out: npt.NDArray[np.uint8], begin: int, mask: npt.NDArray[np.bool_]) ->
     out[begin >> 3 :][: len(packed)] |= packed
 
 
-def in_threads(read: Callable[[int], T], shards: Sequence[int]) -> Generator[tuple[int, T]]:
+def in_threads(read: Callable[[int], T], shards: Sequence[int], threads: int = _THREADS) -> Generator[tuple[int, T]]:
     """The results for shards in their order, read a few ahead. The threads end here: a DataLoader may fork next."""
     running: deque[tuple[int, Future[T]]] = deque()
-    with GeneratorPool(min(_THREADS, max(1, len(shards)))) as pool:
+    with GeneratorPool(min(threads, max(1, len(shards)))) as pool:
         for shard in shards:
             running.append((shard, pool.submit(read, shard)))
-            if len(running) > 2 * _THREADS:
+            if len(running) > 2 * threads:
                 first, future = running.popleft()
                 yield first, future.result()
         while running:

@@ -220,6 +220,23 @@ class ParquetSource:
         return pack_source(settings, {**self.parts.arrays, **arrays}, pieces)
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
+        return self._batches(part, self.parts[part].ranges, data)
+
+    def lengths_of(
+        self, part: int, column: str, read: Callable[[Sequence[tuple[str, int, int]]], bytes]
+    ) -> Iterator[Sequence[Any] | np.ndarray[Any, Any]] | None:
+        """See `Source`: the pages of this column only. None: it is not stored in the file."""
+        key = self.parts[part].key
+        ranges = self._metadata(self._number[key], column)[1].ranges[int(self.groups[part])]
+        if not ranges:
+            return None
+        data = memoryview(read([(key, *span) for span in ranges]))
+        return (values[column] for values in self._batches(part, ranges, data, column))
+
+    def _batches(
+        self, part: int, ranges: Sequence[tuple[int, int]], data: memoryview, column: str | None = None
+    ) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
+        """The rows of a part from these ranges of its file: of one column, or of all that are read."""
         pa = import_pyarrow('Parquet files')
         import pyarrow.parquet as pq
 
@@ -229,10 +246,10 @@ class ParquetSource:
         deleted = self.deleted[self.deleted_ends[part - 1] if part else 0 : self.deleted_ends[part]]
         stored, first = described.rows + len(deleted), 0
         try:
-            metadata, columns = self._metadata(file)
+            metadata, columns = self._metadata(file, column)
             own = columns.own
-            _refuse_wrapped_times(RangeFile(described.ranges, data), metadata, own, group, source)
-            opened = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
+            _refuse_wrapped_times(RangeFile(ranges, data), metadata, own, group, source)
+            opened = pa.PythonFile(RangeFile(ranges, data), mode='r')
             # Without read-ahead by threads of Arrow: the bytes are in memory, and workers are forked.
             reader = pq.ParquetFile(opened, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
             step = max(1, min(stored, 1 << 14, stored * _BATCH // max(1, described.size)))
@@ -263,17 +280,26 @@ class ParquetSource:
         return {key: number for number, key in enumerate(self.files)}
 
     @cached_property
-    def _metadata(self) -> Callable[[int], tuple[pq.FileMetaData, _Columns]]:
+    def _metadata(self) -> Callable[..., tuple[pq.FileMetaData, _Columns]]:
         return lru_cache(maxsize=8)(self._parse)
 
-    def _parse(self, file: int) -> tuple[pq.FileMetaData, _Columns]:
+    def _parse(self, file: int, column: str | None = None) -> tuple[pq.FileMetaData, _Columns]:
         source = f'{self.base}/{self.files[file]}'
-        metadata = parse_footer(unpack_footer(self.footers[file]), source)
+        footer = unpack_footer(self.footers[file])
+        metadata = parse_footer(footer, source)
         physical = metadata.schema.to_arrow_schema()
         schema = physical if self.table is None else self.table.columns(physical)
-        read = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
+        wanted = self.columns if column is None else [column]
+        read = arrow_columns(schema, columns=wanted, with_nulls=self.with_nulls, source=source)
         by_id = self.table is not None and self.table.by_id
-        return metadata, _Columns(read, physical, schema, by_id=by_id)
+        columns = _Columns(read, physical, schema, by_id=by_id)
+        if column is not None:
+            paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+            leaves = _leaves(paths, columns.own)
+            for group in read_row_groups(footer):
+                chunks = [group.columns[leaf] for leaf, _ in leaves]
+                columns.ranges.append(_joined([(chunk.offset, chunk.size) for chunk in chunks]))
+        return metadata, columns
 
 
 class _Columns:
@@ -286,6 +312,8 @@ class _Columns:
         self.schema = pa.schema([schema.field(name) for name in read])
         """Those of the reader."""
         self.own = list(_own_columns(self.schema, physical, by_id=by_id))
+        self.ranges: list[tuple[tuple[int, int], ...]] = []
+        """Offset and size of the bytes of one column that is read alone, by row group."""
 
 
 def _own_columns(wanted: pa.Schema, physical: pa.Schema, *, by_id: bool) -> dict[str, str]:

@@ -251,6 +251,33 @@ class SourceStore:
         end = sum(length for _, _, length in ranges) if size is None else offset + size
         own = ranges[-1][0].key
         versions = {own: etag} if etag else {}
+        start = self._copy(ranges, out, offset, end, versions)
+        if end > start:
+            raise ConfigError(f'{key} has {start} bytes, but bytes {offset} to {end} were asked for.')
+        return versions.get(own, '')
+
+    def read(self, spans: Sequence[tuple[str, int, int]]) -> bytes:
+        """The bytes of ranges of indexed objects, each a key, offset and size, one after another.
+
+        Raises:
+            ChecksumError: an object has changed since it was indexed.
+            StorageError: the store failed.
+        """
+        assert self.index is not None
+        out = io.BytesIO()
+        ranges = [(self.index.objects[key], offset, size) for key, offset, size in spans]
+        self._copy(ranges, out, 0, sum(size for *_, size in spans), {})
+        return out.getvalue()
+
+    def _copy(
+        self,
+        ranges: Sequence[tuple[ObjectInfo, int, int]],
+        out: BinaryIO,
+        offset: int,
+        end: int,
+        versions: dict[str, str],
+    ) -> int:
+        """Copy the bytes from `offset` to `end` of joined ranges, whose length is returned. Notes objects' etags."""
         start = 0
         for info, begin, length in ranges:
             first, last = max(offset, start), min(end, start + length)
@@ -259,9 +286,7 @@ class SourceStore:
                 expected = versions.get(info.key) or (self._current(info).etag if info.version else info.etag)
                 versions[info.key] = self._read(info, out, begin + first - start, last - first, expected)
             start += length
-        if end > start:
-            raise ConfigError(f'{key} has {start} bytes, but bytes {offset} to {end} were asked for.')
-        return versions.get(own, '')
+        return start
 
     def _current(self, info: ObjectInfo) -> ObjectInfo:
         """An object as this mount of its store names it, if it is the version that was indexed."""

@@ -292,28 +292,56 @@ class TokenSource:
                 if whole < len(run):
                     yield {_COLUMN: run[None, whole:]}
             return
-        ends = np.concatenate([[0], self._ends(beside, tokens, described.key)])
-        sizes = np.diff(ends)
-        if sizes.min(initial=0) < 0 or ends[-1] != len(tokens):
-            raise _damaged(described.key, 'the lengths of its documents contradict their tokens')
-        bounds = ends[np.concatenate([[True], sizes > 0])]
+        if beside:
+            bounds = _bounds(_ends(beside, len(tokens), described.key), len(tokens), described.key)
+        else:
+            bounds = _bounds(document_ends(tokens, self.end_of_document, is_last=True), len(tokens), described.key)
         cuts = np.flatnonzero(np.diff(bounds * dtype.itemsize // _BATCH, append=-1))
         for first, last in pairwise([0, *cuts.tolist()]):
             yield {_COLUMN: [tokens[begin:end] for begin, end in pairwise(bounds[first : last + 1].tolist())]}
 
-    def _ends(self, beside: Sequence[memoryview], tokens: np.ndarray[Any, Any], where: str) -> Integers:
-        """Where each document of a part ends in its tokens; unchecked."""
-        if not beside:
-            return document_ends(tokens, self.end_of_document, is_last=True)
-        if len(beside) == 1:
-            ends = np.frombuffer(beside[0], '<i8')
-            return ends - (ends[-1] - len(tokens))
-        documents, lengths = np.frombuffer(beside[0], '<i8'), np.frombuffer(beside[1], '<i4')
-        places = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        documents = documents[1:] - documents[0]
-        if documents.min() < 0 or documents.max() > len(lengths):
-            raise _damaged(where, 'its documents have other sequences than the index says')
-        return places[documents]
+    def lengths_of(
+        self, part: int, column: str, read: Callable[[Sequence[tuple[str, int, int]]], bytes]
+    ) -> list[Integers] | None:
+        """See `Source`: of the files beside the tokens. None: only the tokens tell where documents end."""
+        del column  # there is one
+        described, length = self.parts[part], int(self.lengths[part])
+        spans = [span for span in described.beside if span[0].endswith(SIDECARS)]
+        stored = described.ranges[0][1] + sum(size for _, _, size in described.beside) - sum(size for *_, size in spans)
+        count = stored // np.dtype(self.dtype).itemsize
+        if length:
+            lengths = np.full(described.rows, length)
+            lengths[-1] = count - (described.rows - 1) * length
+            return [lengths]
+        if not spans:
+            return None
+        data, beside = memoryview(read(spans)), list[memoryview]()
+        for *_, size in spans:
+            beside.append(data[:size])
+            data = data[size:]
+        return [np.diff(_bounds(_ends(beside, count, described.key), count, described.key))]
+
+
+def _ends(beside: Sequence[memoryview], count: int, where: str) -> Integers:
+    """Where each document of a part ends in its `count` tokens, by what is stored beside them; unchecked."""
+    if len(beside) == 1:
+        ends = np.frombuffer(beside[0], '<i8')
+        return ends - (ends[-1] - count)
+    documents, lengths = np.frombuffer(beside[0], '<i8'), np.frombuffer(beside[1], '<i4')
+    places = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    documents = documents[1:] - documents[0]
+    if documents.min() < 0 or documents.max() > len(lengths):
+        raise _damaged(where, 'its documents have other sequences than the index says')
+    return places[documents]
+
+
+def _bounds(ends: Integers, count: int, where: str) -> Integers:
+    """Where samples begin, and the end of the last one: documents without tokens are none."""
+    ends = np.concatenate([[0], ends])
+    sizes = np.diff(ends)
+    if sizes.min(initial=0) < 0 or ends[-1] != count:
+        raise _damaged(where, 'the lengths of its documents contradict their tokens')
+    return ends[np.concatenate([[True], sizes > 0])]
 
 
 def document_ends(tokens: np.ndarray[Any, Any], end_of_document: int | None, *, is_last: bool) -> Integers:

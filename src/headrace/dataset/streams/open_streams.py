@@ -405,6 +405,7 @@ class _Opening:
             infos=stream.shards,
             sizes=stream.shards.samples,
             read=self._reading,
+            lengths_of=self._lengths_of,
             title=stream.title,
             folder=folder,
             identity=identity,
@@ -421,6 +422,11 @@ class _Opening:
             shards = replace(shards, identity=f'{identity} {stream.fingerprint}')  # also of what is selected
             stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection))
         self.opened = stream
+
+    def _lengths_of(self, shard: int, column: str) -> Iterable[Any] | None:
+        if self.source is None or self.opened.cache.is_present(self.opened.entries[shard]):
+            return None
+        return self.source.lengths_of(shard, column, self._retry)
 
     @contextlib.contextmanager
     def _reading(self, shard: int) -> Generator[ShardReader]:

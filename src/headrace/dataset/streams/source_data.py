@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headrace.dataset.streams.stream import StreamOptions
 from headrace.errors import EmptyDatasetError, FormatError, StorageError
@@ -18,7 +18,7 @@ from headrace.redaction import logger_of
 from headrace.sources.formats import how_to_name
 from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
-from headrace.storage import CachePart, local_path
+from headrace.storage import CachePart, Retry, local_path
 
 _log = logger_of(__name__)
 _LONGEST_NAME: Final = 255
@@ -66,6 +66,18 @@ class SourceData:
         with contextlib.suppress(OSError, FormatError):
             old = SourceIndex.from_bytes(cached.read_bytes())
         yield from self.store.index.unproven(old)
+
+    def lengths_of(self, shard: int, column: str, retry: Retry) -> Iterable[Any] | None:
+        """The values of a column of a part, or their lengths, where the source knows them without the part.
+
+        Raises:
+            StorageError, ShardError: what tells them cannot be read.
+        """
+        assert self.store.index is not None
+        what, known = f'Reading {self.store.url}', getattr(self.store.index.source, 'lengths_of', None)
+        if known is None:
+            return None
+        return known(shard, column, lambda spans: retry.call(what, lambda: self.store.read(spans)))
 
     def part(self, shard: int, info: ShardInfo) -> CachePart:
         """The file of a shard: fetched as ranges of an object, and made of them."""
