@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -32,9 +32,12 @@ _KEYS = ('streams', 'stages', 'schedule', 'origin')
 _MOST_CHANGES = 1000
 
 
-def share(lane: int, lanes: int, total: int) -> int:
+Number = TypeVar('Number', int, 'IntArray')
+
+
+def share(lane: Number, lanes: int, total: Number | int) -> Number:
     """The count of numbers below `total` that are `lane` modulo `lanes`."""
-    return max(-((lane - total) // lanes), 0)
+    return -((lane - total) // lanes)
 
 
 class Place(NamedTuple):
@@ -178,8 +181,12 @@ class LaneOrder(ABC):
         """Documents in the largest pass."""
 
     @abstractmethod
+    def places(self, lanes: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """The columns of `Place`, int64[n] each, of documents int64[n] by their numbers in the lanes int64[n]."""
+
     def place(self, lane: int, document: int) -> Place:
         """The place of a lane's document, by its number in the lane."""
+        return Place(*(int(found[0]) for found in self.places(np.array([lane]), np.array([document]))))
 
     @abstractmethod
     def order(self, mixture: int, epoch: int) -> PassOrder:
@@ -233,24 +240,28 @@ class DocumentOrder(LaneOrder):
     def most_documents(self) -> int:
         return max(size for _, size in self._parts)
 
-    def _count(self, lane: int, number: int) -> int:
-        """Documents that a lane takes of an earlier mixture."""
+    def _counts(self, lane: IntArray, number: int) -> IntArray:
+        """Documents that lanes take of an earlier mixture."""
         (first, at), size = self._parts[number]
         last, end = self.earlier[number].end
         of_pass = share(lane, self.lanes, size)
         return (last - first) * of_pass + share(lane, self.lanes, end) - share(lane, self.lanes, at)
 
-    def place(self, lane: int, document: int) -> Place:
+    def places(self, lanes: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        mixtures = np.zeros_like(lanes)
         for number in range(len(self.earlier)):
-            count = self._count(lane, number)
-            if document < count:
-                break
-            document -= count
-        else:
-            number = len(self.earlier)
-        (epoch, at), size = self._parts[number]
-        passes, turn = divmod(document + share(lane, self.lanes, at), share(lane, self.lanes, size))
-        return Place(number, epoch + passes, turn * self.lanes + lane)
+            counts = self._counts(lanes, number)
+            is_later = (mixtures == number) & (documents >= counts)
+            documents = documents - np.where(is_later, counts, 0)
+            mixtures += is_later
+        epochs, turns = np.empty_like(lanes), np.empty_like(lanes)
+        for number in np.unique(mixtures).tolist():
+            where, ((epoch, at), size) = mixtures == number, self._parts[number]
+            lane = lanes[where]
+            turn = documents[where] + share(lane, self.lanes, at)
+            epochs[where], turns[where] = np.divmod(turn, share(lane, self.lanes, size))
+            epochs[where] += epoch
+        return mixtures, epochs, turns * self.lanes + lanes
 
     def order(self, mixture: int, epoch: int) -> PassOrder:
         make = self._orders[mixture]
@@ -356,6 +367,7 @@ class StreamLanes(LaneOrder):
                     f'{lanes} that is no greater, but a multiple of the ranks.'
                 )
         self._streams, self._offsets = mixture.streams, mixture.sample_offsets
+        self._sizes = np.array([stream.size for stream in mixture.streams])
         self._mixture = Mixture.resolve(
             mixture.streams, epoch_size=lanes * _TURNS, seed=config.seed, schedule=mixture.schedule
         )
@@ -414,11 +426,11 @@ class StreamLanes(LaneOrder):
     def most_documents(self) -> int:
         return max(stream.size for stream in self._streams)
 
-    def place(self, lane: int, document: int) -> Place:
+    def places(self, lanes: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The stream is in the place of the mixture."""
-        stream, of_stream = divmod(lane, self.lanes)
-        passes, turn = divmod(document, share(of_stream, self.lanes, self._streams[stream].size))
-        return Place(stream, passes, turn * self.lanes + of_stream)
+        streams, of_stream = np.divmod(lanes, self.lanes)
+        passes, turns = np.divmod(documents, share(of_stream, self.lanes, self._sizes[streams]))
+        return streams, passes, turns * self.lanes + of_stream
 
     def order(self, mixture: int, epoch: int) -> PassOrder:
         stream = replace(self._streams[mixture], proportion=None)

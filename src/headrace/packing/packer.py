@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from headrace.packing.settings import Packing
 
 _MOST_DOCUMENTS = 512  # of a chunk
+_TOKENS = 1 << 16  # of a chunk, about: what reading documents costs beside their tokens is small for so many
 _KEPT_BATCHES = 4  # Documents of these are remembered: a trainer judges a batch when it has fetched later ones.
 _LEAST_LOOK_AHEAD = 8  # sequences of each lane
 _EAGERNESS = 1.5  # Tokens received for each one delivered, while lanes are below their target.
@@ -36,12 +38,12 @@ class DocumentCount(NamedTuple):
 
 
 class ChunkKey(NamedTuple):
-    """Documents of one lane, by their numbers there."""
+    """Documents of some lanes."""
 
     row: int
     """First sequence of the pass, counted through the run."""
-    lane: int
-    numbers: tuple[int, ...]
+    parts: tuple[tuple[int, Sequence[int]], ...]
+    """Lanes, and the numbers of their documents there, one at least."""
 
 
 class Chunk(NamedTuple):
@@ -101,21 +103,29 @@ class Packer:
     def keys(self) -> Iterator[ChunkKey]:
         """Chunks that lanes need; the lane that runs out first comes first."""
         while True:
-            number = min(self._supplies, key=self._supplies.__getitem__)
-            lane = self._lanes[number]
-            if number in self._is_missing:
-                self._is_missing.remove(number)
+            parts: dict[int, Sequence[int]] = {}
+            tokens = documents = 0
+            while tokens < _TOKENS and documents < _MOST_DOCUMENTS:
+                number = min(self._supplies, key=self._supplies.__getitem__)
+                if number in parts:
+                    break
+                parts[number] = self._next_documents(number)
+                documents += len(parts[number])
+                tokens += len(parts[number]) * self._mean(number)
                 self._supplies[number] = self._supply(number)
-                yield ChunkKey(self._row, number, lane.missing)
-                continue
-            first = self._asked[number]
-            window = self._all_lanes.window(number)
-            rows = max(window // 4, 2) if window > 1 else _LEAST_LOOK_AHEAD  # small chunks cost more than packing
-            mean = max(self._mean(number), 1)
-            count = min(max(round(rows * self._packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
-            self._asked[number] = first + count
-            self._supplies[number] = self._supply(number)
-            yield ChunkKey(self._row, number, tuple(range(first, first + count)))
+            yield ChunkKey(self._row, tuple(parts.items()))
+
+    def _next_documents(self, number: int) -> Sequence[int]:
+        """The documents that a lane needs next, which count as requested from now on."""
+        if number in self._is_missing:
+            self._is_missing.remove(number)
+            return self._lanes[number].missing
+        first = self._asked[number]
+        window = self._all_lanes.window(number)
+        rows = max(window // 4, 2) if window > 1 else _LEAST_LOOK_AHEAD
+        mean = max(self._mean(number), 1)
+        self._asked[number] += min(max(round(rows * self._packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
+        return range(first, self._asked[number])
 
     def _supply(self, number: int) -> float:
         """Sequences that a lane will have once all requested documents have arrived, by its share of all sequences."""
@@ -176,16 +186,18 @@ class Packer:
 
     def _receive(self, received: WorkerBatch) -> None:
         chunk: Chunk = received.batch
-        tokens = len(chunk.tokens)
-        self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
-        stream = chunk.key.lane // self._order.lanes
-        self._documents[stream] += len(chunk.lengths)
-        self._tokens[stream] += tokens
-        self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
+        documents = iter(chunk.documents())
+        for lane, numbers in chunk.key.parts:
+            of_lane = list(islice(documents, len(numbers)))
+            self._lanes[lane].receive(numbers, of_lane)
+            stream = lane // self._order.lanes
+            self._documents[stream] += len(of_lane)
+            self._tokens[stream] += sum(len(document.tokens) for document in of_lane)
+            self._supplies[lane] = self._supply(lane)
         counts = count_documents(received)
         self._unreadable += sum(count.left_out for count in counts.values())
         self._add(counts)
-        self._received += tokens
+        self._received += len(chunk.tokens)
 
 
 def count_documents(received: WorkerBatch) -> dict[int, DocumentCount]:

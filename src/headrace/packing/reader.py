@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,12 +213,14 @@ class PackedReader(Reader[ChunkKey]):
             yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
-        """Documents of one lane, tokenised."""
+        """Documents, tokenised."""
         if not self._encoders:
             self._begin_here()
         if self.prefetches:
             self._prefetch(key)
-        ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
+        lanes, counts = [lane for lane, _ in key.parts], [len(numbers) for _, numbers in key.parts]
+        numbers = np.fromiter(itertools.chain.from_iterable(numbers for _, numbers in key.parts), np.int64)
+        ids, epochs = self._ids_of(np.repeat(lanes, counts), numbers)
         documents, bad = self._documents(ids, epochs)
         labels = None
         if any(document.labels is not None for document in documents):
@@ -230,7 +233,9 @@ class PackedReader(Reader[ChunkKey]):
             ids,
             bad,
         )
-        self._coming.count(key.lane, len(ids), len(chunk.tokens))
+        tokens = np.add.reduceat(chunk.lengths, np.cumsum([0, *counts[:-1]]), dtype=np.int64)
+        for lane, count, total in zip(lanes, counts, tokens.tolist(), strict=True):
+            self._coming.count(lane, count, total)
         streams = self._mixture.streams_of(ids).astype(self._number_type)
         return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
@@ -332,12 +337,13 @@ class PackedReader(Reader[ChunkKey]):
             os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # workers share the cores
         self._encoders = [encoder_of(packing) for packing in self._packings]
 
-    def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _ids_of(
+        self, lanes: npt.NDArray[np.int64], documents: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""
-        places = np.array([self._document_order.place(*document) for document in documents], np.int64).reshape(-1, 3)
-        mixtures, epochs, positions = places.T
-        ids = np.empty(len(documents), np.int64)
-        for mixture, epoch in np.unique(places[:, :2], axis=0).tolist():
+        mixtures, epochs, positions = self._document_order.places(lanes, documents)
+        ids = np.empty_like(documents)
+        for mixture, epoch in sorted(set(zip(mixtures.tolist(), epochs.tolist(), strict=True))):
             is_there = (mixtures == mixture) & (epochs == epoch)
             ids[is_there] = self._order(mixture, epoch).at(positions[is_there])
         return ids, epochs
@@ -356,17 +362,17 @@ class PackedReader(Reader[ChunkKey]):
 
     def _prefetch(self, key: ChunkKey) -> None:
         """Have shards fetched that are needed soon, along the lanes of this rank."""
-        number = min(key.numbers)
+        firsts = [(lane, min(numbers)) for lane, numbers in key.parts]
         if self._row != key.row:
             self._row = key.row
             self._coming.begin(key.row)
             if self._skipping_reader is not None:
                 self._skipping_reader.begin_pass()
-        if self._coming.reach(key.lane, number):
+        if any([self._coming.reach(*first) for first in firsts]):  # noqa: C419 - each is to be reached
             limits = prefetch_limits(self._source.predownload, max(self._batch_size * BLOCK, self._packing.window))
             progress = self._source.progress
             self._pool.shards.follow(self._blocks(), first=0, limits=limits, progress=progress)
-        self._pool.shards.advance(self._coming.block(key.lane, number))
+        self._pool.shards.advance(min(self._coming.block(*first) for first in firsts))
 
     def _blocks(self) -> Upcoming:
         for block, documents in self._coming.blocks():
@@ -377,11 +383,10 @@ class PackedReader(Reader[ChunkKey]):
 
     def _shards_of(self, lanes: Sequence[int], documents: Mapping[int, range]) -> npt.NDArray[np.int64]:
         of_stream = len(lanes) // self._document_order.streams  # stream after stream
-        needed = [
-            (lane, number)
-            for stream, numbers in documents.items()
-            for number in numbers
-            for lane in lanes[stream * of_stream : (stream + 1) * of_stream]
-        ]
-        ids, _ = self._ids_of(needed)
+        needed: list[npt.NDArray[np.int64]] = []
+        for stream, numbers in documents.items():
+            each = np.meshgrid(np.arange(numbers.start, numbers.stop), lanes[stream * of_stream :][:of_stream])
+            needed.append(np.stack(each).reshape(2, -1))
+        numbers_of_lanes = np.concatenate(needed, axis=1)
+        ids, _ = self._ids_of(numbers_of_lanes[1], numbers_of_lanes[0])
         return self._pool.locate(ids)[0]

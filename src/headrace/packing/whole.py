@@ -24,7 +24,7 @@ _AT_ONCE = 512  # documents
 def count_tokens_of(read: Callable[[ChunkKey], WorkerBatch], documents: int) -> npt.NDArray[np.int32]:
     """Read and tokenise documents 0 to `documents` of the first pass, and count their tokens, int32[documents]."""
     lengths = [
-        read(ChunkKey(0, 0, tuple(range(first, min(first + _AT_ONCE, documents))))).batch.lengths
+        read(ChunkKey(0, ((0, range(first, min(first + _AT_ONCE, documents))),))).batch.lengths
         for first in range(0, documents, _AT_ONCE)
     ]
     return np.concatenate(lengths)
@@ -113,7 +113,7 @@ class WholePacker:
         for number in range(plan.num_batches):
             documents = self._documents(plan.positions(number)[: plan.own_samples(number)].tolist())
             if documents:
-                yield ChunkKey(row, 0, documents)
+                yield ChunkKey(row, ((0, documents),))
 
     def _documents(self, sequences: Sequence[int]) -> tuple[int, ...]:
         found = [self._whole.pieces(sequence)[:, 0] for sequence in sequences]
@@ -129,7 +129,8 @@ class WholePacker:
         self._unreadable += sum(count.left_out for count in counts.values())
         self._count(counts)
         bad = [False] * len(chunk.lengths) if chunk.bad is None else chunk.bad.tolist()
-        found = zip(chunk.key.numbers, chunk.documents(), bad, strict=True)
+        ((_, places),) = chunk.key.parts
+        found = zip(places, chunk.documents(), bad, strict=True)
         documents = {number: document for number, document, is_bad in found if not is_bad}
         for number, document in documents.items():
             if len(document.tokens) != self._whole.lengths[number]:
