@@ -8,20 +8,16 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from headrace.cli.arguments import count, printing_to_stderr, show_examples
 from headrace.cli.commands import command
 from headrace.display import printable
 from headrace.errors import ConfigError, HeadraceError, ObjectNotFoundError
 from headrace.redaction import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _TOKENS: Final = ('input_ids', 'tokens')
 _LABELS: Final = ('label', 'labels', 'class', 'cls', 'target', 'fine_label', 'y')

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+import torch
 from composer.core import DataSpec, Evaluator
 from composer.utils import dist
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,11 +23,6 @@ from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
 from headrace.padding import length_key
 from headrace.redaction import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from headrace.config.validate import AtLeast, Parsed
 from headrace.errors import ConfigError
@@ -22,9 +23,6 @@ from headrace.packing.settings import (
 )
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:

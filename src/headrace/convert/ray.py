@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from ray.data import Dataset
 
 from headrace.convert.parts import (
     PartedDataset,
@@ -44,8 +45,6 @@ except ImportError as missing:
         f'headrace.convert.ray needs Ray Data, but {missing.name} is not installed: pip install "headrace[ray]".'
     ) from missing
 
-if TYPE_CHECKING:
-    from ray.data import Dataset
 
 __all__ = ['MDSDatasink', 'MDSDatasource', 'infer_dataset_schema', 'read_mds']
 

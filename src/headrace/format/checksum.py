@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
 import xxhash
 
 from headrace.errors import ChecksumError, ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from headrace.format.shards import FileInfo
+from headrace.format.shards import FileInfo
 
 _CHUNK: Final = 1 << 20
 

@@ -12,14 +12,12 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, ClassVar, Final
 
 from headrace.errors import ConfigError, MissingDependencyError, ShardError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import ModuleType
 
 CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""

@@ -24,9 +24,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from headrace.format.human_size import bytes_to_int
 from headrace.format.shard_memory import WAITING, BlockPool, Piece, ShardMemory, joined_rows, shared_pool
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.notes import add_note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from os import PathLike
+from os import PathLike
+from typing import Final
 
 _BLOCK: Final = 96 << 10
 """Bytes of a read: fewer than malloc takes from the system for each use."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT
@@ -12,9 +13,6 @@ from headrace.format.encodings.registry import check_encodings
 from headrace.format.encodings.texts import encode_text, parse_json
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 
 class _Checked:

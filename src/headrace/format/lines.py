@@ -7,22 +7,18 @@ The meta file is ``u32 n | u32 offset[n+1] | configuration``: ``offset[i]`` is t
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
 from headrace.errors import FormatError, ShardError
 from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings.texts import decode_text
-from headrace.format.mds import RESTORE
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Collection, Sequence
-
-    from headrace.format.mds import FixedRows
-    from headrace.format.shard_memory import Piece
-    from headrace.format.shards import ColumnBatch, ShardInfo
+from headrace.format.mds import RESTORE, FixedRows
+from headrace.format.shard_memory import Piece
+from headrace.format.shards import ColumnBatch, ShardInfo
 
 
 class LineReader:

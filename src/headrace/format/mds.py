@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.encodings.scalars import Int
 from headrace.format.encodings.texts import Str
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
 """The fix of a damaged file that comes from nowhere else."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -30,14 +31,8 @@ from headrace.format.encodings.registry import (
 from headrace.format.encodings.scalars import Int, Scalar
 from headrace.format.encodings.texts import Bytes, Str
 from headrace.format.mds import Column, Layout
-from headrace.format.shard_memory import framed_rows, joined_rows
+from headrace.format.shard_memory import Piece, framed_rows, joined_rows
 from headrace.format.shards import Schema
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable, Sequence
-
-    from headrace.format.shard_memory import Piece
 
 # float16 is left to its encoding: struct does not keep the bits of a nan.
 _CODES: Final = {
@@ -277,7 +272,7 @@ def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]], count: int) -> np.ndar
     """Opaque elements ``[n]`` of several arrays as one, row by row."""
     if len(arrays) == 1:
         return arrays[0]
-    rows = np.empty(count, [(str(i), array.dtype) for i, array in enumerate(arrays)])
-    for i, array in enumerate(arrays):
-        rows[str(i)] = array
+    rows = np.empty(count, [(str(i), one.dtype) for i, one in enumerate(arrays)])
+    for i, one in enumerate(arrays):
+        rows[str(i)] = one
     return rows

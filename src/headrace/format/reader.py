@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from headrace.format.mds import RESTORE, FixedRows, MDSReader
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    import numpy as np
-
-    from headrace.format.shards import ColumnBatch, ShardInfo
+from headrace.format.shards import ColumnBatch, ShardInfo
 
 
 class ShardReader(Protocol):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK: Final = 2 << 20
 """Bytes of a block. numpy asks for no huge pages for so few: to find some can take long on a busy machine."""

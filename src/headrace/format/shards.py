@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of all files without any."""

@@ -5,7 +5,8 @@ Nothing is quoted: a value must not contain the separator or the newline.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT
@@ -14,9 +15,6 @@ from headrace.format.encodings.registry import check_encodings
 from headrace.format.encodings.texts import encode_text
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 
 class _Text:

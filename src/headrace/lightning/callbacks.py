@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
@@ -18,16 +19,10 @@ from headrace.lightning.position_file import write_text
 from headrace.metrics import BatchSpans, TrainedBatch, count_tokens
 from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
+from headrace.order import BatchPlan
 from headrace.packing import gather_of_ranks
 from headrace.redaction import redact
 from headrace.watching.run_files import RunFiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lightning.pytorch import LightningModule, Trainer
-
-    from headrace.order import BatchPlan
 
 _TEXT_EVERY = 1.0  # seconds
 _READS, _EXPLAINS = 'DataStatistics reads the counters of', 'LossSpikes explains the batches of'

@@ -6,10 +6,10 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import default_collate
 from typing_extensions import override
@@ -19,6 +19,7 @@ from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.reading.batch_reader import Collate
 from headrace.dataset.sample_rng import each_row
 from headrace.dataset.tracker import GlobalBatches, TrainMode
 from headrace.display import Facts, FactsRepr
@@ -41,11 +42,6 @@ from headrace.lightning.sources import (
 from headrace.lightning.topology import TopologyOverride, topology_of
 from headrace.lightning.train_position import TrainPosition, is_position
 from headrace.order.topology import with_replication
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from headrace.dataset.reading.batch_reader import Collate
 
 # Attributes of the training process that are not sent to workers.
 _OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare', 'position')

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.device import Device
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.tracker import LoaderPosition, PositionListener, TrainMode
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from lightning.pytorch import Trainer
-
-    from headrace.dataset.dataset import StreamingDataset
-    from headrace.dataset.device import Device
-    from headrace.dataset.tracker import LoaderPosition, PositionListener, TrainMode
-    from headrace.lightning.train_position import TrainPosition
-    from headrace.order import Remainder
-    from headrace.padding import Pad
+from headrace.lightning.train_position import TrainPosition
+from headrace.order import Remainder
+from headrace.padding import Pad
 
 
 class TrackedLoader(StreamingDataLoader):

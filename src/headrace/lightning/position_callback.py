@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -17,6 +18,7 @@ from headrace.dataset.tracker import loader_entries
 from headrace.lightning.callbacks import DataStatistics, streaming_loaders
 from headrace.lightning.loaders import OTHER_TRAINER, check_other_loaders, has_loaders_of, rest_of_last_fit
 from headrace.lightning.train_position import (
+    TrainPosition,
     catch_up,
     is_position,
     pass_over,
@@ -27,13 +29,6 @@ from headrace.lightning.train_position import (
 )
 from headrace.metrics import DataMeter
 from headrace.packing import sync_lane_states
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lightning.pytorch import Trainer
-
-    from headrace.lightning.train_position import TrainPosition
 
 _RNG_KEY = 'headrace.rng'
 _AT_BATCH = 'at_batch'  # of a random state: it is that before a batch, which is there already

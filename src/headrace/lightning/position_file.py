@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
@@ -23,11 +25,6 @@ from headrace.dataset.tracker import loader_entries
 from headrace.order import ResumeState
 from headrace.redaction import redact
 from headrace.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lightning.pytorch import Trainer
 
 POSITION_FILE_SUFFIX = '.headrace.json'
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 from typing_extensions import override
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 
 def act_on_signals_between_batches(trainer: Trainer) -> None:

@@ -8,19 +8,14 @@ for the run (`total`), as ready >= started >= processed >= completed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
 from typing_extensions import override
 
-from headrace.dataset.tracker import Pass, PositionTracker, describe_start
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lightning.pytorch import Trainer
-
-    from headrace.dataset.tracker import Places, TrackedBatches, TrainMode
+from headrace.dataset.tracker import Pass, Places, PositionTracker, TrackedBatches, TrainMode, describe_start
 
 Counters = dict[str, Any]
 

@@ -6,13 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from headrace.dataset import StreamingDataLoader
+from headrace.dataset.statistics import LoaderStats
 from headrace.storage.stats import difference_of
-
-if TYPE_CHECKING:
-    from headrace.dataset import StreamingDataLoader
-    from headrace.dataset.statistics import LoaderStats
 
 Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start']
 """The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start."""

@@ -9,19 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
 from headrace.order import BatchPlan
 from headrace.packing import PackedDataset
 from headrace.storage.stats import difference_of
-
-if TYPE_CHECKING:
-    from headrace.dataset import StreamingDataset
 
 T = TypeVar('T')
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError, MissingDependencyError
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:

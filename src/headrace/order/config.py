@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.redaction import warn
-
-if TYPE_CHECKING:
-    from headrace.order.mixture.mixture import Mixture
 
 DEFAULT_ALGORITHM = 'native'
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.order.protocols import BatchPlan
+from headrace.order.protocols import BatchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

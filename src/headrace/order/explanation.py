@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.topology import Topology
+from headrace.order.arrays import IntArray
+from headrace.order.topology import Topology
 
 _NAMED_SHARDS = 4  # in a line of a summary; the rows name all
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from headrace.errors import ResumeError
-from headrace.order.config import DefaultSeed
+from headrace.order.config import DefaultSeed, OrderConfig
 from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.order import NativeOrder
-from headrace.order.skip import without
+from headrace.order.skip import Ranges, without
+from headrace.order.state import ResumeState
 from headrace.redaction import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from headrace.order.config import OrderConfig
-    from headrace.order.skip import Ranges
-    from headrace.order.state import ResumeState
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:

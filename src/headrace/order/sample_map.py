@@ -12,18 +12,15 @@ of selected rows is exactly ``(high - low)·n``, however small a shard is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import KeyArray, derive, hash_text, hashes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.mixture.mixture import Mixture
 
 
 class Places(NamedTuple):

@@ -6,22 +6,18 @@ epoch's sequence from it. The native order (`headrace.order.native`) has another
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.order.arrays import IntArray
 from headrace.order.random.numpy_streams import RandomStream, random_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    from headrace.order.arrays import IntArray
 
 _CHUNK = 1 << 16
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
-    from headrace.order.mixture.mixture import Mixture
-    from headrace.order.topology import Remainder
+from headrace.order.arrays import IntArray
+from headrace.order.mixture.mixture import Mixture
+from headrace.order.topology import Remainder
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges [begin, end) of positions of an epoch, or of the run: sorted, not empty, with a gap between any two."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.order.protocols import BatchPlan
-    from headrace.order.skip import Skip
+from headrace.order.protocols import BatchPlan
+from headrace.order.skip import Skip
 
 PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'
 """Gives the plan of an epoch from a position on, of any rank."""

@@ -7,17 +7,13 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
 
 from headrace.display import printable
 from headrace.errors import ConfigError, FormatError, StreamError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from headrace.sources.protocol import SourceFormat
-    from headrace.storage import ObjectInfo
+from headrace.sources.protocol import SourceFormat
+from headrace.storage import ObjectInfo
 
 _MODULES: Final = {
     'delta': 'delta',

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.display import printable
 from headrace.sources.formats import DESCRIPTIONS, SIDECARS, is_hidden, name_of
-
-if TYPE_CHECKING:
-    from headrace.storage import ObjectInfo
+from headrace.storage import ObjectInfo
 
 _DATA: Final = re.compile(
     r'\.(json|jsonl|ndjson|csv|tsv|tab|parquet|parq|pq|arrow|feather|ipc|tar|tgz|zip|tfrecords?|tfrec|array_?records?)'

@@ -25,15 +25,12 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from headrace.errors import FormatError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _MAX_RECORD: Final = 256 << 20
 _BOM: Final = b'\xef\xbb\xbf'

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from headrace.errors import FormatError, ShardError, StreamError
 from headrace.format.compression import CHUNK
@@ -34,9 +34,7 @@ from headrace.sources.line_records import (
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, algorithm_of, read_ranges, unpack
 from headrace.sources.source_bytes import PartTable, dump_index, load_index
-
-if TYPE_CHECKING:
-    from headrace.storage import ObjectInfo, Store
+from headrace.storage import ObjectInfo, Store
 
 _log = logger_of(__name__)
 

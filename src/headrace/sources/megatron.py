@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -37,12 +37,7 @@ from headrace.sources.token_source import (
     runs_of_documents,
     source_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from headrace.storage import ObjectInfo, Store
-
+from headrace.storage import ObjectInfo, Store
 
 NAME: Final = 'megatron'
 load = load_tokens

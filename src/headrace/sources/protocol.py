@@ -7,15 +7,13 @@ part into columns. The cache keeps these as one MDS shard, and a converter write
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+import numpy as np
 
-    import numpy as np
-
-    from headrace.storage import ObjectInfo
+from headrace.storage import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,16 @@ from __future__ import annotations
 import io
 import zlib
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
 from headrace.format.compression import ALGORITHMS, Gzip
-from headrace.storage import Retry
+from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.transfer.download import GeneratorPool
 from headrace.storage.transfer.retry import BrokenTransferError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from headrace.storage import ObjectInfo, Store
 
 REQUESTS: Final = 16
 """Concurrent requests of one index."""

@@ -12,11 +12,11 @@ import importlib
 import json
 import mmap
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,13 +25,9 @@ from headrace.format import FileInfo, MDSEncoder, Schema, ShardFile, ShardInfo, 
 from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.format.table import Kind, TableBuilder
 from headrace.sources.formats import format_of
+from headrace.sources.protocol import Part, Source
 from headrace.sources.source_bytes import pack_source, unpack_source
 from headrace.storage import ObjectInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from headrace.sources.protocol import Part, Source
 
 _PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
 

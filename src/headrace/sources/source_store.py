@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from headrace.errors import (
     AccessDeniedError,
@@ -44,14 +44,11 @@ from headrace.sources.formats import (
     one_format,
 )
 from headrace.sources.ledger import Ledger, ledger_of
+from headrace.sources.protocol import SourceFormat
 from headrace.sources.source_index import SourceIndex, index_name, names_of_classes
 from headrace.sources.splits import check_once, check_parts, check_split, choose_split, splits_of
-from headrace.storage import ObjectInfo, local_path, open_store, split_url
+from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path, open_store, split_url
 from headrace.storage.transfer.retry import BrokenTransferError
-
-if TYPE_CHECKING:
-    from headrace.sources.protocol import SourceFormat
-    from headrace.storage import Retry, Store, StoreOptions
 
 _log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')

@@ -12,13 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headrace.errors import EmptyDatasetError, StreamError
 from headrace.sources.formats import folder_of, name_of
-
-if TYPE_CHECKING:
-    from headrace.storage import ObjectInfo
+from headrace.storage import ObjectInfo
 
 _ROLES: Final = {
     'train': 'train',

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import FormatError, ShardError
 from headrace.format.compression import CHUNK
@@ -34,11 +35,7 @@ from headrace.sources.ranges import (
     unpack,
 )
 from headrace.sources.source_bytes import PartTable, dump_index, load_index
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from headrace.storage import ObjectInfo, Store
+from headrace.storage import ObjectInfo, Store
 
 NAME: Final = 'webdataset'
 _KEY: Final = '__key__'

@@ -6,10 +6,10 @@ read with it. So the memory of an index does not grow with the documents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,7 @@ from headrace.sources.formats import SIDECARS, choose_columns
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_ranges
 from headrace.sources.source_bytes import PartTable, pack_source, unpack_source
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from headrace.storage import ObjectInfo, Store
+from headrace.storage import ObjectInfo, Store
 
 _COLUMN: Final = 'tokens'
 PART: Final = 16 << 20

@@ -8,11 +8,11 @@ file with two axes is a sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,11 +34,7 @@ from headrace.sources.token_source import (
     runs_of_documents,
     source_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from headrace.storage import ObjectInfo, Store
+from headrace.storage import ObjectInfo, Store
 
 NAME: Final = 'tokens'
 load = load_tokens

@@ -7,17 +7,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import StepReport, explain_step
 from headrace.mixing import LoaderConfig, build_loader, load_config
-from headrace.order import Topology, next_use
+from headrace.order import BatchPlan, SampleUse, Topology, next_use
 from headrace.watching.record import RECORD, read_record
-
-if TYPE_CHECKING:
-    from headrace.dataset import StreamingDataLoader
-    from headrace.order import BatchPlan, SampleUse
 
 _FORMAT = 1
 

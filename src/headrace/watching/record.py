@@ -22,18 +22,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from headrace.dataset import Stream, StreamingDataLoader
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import load_config, to_mapping
-from headrace.order import with_more
+from headrace.order import BatchPlan, StreamSize, with_more
 from headrace.order.config import ORDER_ARGUMENTS
 from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
-
-if TYPE_CHECKING:
-    from headrace.dataset import Stream, StreamingDataLoader
-    from headrace.order import BatchPlan, StreamSize
 
 RECORD = 'headrace.record'
 """Name of the file in a run's folder."""

@@ -9,14 +9,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headrace.dataset import StreamingDataLoader
 from headrace.metrics import DataMeter
 from headrace.storage.whole_file import whole_file
 from headrace.watching.record import RunRecorder
-
-if TYPE_CHECKING:
-    from headrace.dataset import StreamingDataLoader
 
 STATUS_FOLDER = 'headrace-status'
 """Name of the folder of these files in a run's folder."""

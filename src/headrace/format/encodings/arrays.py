@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, named, opaque, wrong_type
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Numbers on disk: never change one, never reuse one.
 _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {

@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Generator, Mapping
 from functools import cache
 from io import BytesIO
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, MissingDependencyError
 from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, warn_once, wrong_type
 from headrace.format.file_bytes import read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-    from types import ModuleType
 
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
 _MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from headrace.errors import FormatError
 from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, shown, warn_once, wrong_type
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def _integer_bytes(name: str, number: int, size: int, signed: bool) -> bytes:

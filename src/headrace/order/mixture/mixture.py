@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.order.arrays import IntArray
 from headrace.order.mixture.rules import exhaustion_errors, given_weights, mixture_errors, stream_errors
-from headrace.order.mixture.schedule import apportion
+from headrace.order.mixture.schedule import Schedule, apportion
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.random.numpy_streams import random_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.mixture.schedule import Schedule
 
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 

@@ -8,22 +8,18 @@ is no sample. Nothing is held but which stream a row or a part of it belongs to.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.mosaicml.partition import Partition
 from headrace.order.random.numpy_streams import random_stream
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
-    from headrace.order.mixture.mixture import Mixture
 
 _ALL = slice(None)
 

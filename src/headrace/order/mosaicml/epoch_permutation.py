@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.mosaicml.batching import epoch_seed
-from headrace.order.random.numpy_streams import random_stream
+from headrace.order.random.numpy_streams import RandomStream, random_stream
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.state import pinned_config
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
-    from headrace.order.mixture.mixture import Mixture
-    from headrace.order.random.numpy_streams import RandomStream
 
 _CHUNK = 1 << 16
 

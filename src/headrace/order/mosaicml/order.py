@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, continues
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
 from headrace.order.protocols import BatchPlan, LoadPermutation, Order
-from headrace.order.skip import UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import Remainder, check_batch_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
-    from headrace.order.mixture.mixture import Mixture
-    from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import BatchSpec
+from headrace.order.skip import Ranges, Skip, UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
+from headrace.order.topology import BatchSpec, Remainder, check_batch_size
 
 _SCANNED = 1 << 16  # positions looked through at once
 

@@ -8,15 +8,11 @@ epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
+from headrace.order.arrays import IntArray
 from headrace.order.config import PARTITIONS
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
 
 _ALL = slice(None)
 

@@ -27,17 +27,13 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from headrace.order.arrays import IntArray
 from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import KeyArray, derive, hashes, keyed_order
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from headrace.order.arrays import IntArray
 
 
 class Rows:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import bisect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
 from headrace.order.native.special.long_window import LongWindow
 from headrace.order.random.hashing import derive, keyed_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.order.arrays import IntArray
 
 SLOTS_IN_WINDOWS = 131072
 MIN_WINDOW = 4096

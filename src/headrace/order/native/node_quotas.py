@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
+from headrace.order.mixture.mixture import Mixture
 from headrace.order.mixture.schedule import ScheduleStep, allocate, apportion
 from headrace.order.native.interleave import quotas
 from headrace.order.native.special.stratified_free import free_grid_quotas
 from headrace.order.native.stratified import grid_quotas
 from headrace.order.native.units import listed_quotas, unit_quotas
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
-    from headrace.order.mixture.mixture import Mixture
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,12 +21,14 @@ draw 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
-from headrace.order.mixture.mixture import StreamSize
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
+from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
 from headrace.order.native.node_quotas import NodeQuotas
@@ -36,17 +38,8 @@ from headrace.order.native.stream_passes import StreamLine, StreamPasses
 from headrace.order.plan import Plan
 from headrace.order.protocols import LoadPermutation, Order
 from headrace.order.random.hashing import derive, hash_text
-from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import check_batch_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
-    from headrace.order.mixture.mixture import Mixture
-    from headrace.order.skip import Skip
-    from headrace.order.topology import BatchSpec
+from headrace.order.skip import Skip, in_whole_batches, skipped_in_epoch, skipped_ranges
+from headrace.order.topology import BatchSpec, check_batch_size
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`

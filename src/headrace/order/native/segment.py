@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
+from headrace.order.config import OrderConfig
 from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
 from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
 from headrace.order.native.special.stratified_free import FreeStratifiedInterleave
 from headrace.order.native.stratified import StratifiedInterleave
 from headrace.order.native.units import ListedInterleave, UnitInterleave
 from headrace.order.random.hashing import derive
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
 
 
 class Segment:

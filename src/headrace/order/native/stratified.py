@@ -20,16 +20,14 @@ Concrete Mathematics, 1994, section 3.5, on such sums).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.order.arrays import IntArray
 from headrace.order.native.interleave import BatchInterleave
 from headrace.order.random.hashing import derive, hashes
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
 
 _GOLDEN = 0.6180339887498949
 _CANDIDATES = 64

@@ -14,24 +14,20 @@ mixture deals to the nodes that draw.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ResumeError
+from headrace.order.arrays import IntArray
+from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import OpenCell, StreamPosition
 from headrace.order.native.cell_table import CellTable, Parts
+from headrace.order.native.node_quotas import NodeQuotas
 from headrace.order.random.feistel import column_bits, feistel_unpermute
 from headrace.order.random.hashing import derive, hash_text, hashes, keyed_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.mixture.mixture import StreamSize
-    from headrace.order.native.node_quotas import NodeQuotas
 
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62

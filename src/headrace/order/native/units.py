@@ -15,15 +15,12 @@ The samples after an epoch's last full batch are listed position by position.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
 from headrace.order.native.interleave import BatchInterleave, Interleave
 from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
 
 
 def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: int) -> IntArray:

@@ -8,15 +8,13 @@ the network is applied again. The aim is statistical quality, not secrecy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headrace.order.arrays import IntArray
-    from headrace.order.random.hashing import KeyArray
+from headrace.order.arrays import IntArray
+from headrace.order.random.hashing import KeyArray
 
 # Multipliers of MurmurHash3's 64-bit finaliser (Appleby); the step between rounds is splitmix64's.
 _STEP, _MIX_1, _MIX_2 = (np.array(c, np.uint64) for c in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))

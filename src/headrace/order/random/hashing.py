@@ -7,15 +7,13 @@ splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.order.arrays import IntArray
+from headrace.order.arrays import IntArray
 
 KeyArray: TypeAlias = NDArray[np.uint64]
 

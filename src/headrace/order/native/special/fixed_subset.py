@@ -11,16 +11,11 @@ chosen one is found by arithmetic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from headrace.order.random.hashing import derive, hashes, keyed_order
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
-    from headrace.order.mixture.mixture import StreamSize
-    from headrace.order.random.hashing import KeyArray
+from headrace.order.arrays import IntArray
+from headrace.order.mixture.mixture import StreamSize
+from headrace.order.random.hashing import KeyArray, derive, hashes, keyed_order
 
 _LINE, _OFFSET, _CUT, _SAMPLE = 1, 2, 3, 4
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
 from headrace.order.native.cell_table import ROW_BITS, ROW_STEP, CellTable, Parts
+from headrace.order.native.order import NativeOrder
 from headrace.order.random.feistel import feistel_unpermute
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
-    from headrace.order.native.order import NativeOrder
 
 
 class InverseOrder:

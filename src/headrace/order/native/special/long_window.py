@@ -9,14 +9,11 @@ with the square of their number, and the memory here with the number itself.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.order.arrays import IntArray
 from headrace.order.random.hashing import KeyArray, first_bits, sort_keys
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
 
 _BLOCK = 1 << 16  # slots whose keys are made at once: arrays that fit the CPU's cache
 _MARKS = 8

@@ -15,17 +15,15 @@ floor sums.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.order.arrays import IntArray
 from headrace.order.native.interleave import MIN_WINDOW, SLOTS_IN_WINDOWS, Interleave, WindowTable, last_not_above
 from headrace.order.native.stratified import floor_sums, multiplier, residues
 from headrace.order.random.hashing import derive, hashes
-
-if TYPE_CHECKING:
-    from headrace.order.arrays import IntArray
 
 
 def free_grid_quotas(counts: IntArray, batch_size: int, num_nodes: int, begin: int) -> IntArray:
