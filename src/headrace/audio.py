@@ -76,8 +76,6 @@ class AudioTensor:
 
 
 def check_audio(audio: AudioTensor, mistakes: list[Mistake]) -> None:
-    """Add the mistakes of settings."""
-
     def refuse(name: str, rule: str) -> None:
         mistakes.append(Mistake((name,), getattr(audio, name), rule))
 

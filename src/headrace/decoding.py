@@ -166,7 +166,6 @@ def _settings(raw: object, mistakes: list[Mistake]) -> TensorSettings | None:
 
 
 def _plain(settings: TensorSettings) -> str | dict[str, Any]:
-    """The value that YAML gives settings with."""
     values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
     changed = {name: value for name, (value, default) in values.items() if value != default}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()} or _TENSOR

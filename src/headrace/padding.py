@@ -18,8 +18,6 @@ _KEYS: Final = ('value', 'length', 'mask', 'multiple_of', 'to', 'axis')
 
 @dataclass(frozen=True, kw_only=True)
 class PadColumn:
-    """The padding of one column of arrays."""
-
     name: str
     value: int | float
     """Fills the places after a row's own."""
@@ -57,8 +55,6 @@ def length_key(column: str) -> str:
 
 @dataclass(frozen=True)
 class Pad:
-    """The columns that a loader pads."""
-
     columns: tuple[PadColumn, ...]
 
     @classmethod

@@ -247,7 +247,6 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int = 0) -> StreamingDataLoader:
-    """The loader of a configuration, on the given topology."""
     from headrace.mixing import build_loader, load_config
     from headrace.order import Topology
 

@@ -56,7 +56,6 @@ def print_thumbnails(values: Iterable[SampleValue]) -> None:
 
 
 def preview(dataset: StreamingDataset, sample_id: int) -> dict[str, SampleValue]:
-    """The values of a sample by column, read from its shard."""
     from headrace.inspect import describe_decoded
 
     sample = dataset[sample_id]

@@ -85,7 +85,6 @@ def _run_run(arguments: argparse.Namespace) -> int:
 
 
 def _run_program(program: str, command: EntryPoint | None, *, is_module: bool) -> int:
-    """Run it; returns its exit status, unless it ends this process."""
     try:
         if command is not None:
             sys.exit(command.load()())

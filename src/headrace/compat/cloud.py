@@ -33,7 +33,6 @@ class CloudDownloader:
 
     @classmethod
     def direct_download(cls, remote: str | None, local: str, timeout: float = 60.0) -> None:
-        """As `download`."""
         cls().download(remote, local, timeout)
 
     def download(self, remote: str | None, local: str, timeout: float = 60.0) -> None:
@@ -66,7 +65,6 @@ class CloudDownloader:
 
 
 def download_file(remote: str | None, local: str, timeout: float) -> None:
-    """As `CloudDownloader.download`."""
     CloudDownloader().download(remote, local, timeout)
 
 

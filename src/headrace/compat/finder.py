@@ -93,7 +93,6 @@ def public_names(module: str) -> list[str]:
 
 
 def submodules(module: str) -> list[str]:
-    """The names of a module's submodules."""
     return [path.rpartition('.')[2] for path in TABLES if path.rpartition('.')[0] == module]
 
 

@@ -136,12 +136,10 @@ class Reader(SamplesById):
 
     @classmethod
     def from_json(cls, dirname: str, split: str | None, obj: dict[str, Any]) -> Reader:
-        """As `reader_from_json`."""
         return cls(dirname, split, obj)
 
     @property
     def size(self) -> int:
-        """Number of samples."""
         return self.samples
 
     def __len__(self) -> int:
@@ -178,7 +176,6 @@ class Reader(SamplesById):
                 )
 
     def get_raw_size(self) -> int:
-        """Bytes of the raw files."""
         return sum(raw.bytes for raw, _ in self.file_pairs)
 
     def get_zip_size(self) -> int | None:

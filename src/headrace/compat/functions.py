@@ -57,7 +57,6 @@ def dataframe_to_mds(*args: Any, **kwargs: Any) -> tuple[str, str]:
 
 
 def get_index_basename() -> str:
-    """The name of the file that lists a dataset's shards, 'index.json'."""
     return INDEX
 
 
@@ -136,12 +135,10 @@ def retry(
 
 
 def get_rank() -> int:
-    """This process' number among all ranks, from 0."""
     return detect_topology().rank
 
 
 def get_world_size() -> int:
-    """Number of ranks."""
     return detect_topology().world_size
 
 
@@ -152,7 +149,6 @@ def get_local_rank() -> int:
 
 
 def get_local_world_size() -> int:
-    """Number of ranks on this node."""
     return detect_topology().ranks_per_node
 
 
@@ -219,17 +215,14 @@ class World:
 
     @classmethod
     def detect(cls) -> World:
-        """This process' place."""
         topology, worker = detect_topology(), get_worker_info()
         number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
         return cls(topology.num_nodes, topology.ranks_per_node, count, topology.rank * count + number)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers by name."""
         return dict(self.__dict__)
 
     def copy(self) -> World:
-        """Another object with the same numbers."""
         return World(self.num_nodes, self.ranks_per_node, self.workers_per_rank, self.worker)
 
     def replicate(self, replication: int) -> World:

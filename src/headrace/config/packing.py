@@ -127,7 +127,6 @@ class StreamPackingConfig:
     """A token to put after each document. Default: that of the loader's `packing`."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The rules between these keys that do not hold."""
         yield from stream_packing_errors(self)
 
     def document_column(self, of_loader: PackingConfig) -> str:
@@ -137,12 +136,10 @@ class StreamPackingConfig:
 
 
 def packing_of(config: PackingConfig) -> Packing:
-    """The `Packing` of a configuration, with its tokenizer."""
     return Packing(**_arguments(config))
 
 
 def stream_packing_of(config: StreamPackingConfig) -> StreamPacking:
-    """The `StreamPacking` of a stream's configuration; see `packing_of`."""
     return StreamPacking(**_arguments(config))
 
 

@@ -176,7 +176,6 @@ class SchedulePointConfig:
     """Reach these proportions at once, or along a line from the point before."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The rules between this point's keys that do not hold."""
         yield from point_errors(self)
 
 

@@ -55,8 +55,6 @@ LOCKS: Final = frozenset({_PARENT, _WORKERS})
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A finished task."""
-
     task: int
     begin: int
     end: int

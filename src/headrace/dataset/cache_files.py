@@ -36,8 +36,6 @@ IN_MEMORY = 65_536  # positions; below, every process computes them faster than 
 
 
 class EpochPermutations:
-    """The permutations of one dataset."""
-
     def __init__(self, folder: Path, *, is_private: bool = False) -> None:
         """Take the folder that holds the subfolder, which is made on demand.
 

@@ -133,7 +133,6 @@ class SampleSequence:
 
     @property
     def has_length(self) -> bool:
-        """Whether an epoch ends."""
         return True
 
     @property

@@ -241,13 +241,11 @@ class LoaderCounters:
         self._busy.append(self._asked - self._handed_out)
 
     def receive_all(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        """Count batches as they come."""
         for received in batches:
             self.receive(received)
             yield received
 
     def receive(self, received: WorkerBatch) -> None:
-        """Count the reads of a batch that arrives."""
         if received.read is not None:
             process, streams, counts = received.read
             before = self._of_process.get(process)
@@ -295,7 +293,6 @@ class LoaderCounters:
 
     @property
     def seconds_waiting(self) -> float:
-        """Time that the trainer has waited for batches."""
         return self._seconds_waiting
 
     @property
@@ -428,6 +425,5 @@ class MixtureCounts:
             self._counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
 
     def counts(self) -> dict[str, StreamCount]:
-        """Counts by stream name."""
         self._settle()
         return dict(self._counts)

@@ -48,17 +48,14 @@ class LoaderPosition:
 
     @property
     def dataset(self) -> StreamingDataset:
-        """The dataset that is read."""
         return self.batches.dataset
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of a batch over all ranks."""
         return self.batches.global_batch_size
 
     @property
     def remainder(self) -> Remainder:
-        """Handling of the samples after the last full global batch."""
         return self.batches.remainder
 
     @property

@@ -32,7 +32,6 @@ class WarmReport:
     """Whether `cache_limit` has no room for more; then `shards` counts those that were looked at."""
 
     def to_json(self) -> dict[str, int | bool]:
-        """Plain values."""
         return dataclasses.asdict(self)
 
 

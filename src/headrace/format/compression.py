@@ -98,7 +98,6 @@ class Compression(ABC):
 
 
 def damaged(what: str, algorithm: str, reason: str) -> ShardError:
-    """The error for a damaged file."""
     return ShardError(f'{what} is not a complete {algorithm} file: {reason or "damaged data"}.')
 
 
@@ -107,8 +106,6 @@ def _truncated(algorithm: str) -> ShardError:
 
 
 class Brotli(Compression):
-    """Brotli, of the package Brotli."""
-
     extension, levels, default_level = 'br', list(range(12)), 11
 
     def compress(self, data: bytes) -> bytes:
@@ -168,8 +165,6 @@ class _Members(Compression):
 
 
 class Bzip2(_Members):
-    """bzip2, of the standard library."""
-
     extension, levels, default_level = 'bz2', list(range(1, 10)), 9
 
     def compress(self, data: bytes) -> bytes:
@@ -238,8 +233,6 @@ class Snappy(Compression):
 
 
 class Zstandard(_Members):
-    """Zstandard, of the package zstandard."""
-
     extension, levels, default_level = 'zstd', list(range(1, 23)), 3
     feed = 1 << 10  # 4 bytes can mean 128 KiB, and its output has no limit
 

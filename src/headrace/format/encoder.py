@@ -392,7 +392,6 @@ class ShardEncoder(ABC):
         self._stop = min(self._limit, self._size + WAITING)
 
     def _add_pieces(self, pieces: Iterable[Piece]) -> None:
-        """Add the bytes of many samples."""
         for piece in pieces:
             if len(piece) < WAITING // 2:
                 self._samples.append(bytes(piece))

@@ -74,11 +74,9 @@ class EntryParser:
         self._common: tuple[Schema, str | None, tuple[str, ...], int | None] = Schema('mds', (), ()), None, (), None
 
     def fail(self, message: str) -> FormatError:
-        """The error for the current shard."""
         return FormatError(f'Shard {self.count} of the index {self.source}: {message}')
 
     def parse(self, entry: Any) -> ShardInfo:
-        """The shard of one JSON object."""
         if not isinstance(entry, dict):
             raise self.fail(f'a shard is a JSON object, but this is {show(entry)}.')
         if entry.keys() != _KEYS.get(self._last.get('format', '')) or not self._last.items() <= entry.items():

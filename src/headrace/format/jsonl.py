@@ -33,8 +33,6 @@ class _Checked:
 
 
 class Str(_Checked):
-    """Text."""
-
     name, type = 'str', str
 
     def is_encoded(self, obj: Any) -> bool:
@@ -60,12 +58,10 @@ _ENCODINGS: Final[dict[str, _Checked]] = {'str': Str(), 'int': Int(), 'float': F
 
 
 def get_json_encodings() -> set[str]:
-    """The names of the encodings: str, int, float."""
     return set(_ENCODINGS)
 
 
 def is_json_encoding(encoding: str) -> bool:
-    """Whether JSONL columns support this encoding."""
     return encoding in _ENCODINGS
 
 

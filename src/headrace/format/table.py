@@ -152,7 +152,6 @@ class Kind:
 
     @staticmethod
     def row(info: ShardInfo) -> Row:
-        """The shard's row."""
         stored = [part for file in info.files for part in (file.raw, file.zip) if part is not None]
         return (
             info.samples,
@@ -351,7 +350,6 @@ class TableBuilder:
         self.add_rows(Kind.of(info), [Kind.row(info)])
 
     def add_rows(self, kind: Kind, rows: Sequence[Row]) -> None:
-        """Add shards of one kind."""
         columns = list(zip(*rows, strict=True))
         sizes_at, digests_at = 1 + len(kind.algorithms), 1 + 2 * len(kind.algorithms)
         self._kind_of += [self._kinds.setdefault(kind, len(self._kinds))] * len(rows)
@@ -368,7 +366,6 @@ class TableBuilder:
             column.clear()
 
     def finish(self) -> ShardTable:
-        """The table of all added shards."""
         self._flush()
         chunks = self._chunks
         return ShardTable(

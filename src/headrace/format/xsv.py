@@ -46,8 +46,6 @@ class _Text:
 
 
 class Str(_Text):
-    """Text, unchanged."""
-
     name, type = 'str', str
 
     def encode(self, obj: Any) -> str:
@@ -82,12 +80,10 @@ _FORMATS: Final = {'csv': ',', 'tsv': '\t', 'xsv': None}
 
 
 def get_xsv_encodings() -> set[str]:
-    """The names of the encodings: str, int, float."""
     return set(_ENCODINGS)
 
 
 def is_xsv_encoding(encoding: str) -> bool:
-    """Whether separated columns support this encoding."""
     return encoding in _ENCODINGS
 
 

@@ -161,7 +161,6 @@ def choose_box(image: ImageTensor, height: int, width: int, draws: Sequence[floa
 
 
 def is_flipped(image: ImageTensor, draws: Sequence[float] | None) -> bool:
-    """Whether a picture is flipped."""
     return draws is not None and draws[NUM_DRAWS - 1] < image.flip
 
 

@@ -322,7 +322,6 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set the generators to states that `random_state` gave."""
     version, words, gauss = state['python']
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state['numpy']

@@ -187,7 +187,6 @@ class _FetchingReader(BatchReader):
         return super().__getitem__(key)
 
     def _fetch(self, plan: BatchPlan, number: int) -> None:
-        """Begin to fetch the videos of a batch."""
         if number in self._fetches or number >= plan.num_batches:
             return
         if self._threads is None or self._owner != os.getpid():

@@ -255,7 +255,6 @@ class UnskippedPositions:
         return self._begins[runs] + (numbers - self._firsts[runs])
 
     def before(self, position: int) -> int:
-        """How many are before a position."""
         run = int(np.searchsorted(self._ends, position, side='right'))
         if run == len(self._ends):
             return self.size

@@ -25,12 +25,10 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, path: str, info: os.stat_result) -> Member:
-        """A whole file."""
         return cls(path, 0, info.st_size, f'{info.st_mtime_ns:x}', '')
 
     @property
     def label(self) -> str:
-        """Display name."""
         return f'{self.path}:{self.name}' if self.name else self.path
 
     def read(self, root: Path) -> bytes:

@@ -46,11 +46,9 @@ class World:
         return self.now
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Make a call after some time."""
         heapq.heappush(self._due, (self.now + seconds, next(self._numbers), call))
 
     def start(self, process: Process) -> None:
-        """Begin a process now."""
         self.after(0, lambda: self._resume(process))
 
     def happens(self, event: Event) -> None:

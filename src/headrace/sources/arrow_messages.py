@@ -151,7 +151,6 @@ class _Table:
         return None if at is None else _Table(self._data, at + self._read('I', at))
 
     def table(self, field: int) -> _Table:
-        """The table of a field that is present."""
         found = self.child(field)
         if found is None:
             raise ValueError('its head lacks a field')

@@ -101,7 +101,6 @@ def format_of(name: str) -> SourceFormat:
 
 
 def check_format(name: str | None) -> str | None:
-    """A stream's `format`, checked."""
     if name is not None and name not in known_formats():
         raise StreamError(
             f'`format` of a stream is one of {", ".join(known_formats())}, but is {name!r:.80}. Correct it, or import '

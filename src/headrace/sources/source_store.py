@@ -380,12 +380,10 @@ class SourceStore:
         return self._store.list(prefix)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
-        """Refuse: the data are read only."""
         del source, size
         raise ConfigError(f'{self.url} is read only; got {key!r} to write.')
 
     def delete(self, key: str) -> None:
-        """Refuse: the data are read only."""
         raise ConfigError(f'{self.url} is read only; got {key!r} to delete.')
 
 

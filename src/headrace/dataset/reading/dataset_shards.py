@@ -89,7 +89,6 @@ class CachedShards:
         return cache.is_present(entry)
 
     def is_ready(self, shard: int) -> bool:
-        """Whether a shard needs no fetching."""
         return shard in self.bad or self.is_present(shard)
 
     def fetch(self, shard: int, *, next_use: Callable[[int], float]) -> FetchResult:
@@ -218,7 +217,6 @@ class DatasetShards:
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 
     def advance(self, batch: int) -> None:
-        """Move to `batch`, which is read next."""
         if self._prefetcher is not None:
             out_of_sight = self._prefetcher.advance(batch)
             if isinstance(self._leases, LeaseCache):

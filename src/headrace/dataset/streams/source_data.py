@@ -38,7 +38,6 @@ class SourceData:
 
     @property
     def index_name(self) -> str:
-        """The name of the index in the cache folder."""
         return self.store.index_name
 
     def read(self, path: Path) -> None:

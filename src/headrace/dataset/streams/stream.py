@@ -388,7 +388,6 @@ class StreamsRegistry:
         return self._makers[name]
 
     def get_all(self) -> dict[str, Callable[..., Any]]:
-        """The registered classes by name."""
         return dict(self._makers)
 
     def __contains__(self, name: object) -> bool:

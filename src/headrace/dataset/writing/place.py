@@ -49,8 +49,6 @@ class Place(Protocol):
 
 
 class FolderPlace:
-    """The files of a folder."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -144,7 +142,6 @@ class StorePlace:
             return None
 
     def has(self, name: str) -> bool:
-        """Whether there is such an object."""
         try:
             self._call('Looking for', name, lambda: self.store.head(name))
         except ObjectNotFoundError:

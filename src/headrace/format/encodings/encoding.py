@@ -174,7 +174,6 @@ def too_long(size: int) -> ValueError:
 
 
 def shown(obj: Any, write: Callable[[Any], str] = repr) -> str:
-    """A value for messages."""
     try:
         text = write(obj)
     except ValueError:  # Python writes no integer of more than some thousand digits

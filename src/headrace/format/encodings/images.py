@@ -180,7 +180,6 @@ class _ImageFile(Encoding):
         return out.getvalue()
 
     def decode(self, data: Buffer) -> Any:
-        """A PIL image."""
         return _open(self.name, data)
 
     def _storable(self, image: Any) -> Any:
@@ -231,8 +230,6 @@ class JPEG(_ImageFile):
 
 @named('png')
 class PNG(_ImageFile):
-    """PNG files."""
-
     name, begin = 'png', b'\x89PNG'
     save = MappingProxyType({'format': 'PNG'})
     loss = 'as a PNG, which loses nothing but takes long'
@@ -292,13 +289,11 @@ class _ImageList(Encoding):
     name: ClassVar[str]
 
     def encode(self, obj: Any) -> bytes:
-        """The images, each in the encoding of the list."""
         if not isinstance(obj, list):
             raise wrong_type(self.name, 'lists of PIL images', obj)
         return bytes(4) + _join([self.item.encode(image) for image in obj])
 
     def decode(self, data: Buffer) -> list[Any]:
-        """A list of PIL images."""
         view = memoryview(data)
         if len(view) < 8:
             raise FormatError(f'A value of encoding `{self.name}` has a head of 8 bytes, but got {len(view)} in all.')
@@ -307,22 +302,16 @@ class _ImageList(Encoding):
 
 @named('list[pil]')
 class PILList(_ImageList):
-    """Lists of raw images."""
-
     item, name = PIL(), 'list[pil]'
 
 
 @named('list[jpeg]')
 class JPEGList(_ImageList):
-    """Lists of JPEG images."""
-
     item, name = JPEG(), 'list[jpeg]'
 
 
 @named('list[png]')
 class PNGList(_ImageList):
-    """Lists of PNG images."""
-
     item, name = PNG(), 'list[png]'
 
 
@@ -346,5 +335,4 @@ class JPEGArray(Encoding):
         return _join([bytes(item) for item in obj])
 
     def decode(self, data: Buffer) -> list[Any]:
-        """A list of PIL images."""
         return [_open('jpeg_array', item) for item in _split('jpeg_array', memoryview(data))]

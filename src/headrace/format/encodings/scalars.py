@@ -91,7 +91,6 @@ class Int(Encoding):
         return None if array is None or array.dtype.kind == 'f' else _integers(array, np.dtype('<i8'))
 
     def decode(self, data: Buffer) -> int:
-        """A Python int."""
         _check_size('int', 8, data)
         return int.from_bytes(data, 'little', signed=True)
 

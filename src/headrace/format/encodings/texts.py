@@ -58,7 +58,6 @@ class Bytes(Encoding):
         return obj
 
     def decode(self, data: Buffer) -> bytes:
-        """The bytes themselves."""
         return bytes(data)
 
 
@@ -76,7 +75,6 @@ class Str(Encoding):
         return encode_text(obj)
 
     def decode(self, data: Buffer) -> str:
-        """The text."""
         return decode_text(data, 'A value of encoding `str`')
 
 
@@ -99,7 +97,6 @@ class StrInt(Encoding):
             ) from None
 
     def decode(self, data: Buffer) -> int:
-        """A Python int."""
         text = decode_text(data, 'A value of encoding `str_int`')
         try:
             return int(text)
@@ -121,7 +118,6 @@ class StrFloat(Encoding):
         return repr(float(obj)).encode('ascii')
 
     def decode(self, data: Buffer) -> float:
-        """A Python float."""
         text = decode_text(data, 'A value of encoding `str_float`')
         try:
             return float(text)
@@ -137,7 +133,6 @@ class StrDecimal(Encoding):
     checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
-        """The decimal's text."""
         from decimal import Decimal  # few columns are decimals, and its import is slow
 
         if not isinstance(obj, Decimal):
@@ -198,7 +193,6 @@ class Pickle(Encoding):
         return pickle.dumps(obj, protocol=4)
 
     def decode(self, data: Buffer) -> Any:
-        """The object."""
         try:
             return pickle.loads(data)  # noqa: S301 - the user allowed it
         except Exception as error:

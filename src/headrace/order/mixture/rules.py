@@ -45,7 +45,6 @@ class _Point(Protocol):
 
 
 def given_weights(stream: Weighted) -> dict[str, Any]:
-    """The weights that a stream has, by name."""
     return {key: value for key in _WEIGHTS if (value := getattr(stream, key)) is not None}
 
 

@@ -99,7 +99,6 @@ class Takeover:
         return self.begin + (epoch - self.epoch) * epoch_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain types, which `of` takes."""
         return {
             'epoch': self.epoch,
             'sample': self.sample,

@@ -106,11 +106,9 @@ class Draws:
         )
 
     def units(self) -> IntArray:
-        """Lengths of the units that shuffles keep together; see `drawn_units`."""
         return drawn_units(self.sizes, self.chosen)
 
     def ids(self) -> IntArray | None:
-        """Sample ids; see `drawn_ids`."""
         return drawn_ids(self.sizes, self.chosen, self.first_id, random_stream(self.seed))
 
 

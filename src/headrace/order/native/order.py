@@ -232,7 +232,6 @@ class NativeOrder(Order):
         return self._table.add(*stream.parts(begin, end, node, k)), node_draw
 
     def _forget(self) -> None:
-        """Start with an empty table."""
         places = len(self.streams) * self.num_canonical_nodes
         self._table = CellTable()
         self._known: dict[tuple[int, int], tuple[int, int]] = {}
