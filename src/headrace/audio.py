@@ -110,14 +110,9 @@ class Clip(NamedTuple):
     """Channels and samples of the tensor."""
 
     def read_into(self, out: npt.NDArray[np.float32], draw: float | None) -> None:
-        """Decode the clip into memory.
+        """Decode the clip into `out`, float32[channels, samples]; a FormatError if it is damaged.
 
-        Args:
-            out: float32[channels, samples] of `shape`.
-            draw: random number from 0 to below 1; None: a random crop is central.
-
-        Raises:
-            FormatError: the clip is damaged.
+        `draw`: random number from 0 to below 1; None: a random crop is central.
         """
         import soundfile
         import soxr

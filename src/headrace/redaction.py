@@ -100,12 +100,7 @@ def redact(text: str) -> str:
 
 
 def redact_value(value: Any, name: str = '') -> Any:
-    """Plain values without their secrets: texts, and what lists and mappings hold, are copied.
-
-    Args:
-        value: Texts, numbers, lists, mappings.
-        name: The name of the value, such as the key of a mapping.
-    """
+    """Plain values without their secrets: texts, and what lists and mappings hold, are copied."""
     if isinstance(value, Mapping):
         items = cast('Mapping[Any, Any]', value).items()
         return {key: redact_value(item, str(key)) for key, item in items}

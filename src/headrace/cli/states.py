@@ -115,11 +115,7 @@ def _of_file(path: Path) -> Any:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """The content of a folder's files by their names; of one of `torch.distributed.checkpoint`, what it saved.
-
-    Raises:
-        IsADirectoryError: there is none.
-    """
+    """The content of a folder's files by their names; of one of `torch.distributed.checkpoint`, what it saved."""
     content: dict[str, Any] = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and (file.suffix == '.json' or zipfile.is_zipfile(file)):

@@ -22,11 +22,7 @@ class CloudDownloader:
 
     @classmethod
     def get(cls, remote_dir: str | None = None) -> CloudDownloader:
-        """A downloader; one serves all stores.
-
-        Raises:
-            ValueError: no store has the URL's scheme.
-        """
+        """A downloader; one serves all stores. ValueError: no store has the URL's scheme."""
         if remote_dir is not None:
             open_store(remote_dir)
         return cls()
@@ -38,15 +34,8 @@ class CloudDownloader:
     def download(self, remote: str | None, local: str, timeout: float = 60.0) -> None:
         """Download a file. One that is there stays as it is; a broken download leaves none.
 
-        Args:
-            remote: its URL or path.
-            local: the path to write.
-            timeout: seconds without a byte after which a connection counts as stalled.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: `remote` is None, and there is no local file; or it is malformed.
-            OSError: the store cannot be reached, or refuses.
+        `timeout`: seconds without a byte after which a connection counts as stalled. Raises FileNotFoundError,
+        ValueError or OSError.
         """
         target = Path(local)
         if target.exists():
@@ -132,14 +121,7 @@ class CloudUploader:
         return cls(out, keep_local, progress_bar, retry, exist_ok)
 
     def upload_file(self, filename: str) -> None:
-        """Upload a file of the folder under the same name, and remove it here unless `keep_local`.
-
-        Args:
-            filename: its path in the folder.
-
-        Raises:
-            OSError: there is no such file, or the store failed after all attempts.
-        """
+        """Upload a file of the folder under the same name, and remove it here unless `keep_local`."""
         if self._store is None:
             return
         path, store = Path(self.local, filename), self._store
@@ -153,14 +135,7 @@ class CloudUploader:
         self.clear_local(str(path))
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """The files of the store; those of the folder if there is no store but a path.
-
-        Args:
-            prefix: text that their names begin with, relative to the URL or the folder.
-
-        Returns:
-            Of the folder, paths; of a store, names below the bucket. Sorted.
-        """
+        """The files of the store, names below the bucket; those of the folder, paths, without a store. Sorted."""
         if self._store is None or local_path(self._store.url) is not None:
             return [f'{self.local}/{info.key}' for info in LocalStore(self.local).list(prefix or '')]
         _, place = split_url(self._store.url)

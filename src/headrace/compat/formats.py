@@ -65,15 +65,9 @@ class _EncodingClasses(MutableMapping[str, type[Any]]):
         return self._assigned[name] if name in self._assigned else type(ENCODINGS[name])
 
     def __setitem__(self, name: str, encoding: type[Any]) -> None:
-        """Register a class, for columns that are named `name` or `name:PARAMETERS`.
+        """Register a class with `encode` and `decode`, for columns that are named `name` or `name:PARAMETERS`.
 
-        Args:
-            name: as `register_encoding`.
-            encoding: a class with `encode` and `decode`; for names with parameters also with the class method
-                `from_str(parameters)`.
-
-        Raises:
-            ConfigError: the name is malformed, or there is no such class.
+        For names with parameters it also has the class method `from_str(parameters)`.
         """
         if not (isinstance(encoding, type) and hasattr(encoding, 'encode') and hasattr(encoding, 'decode')):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
@@ -98,16 +92,7 @@ ENCODING_CLASSES = _EncodingClasses()
 
 
 def reader_from_json(dirname: str, split: str | None, obj: dict[str, Any]) -> Reader:
-    """The reader of a shard.
-
-    Args:
-        dirname: the dataset's folder.
-        split: its sub-folder that holds index.json, if any.
-        obj: an entry of `shards` in index.json.
-
-    Raises:
-        ValueError: the entry breaks the format's rules.
-    """
+    """The reader of a shard, by its entry of `shards` in index.json; `split`: the sub-folder that holds index.json."""
     return Reader(dirname, split, obj)
 
 
@@ -149,13 +134,7 @@ class Reader(SamplesById):
         return map(self.get_item, range(self.samples))
 
     def get_item(self, sample_id: int) -> dict[str, Any]:
-        """A sample.
-
-        Raises:
-            FileNotFoundError: the raw file is absent.
-            IndexError: there is no such sample.
-            ValueError: the file is damaged.
-        """
+        """A sample; FileNotFoundError without the raw file, ValueError if that is damaged."""
         if self._opened is None:
             folder = Path(self.dirname, self.split)
             buffers = [_mapped(folder / raw.basename) for raw, _ in self.file_pairs]
@@ -163,11 +142,7 @@ class Reader(SamplesById):
         return self._opened.sample(sample_id)
 
     def validate(self, allow_unsafe_types: bool) -> None:
-        """Refuse pickled columns, unless they are allowed.
-
-        Raises:
-            ValueError: there is one.
-        """
+        """Refuse pickled columns, unless they are allowed, with a ValueError."""
         for name, encoding in zip(self.column_names, self.column_encodings, strict=True):
             if self.info.format == 'mds' and not allow_unsafe_types and not is_mds_encoding_safe(encoding):
                 raise ConfigError(

@@ -71,17 +71,7 @@ def get_import_exception_message(package_name: str, extra_deps: str) -> str:
 
 
 def wait_for_file_to_exist(filename: str, poll_interval: float, timeout: float, err_msg: str) -> None:
-    """Wait for a file.
-
-    Args:
-        filename: its path.
-        poll_interval: seconds between two looks.
-        timeout: seconds after which it is given up.
-        err_msg: beginning of the error's message.
-
-    Raises:
-        RuntimeError: there was no such file until then.
-    """
+    """Wait for a file; after `timeout` seconds a RuntimeError, whose message begins with `err_msg`."""
     begin = time.monotonic()
     while not Path(filename).exists():
         waited = time.monotonic() - begin
@@ -175,11 +165,7 @@ def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor) -> None:
 
 
 def all_gather_object(obj: Any) -> list[Any]:
-    """The objects of all ranks, in their order.
-
-    Raises:
-        RuntimeError: there are several ranks, and no process group.
-    """
+    """The objects of all ranks, in their order; a RuntimeError if there are several, and no process group."""
     if not _has_group():
         ranks = get_world_size()
         if ranks > 1:
@@ -226,11 +212,7 @@ class World:
         return World(self.num_nodes, self.ranks_per_node, self.workers_per_rank, self.worker)
 
     def replicate(self, replication: int) -> World:
-        """The world in which each `replication` consecutive ranks are one.
-
-        Raises:
-            ValueError: the number of ranks does not divide by it.
-        """
+        """The world in which each `replication` consecutive ranks are one; a ValueError if it does not divide them."""
         topology = Topology(
             rank=self.rank, world_size=self.num_ranks, num_nodes=self.num_nodes, replication=replication
         )

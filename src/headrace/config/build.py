@@ -132,9 +132,7 @@ def build_streams(
 ) -> list[Stream]:
     """The streams of one loader's configuration, with its defaults for transfers and selection; none is opened.
 
-    Args:
-        config: the configuration.
-        load_packing: makes the packing of a stream, whose tokenizer it loads; None: streams have no packing.
+    `load_packing` makes the packing of a stream, whose tokenizer it loads; None: streams have no packing.
     """
     from headrace.dataset.streams.stream import Stream
 

@@ -355,11 +355,7 @@ _MEANINGS = {
 
 
 def as_native(config: Config) -> tuple[Config, list[str]]:
-    """The configuration with the native order in each loader, and a line for each change, with its meaning.
-
-    Args:
-        config: such as `config_of_foundry` returns. Loaders of the native order stay as they are.
-    """
+    """The configuration with the native order in each loader, and a line for each change, with its meaning."""
     notes: list[str] = []
     changes: dict[str, object] = {}
     for section in ('train', 'eval', 'test', 'predict'):

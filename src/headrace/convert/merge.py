@@ -388,11 +388,7 @@ def _counts_of(name: str, shards: Sequence[ShardInfo]) -> KeptIndex:
 
 
 def replace_index(place: StorePlace, index: bytes) -> str | None:
-    """Store an index; the one that it replaces is kept.
-
-    Returns:
-        The name of the kept index; None if there was none, or it was the same.
-    """
+    """Store an index; the name under which the replaced one is kept, None if there was none, or it was the same."""
     before = place.read_if_there(INDEX)
     if before == index:
         return None

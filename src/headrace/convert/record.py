@@ -99,8 +99,7 @@ class TaskRecord:
 def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bool) -> dict[str, Any]:
     """Refuse to continue a conversion that began with other inputs or settings.
 
-    Returns:
-        The plan that was found, with those keys of its own that it has, such as `FIRST_SHARD`.
+    Returns the plan that was found, with those keys of its own that it has, such as `FIRST_SHARD`.
     """
     try:
         before: dict[str, Any] = json.loads(found)
@@ -143,11 +142,7 @@ def _shown(value: object, other: object) -> str:
 
 @contextlib.contextmanager
 def claimed(store: Store) -> Generator[None]:
-    """Hold a folder for one conversion. Waits until the workers of a killed one have ended.
-
-    Raises:
-        ConversionError: another conversion to the folder runs.
-    """
+    """Hold a folder for one conversion, once workers of a killed one have ended; a ConversionError if one runs."""
     if not isinstance(store, LocalStore):
         yield
         return

@@ -48,13 +48,7 @@ class StoredDataset:
 def open_stored(
     url: str | os.PathLike[str], options: StoreOptions | None = None, *, retry: Retry = PATIENT
 ) -> StoredDataset:
-    """Read the index of a dataset.
-
-    Raises:
-        ObjectNotFoundError: there is no index; for a folder, the message says what is there.
-        FormatError: the index breaks a rule.
-        StorageError: the store cannot be reached, or refuses.
-    """
+    """The dataset of an index; ObjectNotFoundError, FormatError or StorageError if that cannot be read."""
     store = open_store(url, options)
     try:
         with open_object(store, INDEX, None, retry) as file:
@@ -80,12 +74,7 @@ def object_url(store: Store, key: str) -> str:
 def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT) -> BinaryIO:
     """An object as an open file at its beginning: the local file itself, or a fetched copy without a name.
 
-    `size`: bytes that it must have; None: any number.
-
-    Raises:
-        ObjectNotFoundError: there is none.
-        ChecksumError: it has another size.
-        StorageError: the store failed.
+    `size`: bytes that it must have, else a ChecksumError; None: any number.
     """
     folder = folder_of(store)
     if folder is not None:

@@ -397,12 +397,7 @@ def _stops_all(error: Exception) -> bool:
 def run_tasks(
     job: Job, tasks: Iterator[Task], news: News, *, workers: int, start_method: str | None
 ) -> Iterator[TaskRecord]:
-    """The records of tasks in the order in which they end. A single worker is this process.
-
-    Raises:
-        ConfigError: the inputs cannot be sent to a new process.
-        ConversionError: an input is bad, or a worker has died.
-    """
+    """The records of tasks in the order in which they end. A single worker is this process."""
     if workers > 1:
         yield from _Pool(job, news, workers, start_method).run(tasks)
         return

@@ -140,15 +140,7 @@ _UNUSED = {
 
 
 def refuse_unused_overrides(cls: type, own: type) -> None:
-    """Refuse a subclass that overrides a method which is never called.
-
-    Args:
-        cls: the class of an object that is made.
-        own: `Stream` or `StreamingDataset`, whose methods may be overridden.
-
-    Raises:
-        ConfigError: it overrides such a method.
-    """
+    """Refuse a subclass that overrides a method which is never called. `own`: `Stream` or `StreamingDataset`."""
     unused = _UNUSED[own.__name__]
     for base in cls.__mro__[: cls.__mro__.index(own)]:
         for name in sorted(vars(base).keys() & unused.keys()):

@@ -37,24 +37,12 @@ class ReservedKey:
     """The fix if the data has a column of that name, for messages."""
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that no column has this name.
-
-        Raises:
-            ConfigError: one has.
-        """
+        """Check that no column has this name."""
         if self.key in names:
             raise ConfigError(f'{self.what} under {self.key!r}, but the data has a column of that name. {self.instead}')
 
     def put(self, into: Any, value: Any) -> Any:
-        """A copy of a batch or sample with the mark, if it is a mapping; any other comes back as it is.
-
-        Args:
-            into: the batch or sample.
-            value: the mark.
-
-        Raises:
-            ConfigError: the key is taken.
-        """
+        """A copy of a batch or sample with the mark, if it is a mapping; any other comes back as it is."""
         if not isinstance(into, MutableMapping):
             return into
         self.check(cast('Mapping[str, Any]', into))
@@ -77,11 +65,7 @@ BadSamplePolicy = Literal['raise', 'skip']
 
 
 def parse_policy(value: object) -> BadSamplePolicy:
-    """A policy by its name.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """A policy by its name; a ConfigError if there is none of it."""
     for policy in get_args(BadSamplePolicy):
         if value == policy:
             return policy
@@ -204,16 +188,7 @@ PADDING_KEY: Final = ReservedKey(
 
 
 def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
-    """The batch with the mark, if it can hold it.
-
-    Args:
-        batch: the batch; it is not changed.
-        rows: number of its samples, padding included.
-        own_samples: number of those that are no padding; they come first.
-
-    Raises:
-        ConfigError: the key is taken.
-    """
+    """The batch with the mark, if it can hold it: the first `own_samples` of its `rows` are no padding."""
     return PADDING_KEY.put(batch, torch.arange(rows, device='cpu') >= own_samples)
 
 
@@ -278,15 +253,6 @@ STREAM_KEY: Final = ReservedKey(
 
 
 def with_streams(batch: Any, streams: npt.NDArray[Any] | None, rows: int) -> Any:
-    """The batch with the mark, if it can hold it.
-
-    Args:
-        batch: the batch; it is not changed.
-        streams: stream number of each row, [rows]; None: all are of stream 0.
-        rows: number of its samples, padding included.
-
-    Raises:
-        ConfigError: the key is taken.
-    """
+    """The batch with the stream number of each row, [rows], if it can hold them; None: all are 0."""
     numbers = np.zeros(rows, np.int64) if streams is None else streams.astype(np.int64)
     return STREAM_KEY.put(batch, torch.from_numpy(numbers))

@@ -37,12 +37,7 @@ IN_MEMORY = 65_536  # positions; below, every process computes them faster than 
 
 class EpochPermutations:
     def __init__(self, folder: Path, *, is_private: bool = False) -> None:
-        """Take the folder that holds the subfolder, which is made on demand.
-
-        Args:
-            folder: a cache folder.
-            is_private: whether it must belong to this user, since anybody may make folders beside it.
-        """
+        """Take a cache folder; a private one must belong to this user, since anybody may make folders beside it."""
         self._place = ControlFolder(folder, FOLDER, _NAMES)
         self.folder = self._place.path
         self._is_private = is_private
@@ -51,20 +46,14 @@ class EpochPermutations:
     def beside(cls, caches: list[Path]) -> EpochPermutations:
         """The permutations of a dataset, in the cache folder of its first stream with a remote.
 
-        Args:
-            caches: folders of the streams with a remote. A dataset without one keeps its permutations in a folder of
-                temporary files, since its folders are the user's own.
+        A dataset without one keeps them in a folder of temporary files, since its folders are the user's own.
         """
         if caches:
             return cls(caches[0])
         return cls(private_folder(), is_private=True)
 
     def load(self, mixture: Mixture, config: OrderConfig, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the sample ids of an epoch's positions, int64[epoch size], read-only.
-
-        Raises:
-            ConfigError: the order does not exist for this data.
-        """
+        """Return the sample ids of an epoch's positions, int64[epoch size], read-only."""
 
         def fill(out: npt.NDArray[np.int64]) -> None:
             fill_permutation(mixture, config, epoch, out)

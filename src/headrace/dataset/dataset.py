@@ -459,11 +459,7 @@ def _samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan])
 
 
 def _refuse_dealing(dataset: object, ranks: int) -> None:
-    """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks."""
     accelerate: Any = sys.modules.get('accelerate.state')
     if ranks == 1 or accelerate is None:
         return

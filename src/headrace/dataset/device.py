@@ -18,11 +18,7 @@ Device = str | int | torch.device
 
 
 def gpu_of(device: Device | None) -> torch.device | None:
-    """The GPU that `device` names, without an index for that of the process; None: batches stay in memory.
-
-    Raises:
-        ConfigError: it is neither a GPU of CUDA or ROCm nor the CPU.
-    """
+    """The GPU that `device` names, without an index for that of the process; None: batches stay in memory."""
     if device is None:
         return None
     try:
@@ -37,11 +33,7 @@ def gpu_of(device: Device | None) -> torch.device | None:
 
 
 def check_trainers_device(device: Device | None, trainers: torch.device) -> None:
-    """Check that the trainer would not copy batches once more, to a device of its own.
-
-    Raises:
-        ConfigError: the two differ.
-    """
+    """Check that the trainer would not copy batches once more, to a device of its own."""
     found = gpu_of(device)
     if found is None:
         return
@@ -82,12 +74,9 @@ class GpuCopies:
         self._sources: deque[tuple[Any, Any]] = deque()
 
     def copy(self, batch: Any) -> tuple[Any, Any]:
-        """Begin to copy the tensors of a batch.
+        """Begin to copy the tensors of a batch; returns it on the GPU, and the event after which its values are there.
 
         Tensors in objects of other types than dicts, lists and tuples stay in memory, for the trainer to copy.
-
-        Returns:
-            The batch on the GPU, and the event after which its values are there.
         """
         if self._stream is None:
             if self._gpu == torch.device('cuda'):
@@ -120,11 +109,7 @@ class GpuCopies:
 
 
 def copies_to(device: Device | None) -> GpuCopies | None:
-    """Copies to the GPU that `device` names, if it names one.
-
-    Raises:
-        ConfigError: there is no GPU.
-    """
+    """Copies to the GPU that `device` names, if it names one; a ConfigError if there is no GPU."""
     gpu = gpu_of(device)
     return None if gpu is None else GpuCopies(gpu)
 

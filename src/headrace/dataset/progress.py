@@ -74,11 +74,7 @@ class Progress:
         return self._slots[begin : begin + _WORKERS]
 
     def begin(self, *, rank: int, worker: int) -> tuple[int, int]:
-        """Begin this worker's next pass.
-
-        Returns:
-            The epoch, and the position in it.
-        """
+        """Begin this worker's next pass; returns the epoch, and the position in it."""
         self._claim()
         cells = self._cells(rank)
         passes = int(cells[worker % _WORKERS])

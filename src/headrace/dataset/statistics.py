@@ -202,13 +202,7 @@ class LoaderCounters:
     """The counters of one loader, in the process that iterates."""
 
     def __init__(self, names: Sequence[str], here: CacheCounters, *, is_packed: bool) -> None:
-        """Take the streams' names.
-
-        Args:
-            names: the streams.
-            here: this process' counters of their reads.
-            is_packed: whether batches hold packed sequences.
-        """
+        """Take the streams' names, and this process' counters of their reads."""
         self._names, self._packs = tuple(names), is_packed
         self._here, self._before = here, here.table()
         self._read = np.zeros_like(self._before)
@@ -314,11 +308,7 @@ class LoaderCounters:
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
-        """Stream number of each row of the last batch, int64[rows], padding included.
-
-        Raises:
-            ConfigError: batches are packed.
-        """
+        """Stream number of each row of the last batch, int64[rows], padding included."""
         if self._packs:
             raise ConfigError(
                 'A loader of packed data has no `own_streams`: a sequence holds documents of several streams. Pass '

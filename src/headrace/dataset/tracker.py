@@ -97,13 +97,7 @@ class LoaderPosition:
         return plan
 
     def after(self, place: tuple[int, int], batches: int, *, cycles: bool) -> tuple[int, int]:
-        """The place after some batches.
-
-        Args:
-            place: where the first of them begins.
-            batches: how many there are.
-            cycles: whether further epochs follow; else the batches end with this one.
-        """
+        """The place after some batches from a place on. `cycles`: whether further epochs follow."""
         epoch, start = place
         plan = self.plan(epoch, start)
         while cycles and batches > plan.num_batches:
@@ -118,13 +112,7 @@ class LoaderPosition:
         return epoch, plan.end(batches - 1) if batches else start
 
     def batches_left(self, epoch: int, start: int, limit: int | float) -> int:
-        """Batches that a trainer takes from a place to the end of the epoch, or to its own limit.
-
-        Args:
-            epoch: the place's epoch.
-            start: the place's position.
-            limit: batches of an epoch, or a share of them.
-        """
+        """Batches that a trainer takes from a place to the end of the epoch, or to its limit of batches or a share."""
         plan = self.plan(epoch, start)
         if limit == 1.0 and isinstance(limit, float):
             return plan.num_batches

@@ -46,17 +46,8 @@ def warm(
     """Fetch the shards of a node's batches into its cache, in the order of their first use.
 
     A shard that is there is not fetched again, so the same call continues after a kill. Under a limit no shard that is
-    needed sooner is evicted, and the first one without room ends the call.
-
-    Args:
-        dataset: the data.
-        plan: of the epoch, for a rank of this node.
-        batches: number of the first global batches; None: all of the plan.
-        jobs: concurrent fetches.
-        progress: called with the number of shards that are there, when it grows.
-
-    Raises:
-        HeadraceError, OSError: a shard cannot be fetched; those that came stay.
+    needed sooner is evicted, and the first one without room ends the call. `progress` is called with the number of
+    shards that are there.
     """
     shards = CachedShards(dataset.pool.streams)
     first_use: dict[int, int] = {}

@@ -118,12 +118,7 @@ def bench(
 
 
 def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
-    """A sentence that names the limit of the loader, and a remedy.
-
-    Args:
-        config: the loader, read a little further under a profiler, if the processors are the limit.
-        rates: of `bench`, with different numbers of workers.
-    """
+    """A sentence that names the limit of the loader, and a remedy. To find it, the loader may be read further."""
     best = max(rates, key=lambda rate: rate.samples_per_second)
     if best.network_share > _SHARE and best.bytes_downloaded:
         rate = best.bytes_downloaded / (best.seconds + best.first_batch_seconds) / 1e6

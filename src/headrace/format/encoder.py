@@ -96,11 +96,7 @@ MAX_OFFSET: Final = (1 << 32) - 1
 
 
 def check_compression(compression: str | None) -> str | None:
-    """The algorithm with its level, or None.
-
-    Raises:
-        ConfigError: it is unknown, or no text.
-    """
+    """The algorithm with its level, or None."""
     if not compression:
         return None
     if not isinstance(compression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers have types
@@ -112,11 +108,7 @@ def check_compression(compression: str | None) -> str | None:
 
 
 def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of hash algorithms.
-
-    Raises:
-        ConfigError: one is unknown, or they are not sorted, or no list.
-    """
+    """The names of hash algorithms, sorted."""
     given: Any = hashes
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise ConfigError(f"`hashes` is a list of names, such as ['sha1'], but is {given!r}.")
@@ -130,11 +122,7 @@ def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_size_limit(size_limit: int | str | None) -> int | None:
-    """Bytes of a shard, or None for no limit.
-
-    Raises:
-        ConfigError: they are no number of bytes, or 4 GiB and more.
-    """
+    """Bytes of a shard, or None for no limit."""
     if size_limit is None:
         return None
     limit = bytes_to_int(size_limit)
@@ -185,11 +173,7 @@ def as_sequence(name: str, values: Any) -> Sequence[Any]:
 
 
 def common_length(columns: Mapping[str, Sequence[Any]]) -> int:
-    """The number of values of each column of a batch.
-
-    Raises:
-        ValueError: the columns differ in length.
-    """
+    """The number of values of each column of a batch; a ValueError if they differ."""
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f'The columns of a batch have equally many values, but got {lengths}. Nothing was added.')
@@ -504,9 +488,7 @@ class ShardEncoder(ABC):
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         """The files of samples: the suffix of each name, and the bytes in pieces. Any thread may call it.
 
-        Args:
-            pieces: the samples; a piece may hold several.
-            sizes: bytes of each sample.
+        A piece may hold several samples, of `sizes` bytes.
         """
 
 

@@ -107,12 +107,7 @@ class IndexFile:
     """The file's name in the dataset's folder."""
 
     def __init__(self, source: str, *, allow_unsafe_types: bool) -> None:
-        """Touches no file.
-
-        Args:
-            source: path or URL of the index, for messages.
-            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
-        """
+        """Touches no file. `allow_unsafe_types`: accept `pkl` columns, which run code when they are read."""
         self.shards = ShardTable.empty()
         self.fingerprint = ''
         self._source, self._allow_unsafe_types = source, allow_unsafe_types
@@ -287,16 +282,7 @@ class _EntryPattern:
         return pattern if rows == [tuple(map(str, Kind.row(info)))] else None
 
     def run(self, text: str, at: int, between: str) -> tuple[list[Row], int]:
-        """Match objects from position `at` on.
-
-        Args:
-            text: the index.
-            at: the first object's position.
-            between: the separator of two objects.
-
-        Returns:
-            The rows of the matching objects, and the position after the last one.
-        """
+        """Match objects with `between` as their separator; returns their rows, and the position after the last one."""
         rows: list[Row] = []
         match, groups, step, end = self._match, self._groups, len(between), at
         found = match(text, at)

@@ -22,11 +22,7 @@ class _Checked:
     type: type
 
     def is_encoded(self, obj: Any) -> bool:
-        """True.
-
-        Raises:
-            AttributeError: ``obj`` is not of the type.
-        """
+        """True; an AttributeError if ``obj`` is not of the type."""
         if not isinstance(obj, self.type):
             raise wrong_type(self.name, f'Python {self.type.__name__} values', obj)
         return True
@@ -66,13 +62,7 @@ def is_json_encoding(encoding: str) -> bool:
 
 
 def is_json_encoded(encoding: str, obj: Any) -> bool:
-    """True.
-
-    Raises:
-        ConfigError: no such encoding.
-        AttributeError: ``obj`` is not of its type.
-        ValueError: it is text with a lone surrogate.
-    """
+    """True; a ConfigError without such an encoding, and errors of values as those of writers."""
     return _get(encoding).is_encoded(obj)
 
 

@@ -54,11 +54,7 @@ _FEW: Final = 8
 
 
 class ShardMemory:
-    """The bytes of one shard, in order.
-
-    Args:
-        pool: lends blocks.
-    """
+    """The bytes of one shard, in order, in blocks of a pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -113,10 +109,7 @@ def joined_rows(
 ) -> Callable[[int, int], Iterator[Piece]]:
     """The bytes of rows from one to before another, of which a few are joined at a time.
 
-    Args:
-        parts: `width` for each row, in order.
-        width: 1 or more.
-        sizes: bytes of each row.
+    `parts`: `width`, 1 or more, for each row, in order.
     """
     step = _rows_at_a_time(sizes)
 
@@ -135,13 +128,8 @@ def framed_rows(
 ) -> Callable[[int, int], Iterator[Piece]]:
     """As `joined_rows`, of rows with one value of any size between others of fixed size.
 
-    The values are joined with gaps, and the others are put into the gaps: nothing is done for each row in Python.
-
-    Args:
-        values: ASCII texts, or bytes.
-        before: opaque elements ``[rows]``, whose bytes come before the values.
-        after: the same behind them; None: nothing.
-        sizes: bytes of each row, all three parts.
+    The values are joined with gaps, and the others are put into the gaps: nothing is done for each row in Python. These
+    are opaque elements ``[rows]``, and `sizes` the bytes of whole rows.
     """
     head, tail = before.itemsize, 0 if after is None else after.itemsize
     gap = bytes(head + tail)

@@ -187,8 +187,7 @@ class Schema:
 def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, str], str]]) -> dict[str, str]:
     """What differs, by column, where columns of one name mean different things in several places.
 
-    Args:
-        places: the columns' `Schema.kinds` and `Schema.meaning_of`, and the place for messages.
+    `places`: the columns' `Schema.kinds` and `Schema.meaning_of`, and the place for messages.
     """
     known: dict[str, tuple[str, str, str]] = {}
     differences: dict[str, str] = {}

@@ -30,12 +30,7 @@ class NameFinder:
     """The names of a table by their hashes, 16 bytes for each."""
 
     def __init__(self, names: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> None:
-        """Hash all names.
-
-        Args:
-            names: all names, with one byte after each.
-            starts: int64[names + 1], the offset of each, and the end of the last.
-        """
+        """Hash all names, with one byte after each. `starts`: int64[names + 1], their offsets, and the end."""
         self._names, self._starts = names, starts
         hashes = _hash_all(names, starts)
         self._order = np.argsort(hashes, kind='stable')

@@ -24,21 +24,13 @@ class _Text:
     type: type
 
     def encode(self, obj: Any) -> str:
-        """The text of the value.
-
-        Raises:
-            AttributeError: ``obj`` is not of the type.
-        """
+        """The text of the value; an AttributeError if it is not of the type."""
         if not isinstance(obj, self.type):
             raise wrong_type(self.name, f'Python {self.type.__name__} values', obj)
         return str(obj)
 
     def decode(self, obj: str) -> Any:
-        """The value of the text.
-
-        Raises:
-            FormatError: the text is not a value.
-        """
+        """The value of the text; a FormatError if it is none."""
         try:
             return self.type(obj)
         except ValueError:
@@ -88,22 +80,12 @@ def is_xsv_encoding(encoding: str) -> bool:
 
 
 def xsv_encode(encoding: str, obj: Any) -> str:
-    """The text of a value.
-
-    Raises:
-        ConfigError: no such encoding.
-        AttributeError: ``obj`` is not of its type.
-    """
+    """The text of a value."""
     return _get(encoding).encode(obj)
 
 
 def xsv_decode(encoding: str, obj: str) -> Any:
-    """The value of a text.
-
-    Raises:
-        ConfigError: no such encoding.
-        FormatError: the text is not such a value.
-    """
+    """The value of a text."""
     return _get(encoding).decode(obj)
 
 

@@ -13,16 +13,10 @@ from headrace.images.picture import Picture, Pixels
 
 
 def decode_into(out: Pixels, picture: Picture, image: ImageTensor, draws: Sequence[float] | None) -> None:
-    """Decode a picture, and put what is kept of it into memory.
+    """Decode a picture, and put what is kept of it into memory; a FormatError if it is damaged.
 
-    Args:
-        out: contiguous uint8[height, width, channels], of `image.out_size` or of the picture's size.
-        picture: the picture.
-        image: the settings.
-        draws: random numbers, see `choose_box`; None: nothing is random.
-
-    Raises:
-        FormatError: the picture is damaged.
+    `out`: contiguous uint8[height, width, channels], of `image.out_size` or of the picture's size. `draws`: see
+    `choose_box`; None: nothing is random.
     """
     height, width = out.shape[:2]
     box = choose_box(image, picture.height, picture.width, draws)

@@ -146,11 +146,7 @@ class Box(NamedTuple):
 def choose_box(image: ImageTensor, height: int, width: int, draws: Sequence[float] | None) -> Box:
     """The part of a picture of height x width pixels that is resized to `image.out_size`.
 
-    Args:
-        image: the settings.
-        height: of the picture.
-        width: of the picture.
-        draws: `NUM_DRAWS` numbers from 0 to below 1; None: a random crop becomes central.
+    `draws`: `NUM_DRAWS` numbers from 0 to below 1; None: a random crop becomes central.
     """
     size = image.out_size
     if image.crop is None or size is None:

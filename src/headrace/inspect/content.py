@@ -29,9 +29,6 @@ def first_samples(store: Store, info: ShardInfo, count: int, retry: Retry) -> li
     """The first samples of a shard, without decoding; at least one, and fewer than `count` if they are large.
 
     Of an uncompressed shard only the ranges of these samples are read, of a compressed one all.
-
-    Returns:
-        The stored values of each sample; see `with_stored_values`.
     """
     count = min(count, info.samples)
     if any(file.zip is not None for file in info.files):

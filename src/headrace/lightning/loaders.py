@@ -24,9 +24,6 @@ class TrackedLoader(StreamingDataLoader):
     """A `StreamingDataLoader` that reports the begin of a pass, and each batch.
 
     A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
-
-    Args:
-        listener: called when a pass begins, before its first batch is read, and for each batch.
     """
 
     # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
@@ -148,12 +145,9 @@ def check_training(position: TrainPosition) -> None:
 
 
 def check_other_loaders(position: TrainPosition, data: Any, batches: int | float) -> str | None:
-    """Check that no other loader keeps an epoch going after the end of the position's.
+    """Check that no other loader keeps an epoch of `batches` going after the end of the position's.
 
-    `batches`: the length of an epoch.
-
-    Returns:
-        A warning about other loaders that checkpoints do not have; None if there are none.
+    Returns a warning about other loaders that checkpoints do not have; None if there are none.
     """
     own, others = split_loaders(data, position)
     names = ', '.join(type(loader).__name__ for loader in others)

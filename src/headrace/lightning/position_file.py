@@ -30,11 +30,9 @@ POSITION_FILE_SUFFIX = '.headrace.json'
 
 
 def write_position_files(trainer: Trainer, key: str) -> None:
-    """Make a trainer write the position beside each checkpoint from now on.
+    """Make a trainer write the position beside each checkpoint from now on. Calling again changes nothing.
 
-    Args:
-        trainer: the trainer; calling again changes nothing.
-        key: which callback's state in a checkpoint is the position.
+    `key`: the callback whose state in a checkpoint is the position.
     """
     outer: Any = None
     inner: Any = trainer.strategy.checkpoint_io
@@ -63,10 +61,6 @@ class PositionFiles(_WrappingCheckpointIO):
 
     Every way to save or remove a checkpoint in one file goes through here: `ModelCheckpoint` with its top k and its
     last, exceptions, and `trainer.save_checkpoint`. A callback is not told the path.
-
-    Args:
-        trainer: whose rank 0 writes.
-        key: which callback's state in a checkpoint is the position.
     """
 
     def __init__(self, checkpoint_io: Any, trainer: Trainer, key: str) -> None:

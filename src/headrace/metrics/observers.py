@@ -114,11 +114,7 @@ class SpikeObserver:
         *,
         optimizer_step: int | None = None,
     ) -> str | None:
-        """Write the files of a spike.
-
-        Returns:
-            A warning about the spike; None long after the limit, where each step may be a spike.
-        """
+        """Write the files of a spike; a warning about it, None long after the limit: each step may be a spike."""
         try:
             files = self.reports.files(spike, number, batches, optimizer_step=optimizer_step)
             for file in files:

@@ -29,12 +29,9 @@ def excluded_rows(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Te
 def select_rows(
     where: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The rows of arguments where a mask is True.
+    """The rows of arguments where a mask bool[rows] is True: of tensors, arrays, lists or tuples.
 
-    Args:
-        where: bool[rows].
-        args: each with a row for each place of the mask: tensors, arrays, lists or tuples.
-        kwargs: the same, or values without rows, which stay unchanged.
+    `kwargs` may have values without rows, which stay unchanged.
     """
     rows = len(where)
     for place, value in enumerate(args):

@@ -255,11 +255,6 @@ def shared_shards(config: OrderConfig, shards: int, nodes: int) -> SharedShards 
 
     Position p of the sequence belongs to canonical node p modulo C, and to node p modulo N. So gcd(N, C) groups of
     nodes have disjoint canonical nodes, and the N / gcd(N, C) nodes of a group read the same shards.
-
-    Args:
-        config: how samples are ordered.
-        shards: number of shards of all streams together.
-        nodes: nodes of the parallel world, N.
     """
     canonical = config.canonical_nodes(shards, nodes)
     copies = nodes // math.gcd(nodes, canonical)

@@ -49,13 +49,7 @@ def are_ranges(value: Any) -> bool:
 
 
 def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> Iterator[str]:
-    """The rules that the values of a ``config`` break.
-
-    Args:
-        pinned: The result of `read_pinned`; absent values break no rule here.
-        nodes: Canonical nodes of the state.
-        epoch_size: Samples of an epoch, of the streams together.
-    """
+    """The rules that the values of a ``config`` break; absent ones break none here. `nodes`: canonical nodes."""
     rules: dict[str, tuple[bool, str]] = {
         'algorithm': (pinned.get('algorithm') in ALGORITHMS, f'one of {", ".join(ALGORITHMS)}'),
         'batching': (_is_text(pinned.get('batching')), 'text'),

@@ -93,10 +93,7 @@ def recorded_mixture(
 ) -> Mixture:
     """The mixture that a state was written under.
 
-    Args:
-        pinned: `ResumeState.pinned`.
-        epoch_size: samples of an epoch.
-        streams: streams with their shards, by name. Others have one shard, which is enough to count their draws.
+    `streams`: those with their shards, by name. Others have one shard, which is enough to count their draws.
     """
     known = streams or {}
     recorded = [
@@ -131,11 +128,7 @@ def warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
 
 
 def check_skipped(then: Ranges, now: Ranges) -> None:
-    """Check that this run skips every sample that the checkpoint's run skips.
-
-    Raises:
-        ResumeError: it does not.
-    """
+    """Check that this run skips every sample that the checkpoint's run skips."""
     back = without(then, now)
     if back:
         raise ResumeError(

@@ -91,11 +91,7 @@ def _epoch_spans(sizes: IntArray, num_parts: int, seed: int, epoch: int) -> tupl
 
 
 def _write_spans(out: IntArray, spans: Spans) -> IntArray:
-    """Write each span's positions, in ascending order, span after span, into out int64[positions].
-
-    Returns:
-        int64[spans + 1], where each span begins in ``out``.
-    """
+    """Write each span's positions, in ascending order, span after span; where each begins, int64[spans + 1]."""
     offsets = np.concatenate([[0], np.cumsum(spans.lengths)])
     for at, begin, length in zip(offsets.tolist(), spans.begins.tolist(), spans.lengths.tolist(), strict=False):
         out[at : at + length] = np.arange(begin, begin + length)
@@ -136,11 +132,7 @@ def _shuffle_py2s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epo
 
 
 def _shuffle_py1b(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
-    """Each canonical node's samples are shuffled in blocks of one size, side by side.
-
-    Raises:
-        ConfigError: the block is smaller than one sample.
-    """
+    """Each canonical node's samples are shuffled in blocks of one size, side by side."""
     if block_size < 1:
         raise ConfigError(f'py1b needs a shuffle_block_size of at least 1 sample, got {block_size}. Raise it.')
     spans, stream = _epoch_spans(sizes, num_parts, seed, epoch)
@@ -151,11 +143,7 @@ def _shuffle_py1b(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epo
 
 
 def _shuffle_py1br(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
-    """As py1b, with blocks of random sizes that begin at another place on each canonical node.
-
-    Raises:
-        ConfigError: the block is too small to take three quarters of.
-    """
+    """As py1b, with blocks of random sizes that begin at another place on each canonical node."""
     least, most = int(0.75 * block_size), int(1.25 * block_size)
     if not 0 < least < most:
         raise ConfigError(f'py1br needs a shuffle_block_size of at least 2 samples, got {block_size}. Raise it.')
@@ -176,11 +164,7 @@ def _shuffle_py1br(out: IntArray, sizes: IntArray, num_parts: int, seed: int, ep
 
 
 def _shuffle_py1e(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
-    """Each sample moves a random way from its place, over a range about the size of a block.
-
-    Raises:
-        ConfigError: the block is smaller than one sample, or a canonical node gets no samples.
-    """
+    """Each sample moves a random way from its place, over a range about the size of a block."""
     least, most = int(0.75 * block_size), int(1.25 * block_size)
     if least >= most:
         raise ConfigError(f'py1e needs a shuffle_block_size of at least 1 sample, got {block_size}. Raise it.')

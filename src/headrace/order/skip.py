@@ -40,13 +40,7 @@ class Bound:
         return f'{self.count}{self.unit}'
 
     def sample(self, *, epoch_size: int, global_batch_size: int, batches: int) -> int:
-        """The sample of the run where it lies.
-
-        Args:
-            epoch_size: samples of an epoch.
-            global_batch_size: samples of a batch over all ranks.
-            batches: batches of an epoch without skipped samples.
-        """
+        """The sample of the run where it lies. `batches`: of an epoch without skipped samples."""
         if self.unit == 'sp':
             return self.count
         epoch, batch = divmod(self.count, max(batches, 1))
@@ -103,11 +97,7 @@ def _bound(given: int | str) -> Bound | None:
 
 
 def refuse_documents(skip: Skip) -> Skip:
-    """The ranges, if none counts documents.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """The ranges, if none counts documents; else a ConfigError."""
     for begin, end in skip:
         if begin.unit == 'doc':
             raise ConfigError(
@@ -124,17 +114,7 @@ def split_documents(skip: Skip) -> tuple[Skip, Ranges]:
 
 
 def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
-    """The skipped positions of the run.
-
-    Args:
-        skip: ranges as they were written.
-        epoch_size: samples of an epoch.
-        global_batch_size: samples of a batch over all ranks, as it is now.
-        batches: batches of an epoch without skipped samples.
-
-    Raises:
-        ConfigError: a range with bounds of two units is empty or reversed.
-    """
+    """The skipped positions of the run. `batches`: of an epoch without skipped samples."""
     cut: list[tuple[int, int]] = []
     for bounds in skip:
         begin, end = (
@@ -156,11 +136,7 @@ def skipped_in_epoch(ranges: Ranges, begin: int, epoch_size: int) -> Ranges:
 def in_whole_batches(ranges: Ranges, first: int, global_batch_size: int, epoch_size: int) -> Ranges:
     """Ranges of an epoch, widened to whole batches: where a batch is of one stream, the rest of one would be of two.
 
-    Args:
-        ranges: as `skipped_in_epoch` gives them.
-        first: position at which a batch begins.
-        global_batch_size: samples of a batch over all ranks.
-        epoch_size: samples of an epoch.
+    `first`: position at which a batch begins.
     """
 
     def begin_of(position: int) -> int:

@@ -104,16 +104,7 @@ class Topology:
 
 
 def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
-    """The topology with a replication that it does not have yet.
-
-    Args:
-        topology: what is known of the ranks.
-        replication: consecutive ranks that get the same samples; None or 1: the topology's.
-        label: who asks, for the message.
-
-    Raises:
-        TopologyError: the topology has another replication, or the replication does not divide its ranks.
-    """
+    """The topology with a replication that it does not have yet. `label`: who asks, for the message."""
     if replication in (None, 1, topology.replication):
         return topology
     if topology.replication > 1:

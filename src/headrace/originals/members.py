@@ -66,17 +66,10 @@ def files_of(root: Path, folder: str) -> list[Member]:
 
 
 def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) -> Iterator[Member]:
-    """The files within a tar that is not compressed, in its order, without reading them.
+    """The files within a tar that is not compressed, from a byte of a file of the distribution on, unread.
 
-    Args:
-        root: of the distribution.
-        path: of the file that holds the tar, relative to the root.
-        begin: the tar's first byte in the file.
-        size: the tar's bytes; None: all from `begin`.
-
-    Raises:
-        FormatError: the tar is damaged, or a member has no content; those before the damage were given already.
-        OSError: the file cannot be read.
+    `size`: the tar's bytes; None: all. FormatError: the tar is damaged, or a member has no content; those before the
+    damage were given already.
     """
     info = (root / path).stat()
     version = f'{info.st_size:x}-{info.st_mtime_ns:x}'

@@ -50,13 +50,7 @@ class BitmapFile:
     """One bitmap over a stream's samples."""
 
     def __init__(self, folder: Path, key: str, sizes: npt.NDArray[np.int64]) -> None:
-        """Touches no disk.
-
-        Args:
-            folder: the cache folder, or a private one.
-            key: what the bitmap is of: the same key, the same bits.
-            sizes: int64[shards]: stored samples of each shard.
-        """
+        """Touches no disk. `key`: the same key, the same bits; `sizes`: int64[shards], stored samples."""
         self._key = hashlib.blake2b(key.encode(), digest_size=16).digest()
         self._place = ControlFolder(folder, FOLDER, _NAMES)
         self.path = self._place.path / f'{self._key.hex()}.bits'
@@ -67,12 +61,7 @@ class BitmapFile:
     def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
         """The bitmap and its digest; made now if there is none that can be believed.
 
-        Args:
-            fill: sets bits of uint8[bytes], which are 0: bit ``i % 8`` of byte ``i // 8`` is sample i.
-
-        Raises:
-            CacheError: the folder cannot be written to.
-            DiskFullError: it has no room.
+        `fill`: sets bits of uint8[bytes], which are 0: bit ``i % 8`` of byte ``i // 8`` is sample i.
         """
         found = self.find()
         if found is not None:
@@ -112,12 +101,7 @@ class BitmapFile:
         return found
 
     def restore(self, words: Words) -> None:
-        """Write the file again if it was deleted while it was mapped, with its folder for instance.
-
-        Raises:
-            CacheError: the folder cannot be written to.
-            DiskFullError: it has no room.
-        """
+        """Write the file again if it was deleted while it was mapped, with its folder for instance."""
 
         def fill(out: npt.NDArray[np.uint8]) -> None:
             out[:] = words.view(np.uint8)

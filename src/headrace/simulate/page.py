@@ -40,11 +40,7 @@ from headrace.simulate.tune import OF_THE_ORDER, SETTINGS, replace_settings, set
 
 
 def read_prices(path: Path | None = None) -> dict[str, float]:
-    """US dollars per GB by provider.
-
-    Args:
-        path: a YAML mapping from names to numbers; None: headrace's own list prices.
-    """
+    """US dollars per GB by provider, of a YAML mapping; None: headrace's own list prices."""
     text = (
         resources.files('headrace.simulate').joinpath('prices.yaml').read_text() if path is None else path.read_text()
     )
@@ -206,11 +202,7 @@ class _Simulations:
         return content(run, cost, self.before)
 
     def answer_in_time(self, given: Mapping[str, str]) -> str:
-        """As `answer`, in a process of its own: a number may be too large for the time and the memory.
-
-        Raises:
-            HeadraceError: a value breaks a rule, or the run takes a minute or too much memory.
-        """
+        """As `answer`, in a process of its own: a number may be too large for the time and the memory."""
         received, sent = multiprocessing.Pipe(duplex=False)
         _CONTEXT.set_forkserver_preload([__name__])
         process = _CONTEXT.Process(target=self._send_answer, args=(given, sent, MOST_MEMORY), daemon=True)
@@ -243,12 +235,7 @@ class _Simulations:
 
 
 class SimulationServer(PageServer):
-    """The server of the page.
-
-    Args:
-        conditions: where the form begins.
-        port: of 127.0.0.1; 0: any free one.
-    """
+    """The server of the page, whose form begins at `conditions`."""
 
     def __init__(
         self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0

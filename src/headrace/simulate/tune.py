@@ -40,11 +40,7 @@ def replace_settings(config: LoaderConfig, values: Mapping[str, int | None]) -> 
 
 
 def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str, int | None]:
-    """The settings of a loader, with their defaults filled in.
-
-    Returns:
-        The value of each of `SETTINGS`. None: the loader has no `cache_limit`, or no blocks.
-    """
+    """The settings of a loader, with their defaults filled in; None: it has no `cache_limit`, or no blocks."""
     order = dataset.order_config
     return {
         'num_workers': config.loader.num_workers,

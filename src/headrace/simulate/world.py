@@ -29,11 +29,7 @@ class Event:
 
 
 class World:
-    """The clock, and the processes that wait for a time.
-
-    Args:
-        check: called often while time passes; what it raises ends that.
-    """
+    """The clock, and the processes that wait for a time; what `check` raises ends that."""
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0

@@ -70,11 +70,7 @@ class _NoEncodingError(Exception):
 
 
 def import_pyarrow(what: str) -> Any:
-    """The module ``pyarrow``.
-
-    Args:
-        what: names the data that need it, for messages, such as 'Parquet files'.
-    """
+    """The module ``pyarrow``, which `what` needs, such as 'Parquet files'."""
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -87,17 +83,10 @@ def import_pyarrow(what: str) -> Any:
 def arrow_columns(
     schema: pa.Schema, *, columns: Collection[str] | None, with_nulls: Collection[str] = (), source: str
 ) -> dict[str, ArrowColumn]:
-    """The columns to read of Arrow data.
+    """The columns to read of Arrow data. `with_nulls`: those that hold nulls, or empty lists.
 
-    Args:
-        schema: the data's schema, with its metadata.
-        columns: names of the columns to read; None: all.
-        with_nulls: names of the columns that hold nulls, or empty lists.
-        source: the place of the data, for messages.
-
-    Raises:
-        FormatError: no encoding can store a column; or two columns have one name.
-        StreamError: the data lack one of `columns`.
+    FormatError: no encoding can store a column; or two columns have one name. StreamError: the data lack one of
+    `columns`.
     """
     features = _features(schema.metadata)
     found: dict[str, ArrowColumn] = {}
@@ -148,11 +137,7 @@ def common_columns(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The encoding of each column that is read of the files of one dataset, and the meanings; see `meanings_of`.
 
-    Args:
-        schemas: the different schemas of files with rows, each with its first file.
-        columns: see `arrow_columns`.
-        with_nulls: names of the columns that hold nulls, or empty lists, in any file.
-        what: the format of the files, for messages.
+    `schemas`: the different ones of files with rows, each with its first file; others as `arrow_columns`'.
     """
     encodings: dict[str, str] = {}
     meanings: dict[str, str] = {}
@@ -187,16 +172,10 @@ def _with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) ->
 def to_columns(
     batch: pa.RecordBatch, columns: Mapping[str, ArrowColumn], *, source: str, first_row: int = 0
 ) -> dict[str, Sequence[Any] | np.ndarray[Any, Any]]:
-    """The values of a record batch for the encodings of its columns.
+    """The values of a record batch for the encodings of its columns, as many as it has rows.
 
-    `batch`: the rows; has all of `columns`.
-    `columns`: result of `arrow_columns`.
-
-    Returns:
-        For each column a sequence of ``batch.num_rows`` values. Numbers are an array, without a copy where possible.
-
-    Raises:
-        ShardError: a value is null in a column without nulls, or is damaged.
+    Numbers are an array, without a copy where possible. A ShardError: a value is null in a column without nulls, or is
+    damaged.
     """
     pa = import_pyarrow('Arrow data')
     values: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {}
@@ -367,13 +346,7 @@ def _is_in_order(permutation: Sequence[int] | None) -> bool:
 
 
 def _fixed_arrays(kind: pa.DataType, lists: _Shape, shape: _Shape | None = None) -> tuple[str, _Convert]:
-    """The encoding of nested lists of fixed lengths.
-
-    Args:
-        kind: the type of the innermost values.
-        lists: the lengths of the lists, the outermost first.
-        shape: the shape of the arrays, if it is another.
-    """
+    """The encoding of nested lists of fixed lengths, the outermost first. `shape`: that of arrays, if it is another."""
     dtype = _number(kind)
     axes = lists if shape is None else shape
     if dtype is None:
@@ -430,12 +403,7 @@ def _plain(kind: pa.DataType, depth: int) -> pa.DataType:
 
 
 class NullValueError(Exception):
-    """A value is missing.
-
-    Args:
-        row: its number in the array.
-        what: 'null', or what else the encoding cannot store.
-    """
+    """A value is missing in a row of an array: `what` is 'null', or what else the encoding cannot store."""
 
     def __init__(self, row: int, what: str = 'null') -> None:
         super().__init__(row, what)

@@ -84,11 +84,7 @@ def known_formats() -> tuple[str, ...]:
 
 
 def format_of(name: str) -> SourceFormat:
-    """The format of this name, other than 'mds'; its module is imported now.
-
-    Raises:
-        FormatError: the name is unknown.
-    """
+    """The format of this name, other than 'mds', whose module is imported now; a FormatError if it is unknown."""
     if name in _registered:
         return _registered[name]
     if name not in _MODULES:
@@ -110,11 +106,7 @@ def check_format(name: str | None) -> str | None:
 
 
 def check_options(name: str | None, options: object) -> dict[str, Any]:
-    """A stream's `format_options`, checked; the format is imported.
-
-    Raises:
-        StreamError: no format is named, or one without such an option; or a value is none that JSON can express.
-    """
+    """A stream's `format_options`, checked; the format is imported."""
     if not options:
         return {}
     if not isinstance(options, Mapping):

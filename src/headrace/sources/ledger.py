@@ -86,16 +86,7 @@ def ledger_of(
     columns: Collection[str],
     others: str = 'of another split',
 ) -> Ledger:
-    """The ledger of a listing.
-
-    Args:
-        listed: all files.
-        of_format: those of the format.
-        chosen: those of the split among them.
-        with_rows: names of those that have rows.
-        columns: names of the columns of the data.
-        others: the reason for those of the format that are not chosen.
-    """
+    """The ledger of a listing. `others`: the reason for those of the format that are not chosen."""
     known, taken = {info.key for info in of_format}, {info.key for info in chosen}
     found: dict[str, list[ObjectInfo]] = {}
     suspect: set[str] = set()

@@ -138,14 +138,7 @@ class RowGroup(NamedTuple):
 
 
 def read_row_groups(footer: bytes) -> list[RowGroup]:
-    """The row groups of a footer.
-
-    Args:
-        footer: the file's metadata, without its size and the magic bytes.
-
-    Raises:
-        DamagedFooterError: it is damaged, or tells of columns in other files or encrypted ones.
-    """
+    """The row groups of a footer, which is without its size and the magic bytes."""
     try:
         found, _ = _read_struct(footer, 0, _FILE, 0)
         return [_row_group(group) for group in found.get(4, [])]

@@ -228,16 +228,9 @@ class _Zlib(Gzip):
 
 
 def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = MAX_UNPACKED) -> Iterator[bytes]:
-    """The content of a compressed object, in pieces.
+    """The content of a compressed object, in pieces. `algorithm`: of `algorithm_of`, or 'zlib'; None: no compression.
 
-    Args:
-        algorithm: result of `algorithm_of`, or 'zlib'; None: the chunks are the content.
-        chunks: the compressed bytes.
-        where: the object, for messages.
-        limit: bytes of content, at most.
-
-    Raises:
-        ShardError: the object is damaged, or has more content.
+    ShardError: the object is damaged, or has more than `limit` bytes of content.
     """
     if algorithm is None:
         yield from chunks

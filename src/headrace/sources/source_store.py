@@ -64,11 +64,7 @@ def has_glob(url: str | None) -> bool:
 
 
 def split_glob(url: str) -> tuple[str, str]:
-    """The folder of a URL, and the glob of names in it; '' for all. A local file is the only one of its folder.
-
-    Raises:
-        ConfigError: the name of a bucket is a glob.
-    """
+    """The folder of a URL, and the glob of names in it; '' for all. A local file is the only one of its folder."""
     if not has_glob(url):
         path = local_path(url)
         if path is None or not Path(path).is_file():

@@ -84,13 +84,9 @@ class TokenRuns:
 
 
 def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, empty: int | None = None) -> TokenRuns:
-    """Parts of samples of one length.
+    """Parts of samples of one length. `keep_last`: whether the last ones are a sample, if they are fewer.
 
-    Args:
-        file: the tokens.
-        length: tokens of a sample.
-        keep_last: whether the last ones are a sample, if they are fewer.
-        empty: the samples are documents, and so many others have no token.
+    `empty`: the samples are documents, and so many others have no token.
     """
     rest = file.count % length
     count = file.count if keep_last else file.count - rest
@@ -354,16 +350,7 @@ def _damaged(key: str, reason: str) -> ShardError:
 def read_numbers(
     store: Store, info: ObjectInfo, dtype: str, *, begin: int = 0, count: int, step: int = 1 << 19
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """Numbers of an object in runs, of which a few are read ahead.
-
-    Args:
-        store: has the object.
-        info: the object.
-        dtype: of the numbers.
-        begin: offset of the first one in bytes.
-        count: how many.
-        step: numbers of a run.
-    """
+    """Numbers of an object in runs of `step`, of which a few are read ahead. `begin`: offset of the first in bytes."""
     size = np.dtype(dtype).itemsize
     starts = range(0, count, step)
     ranges = (ByteRange(info.key, begin + at * size, min(step, count - at) * size, info.etag) for at in starts)

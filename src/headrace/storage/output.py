@@ -18,15 +18,7 @@ Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os
 
 
 def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None]:
-    """The folder and the URL of an output; None: it has none. A list of two is a pair, as in YAML.
-
-    Args:
-        out: the output.
-        name: of the argument, for messages.
-
-    Raises:
-        ConfigError: it is neither a folder, nor a URL, nor a pair of both; or as `check_output`.
-    """
+    """The folder and the URL of an output; None: it has none. A list of two is a pair, as in YAML."""
     is_pair = isinstance(out, tuple | list)
     places = cast('Sequence[Any]', out if is_pair else (out,))
     if len(places) != (2 if is_pair else 1) or not all(
@@ -44,11 +36,7 @@ def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None
 
 
 def check_output(place: str | os.PathLike[str]) -> None:
-    """Refuse an output that is a file, or lies below one. URLs of other stores pass.
-
-    Raises:
-        ConfigError: as said.
-    """
+    """Refuse an output that is a file, or lies below one. URLs of other stores pass."""
     path = local_path(place)
     if path is None:
         return
@@ -63,12 +51,7 @@ def check_output(place: str | os.PathLike[str]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of an output, and those above it, unless it is there.
-
-    Raises:
-        ConfigError: a file has the name of one of them.
-        AccessDeniedError: this user may not make it.
-    """
+    """Make the folder of an output, and those above it, unless it is there."""
     check_output(path)
     with mapped_output_errors(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -134,13 +134,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None:
-    """Refuse extra options that a backend does not have.
-
-    Args:
-        options: Of the store.
-        known: The names of those that it has.
-        store: The backend's name in messages, as "an S3 store".
-    """
+    """Refuse extra options that a backend does not have. `store`: the backend in messages, such as 'an S3 store'."""
     names = sorted(known)
     unknown = sorted(set(options.extra) - set(names))
     if unknown and names:

@@ -209,9 +209,6 @@ def code_of_run(script: str | None = None) -> dict[str, str]:
     """The program, and the commit of the git repository that holds it.
 
     Git is not run: its files are read. Changes that are not committed do not show.
-
-    Args:
-        script: path of the program; None: that of this process.
     """
     path = Path(script or sys.argv[0] or '.').absolute()
     found = {'program': str(path)}

@@ -202,11 +202,7 @@ def open_parts(
 
 
 class PartInputs(Inputs):
-    """The parts of a source as inputs.
-
-    Args:
-        limit: number of rows to convert, from the first; None: all.
-    """
+    """The parts of a source as inputs, with `limit` rows at most."""
 
     are_files = True
     gives_batches = True
@@ -265,14 +261,7 @@ class PartInputs(Inputs):
 
 
 class ShardInputs(Inputs):
-    """The shards of a dataset as inputs, of which one column is read.
-
-    Args:
-        limit: number of rows to convert, from the first; None: all.
-
-    Raises:
-        ConfigError: a shard lacks the column.
-    """
+    """The shards of a dataset as inputs, of which one column is read; a ConfigError if a shard lacks it."""
 
     kind = 'mds'
     are_files = True

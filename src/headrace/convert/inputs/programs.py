@@ -32,12 +32,9 @@ _MAX_ROWS: Final = 4096
 
 
 class FunctionInputs(Inputs):
-    """Inputs of a function that makes samples of each.
+    """Inputs of a function that makes of each a sample, an iterable of samples, or None for no sample.
 
-    Args:
-        function: takes an input; returns a sample, an iterable of samples, or None for no sample.
-        inputs: values that can be pickled, such as paths.
-        names: columns of samples that are tuples.
+    `names`: columns of samples that are tuples.
     """
 
     kind = 'function'
@@ -84,12 +81,7 @@ class FunctionInputs(Inputs):
 
 
 class RowInputs(Inputs):
-    """Rows by number.
-
-    Args:
-        data: the rows by number, as in a list: mappings, or tuples of values.
-        names: columns of rows that are tuples.
-    """
+    """Rows by number, as in a list: mappings, or tuples, whose columns are `names`."""
 
     kind = 'rows'
 
@@ -139,10 +131,6 @@ class HuggingFaceInputs(Inputs):
     """The rows of a `datasets.Dataset` as inputs: each is a block, read as Arrow columns without decoding images.
 
     Columns are those of its features, as `headrace.sources.arrow_types` reads Arrow data. Bytes of images are kept.
-
-    Args:
-        dataset: the rows; also a selection of others, or in another order.
-        columns: names of those to convert; None: all.
     """
 
     kind = 'huggingface'
@@ -221,11 +209,7 @@ def _has_files(feature: Any) -> bool:
 
 
 class IterableSamples:
-    """Samples that only one process can read, one after another, once.
-
-    Args:
-        names: columns of samples that are tuples.
-    """
+    """Samples that only one process can read, one after another, once; tuples have the columns `names`."""
 
     kind = 'iterable'
 

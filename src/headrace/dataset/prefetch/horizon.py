@@ -58,14 +58,7 @@ def upcoming_batches(
     *,
     first: int,
 ) -> Iterator[UpcomingBatch]:
-    """The shards of a rank's batches, and of its node's if they share a cache with a limit.
-
-    Args:
-        source: where samples are.
-        plan: the pass.
-        shards_of: the shards of the rank's samples of a batch; int64.
-        first: the batch to begin with.
-    """
+    """The shards of a rank's batches from `first` on, and of its node's if they share a cache with a limit."""
     step = max(1, _CHUNK // plan.topology.replicas_per_node)
     for begin in range(first, plan.num_batches, step):
         numbers = range(begin, plan.num_batches)[:step]
@@ -90,10 +83,6 @@ class Horizon:
 
     All workers of a rank look along all of the rank's batches. So the shards of the next batch are fetched before those
     of later ones, in whichever worker. Only the reader's thread moves the horizon; any thread may call `next_use`.
-
-    Args:
-        limits: of the prefetch.
-        size_of: gives the bytes of a shard in the cache.
     """
 
     def __init__(self, limits: PrefetchLimits, size_of: Callable[[int], int]) -> None:
@@ -241,11 +230,7 @@ class NextUse:
         return shard in self._of_shard
 
     def add(self, batch: int, shards: list[int]) -> list[int]:
-        """Append a batch, with a number above all others, and its shards, each given once.
-
-        Returns:
-            The shards that no earlier batch uses.
-        """
+        """Append a batch, with a number above all others; returns those of its shards that no earlier batch uses."""
         self._batches.append((batch, shards))
         new: list[int] = []
         for shard in shards:
@@ -317,13 +302,9 @@ class CacheWindow:
         self._beyond.append((batch, shards))
 
     def move(self, begin: int, at: int) -> None:
-        """Move the reader to batch `at`.
+        """Move the reader to batch `at`; no shards before batch `begin` are needed any more.
 
         The shards of this batch and the next, and the first two, are within in any case.
-
-        Args:
-            begin: the first batch whose shards are still needed.
-            at: the reader's.
         """
         while self._beyond and self._beyond[0][0] < begin:
             self.batch, _ = self._beyond.popleft()

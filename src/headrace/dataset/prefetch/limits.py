@@ -49,12 +49,9 @@ class PrefetchLimits:
 
 
 def prefetch_limits(predownload: int | None, batch_size: int, workers: int = 1) -> PrefetchLimits:
-    """The limits of a process that makes batches, without that of a cache.
+    """The limits of a process that makes batches, without that of a cache; `workers` make a rank's in turn.
 
-    Args:
-        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
-        batch_size: samples of a batch on this rank.
-        workers: processes that make batches of this rank in turn.
+    `predownload`: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
     """
     lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
     if predownload is None:
@@ -63,11 +60,7 @@ def prefetch_limits(predownload: int | None, batch_size: int, workers: int = 1) 
 
 
 def check_predownload(predownload: int | None, batch_size: int | None) -> None:
-    """Check the number of samples to prefetch for each worker; warn if it is below a batch.
-
-    Raises:
-        ConfigError: it is negative.
-    """
+    """Check the number of samples to prefetch for each worker; warn if it is below a batch."""
     if predownload is None:
         return
     if predownload < 0:
@@ -127,15 +120,7 @@ def max_bytes_ahead(limit: float, streams: Sequence[OpenedStream]) -> float:
 
 
 def require_room(limit: int, streams: Sequence[OpenedStream]) -> None:
-    """Check that the largest shard can be fetched, before the first fetch: it may come late in the epoch.
-
-    Args:
-        limit: bytes.
-        streams: the streams, opened.
-
-    Raises:
-        ConfigError: the limit does not hold it beside the files that are never evicted.
-    """
+    """Check that the largest shard can be fetched, before the first fetch: it may come late in the epoch."""
     fixed = fixed_bytes(streams)
     for stream in streams:
         if stream.is_local:  # it takes no room
@@ -156,12 +141,6 @@ def bytes_side_by_side(streams: Sequence[OpenedStream], mixture: Mixture, config
 
     A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence. So it reads in turn as
     many shards as have that many samples. A node reads its share of the canonical nodes side by side.
-
-    Args:
-        streams: the streams, opened.
-        mixture: what an epoch takes of them.
-        config: how samples are ordered.
-        nodes: nodes of the parallel world.
     """
     if not config.shuffle or config.block_size is None or config.num_canonical_nodes is None:
         return 0

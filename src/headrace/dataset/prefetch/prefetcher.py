@@ -71,12 +71,9 @@ class Prefetcher:
     # -- the reader ------------------------------------------------------------------------------------------------
 
     def follow(self, upcoming: Upcoming, *, first: int, starved: Callable[[], float] | None = None) -> None:
-        """Look ahead along another sequence of batches.
+        """Look ahead along another sequence of batches, from number `first` on.
 
-        Args:
-            upcoming: the batches.
-            first: number of the first one.
-            starved: gives the total seconds that batches were late; None: the reader's waits for shards count.
+        `starved`: gives the total seconds that batches were late; None: the reader's waits for shards count.
         """
         self.pause()
         self._horizon.follow(upcoming, first=first)
@@ -91,11 +88,7 @@ class Prefetcher:
             self._horizon.clear()
 
     def advance(self, batch: int) -> list[int]:
-        """Move the reader to `batch`, and look further ahead.
-
-        Returns:
-            Shards that earlier batches used, and no batch in sight uses.
-        """
+        """Move the reader to `batch`; returns the shards that earlier batches used, and no batch in sight uses."""
         with self._lock:
             used = self._horizon.advance(batch)
             self._schedule.advance()

@@ -52,11 +52,7 @@ class Concurrency:
         self._compare(0.0)
 
     def begin(self, starved: float) -> None:
-        """Begin with other shards, perhaps after a while.
-
-        Args:
-            starved: total seconds that batches have been late.
-        """
+        """Begin with other shards, perhaps after a while. `starved`: total seconds that batches have been late."""
         if self._before is not None:  # the trial ends without a result
             self._before = None
             self.width //= 2
@@ -66,12 +62,7 @@ class Concurrency:
         self._since, self._starved_before, self._bytes, self._shards = self._clock(), starved, 0, 0
 
     def arrived(self, size: int, starved: float) -> None:
-        """Count a shard that has arrived.
-
-        Args:
-            size: its bytes.
-            starved: total seconds that batches have been late.
-        """
+        """Count a shard that has arrived; `starved` as in `begin`."""
         self._bytes += size
         self._shards += 1
         elapsed = self._clock() - self._since
@@ -150,11 +141,6 @@ class FetchSchedule:
     use. Concurrent fetches share the network, so each delays the others, and only `Concurrency.width` may run. A shard
     whose last bytes come makes room for the next one, so that its bytes follow without a pause. So does a shard that
     does not come for a while. Fetches of other processes count where they are needed sooner.
-
-    Args:
-        horizon: the batches in sight.
-        concurrency: limits concurrent fetches.
-        clock: the time in seconds.
     """
 
     def __init__(
@@ -252,13 +238,7 @@ class FetchSchedule:
         return True
 
     def ended(self, fetch: Fetch, result: FetchResult | Exception, *, starved: float = 0.0) -> None:
-        """Note the end of a fetch.
-
-        Args:
-            fetch: the fetch.
-            result: its result or error.
-            starved: total seconds that batches have been late.
-        """
+        """Note the end of a fetch. `starved`: total seconds that batches have been late."""
         del self._running[fetch.shard]
         is_current = fetch.of_pass == self._pass
         first = fetch.first if is_current else self._horizon.next_own_use(fetch.shard)
@@ -386,12 +366,7 @@ class _Queue:
         self._refused.add(shard)
 
     def reorder(self, horizon: Horizon, running: Container[int]) -> None:
-        """Add shards that were refused, or failed a while ago, and drop those out of sight.
-
-        Args:
-            horizon: the batches in sight.
-            running: the running fetches.
-        """
+        """Add shards that were refused, or failed a while ago, and drop those out of sight."""
         now = self._clock()
         again = self._refused.union(shard for shard, when in self._retry_at.items() if when <= now)
         if not again and not (self._items and self.first < horizon.at):

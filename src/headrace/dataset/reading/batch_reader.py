@@ -97,10 +97,6 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     """Reads the data of keys, for one rank, in the main process or as a copy in workers.
 
     A copy that lives on reads the keys of later passes, too.
-
-    Args:
-        source: the samples.
-        collate_fn: a user's; None: columns, or `default_collate`.
     """
 
     def __init__(self, source: SampleSource, collate_fn: Collate | None = None) -> None:
@@ -333,12 +329,6 @@ def collate_columns(
     """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
 
     `Clips` become a list. Columns of `pad` become a tensor, with the lengths of the rows beside it.
-
-    Args:
-        batch: the columns.
-        ids: the samples, for messages.
-        describe: where a sample lies, for messages.
-        pad: the columns that are padded.
 
     Raises:
         CollateError: the values of a column do not stack; it names the first sample that does not go with the others.

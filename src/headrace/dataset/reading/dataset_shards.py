@@ -200,13 +200,9 @@ class DatasetShards:
     def follow(
         self, upcoming: Upcoming, *, first: int, limits: PrefetchLimits, progress: Progress | None = None
     ) -> None:
-        """Fetch the shards of upcoming batches in the background.
+        """Fetch the shards of upcoming batches in the background, from number `first` on.
 
-        Args:
-            upcoming: the batches and their shards.
-            first: number of the first one.
-            limits: those of the first call hold, and that of the cache.
-            progress: has the time that the trainer has waited; None: unknown.
+        The limits of the first call hold, and that of the cache. `progress` has the time that the trainer has waited.
         """
         if self.cached.are_local:
             return

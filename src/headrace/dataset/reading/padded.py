@@ -20,14 +20,8 @@ def padded(
 ) -> dict[str, torch.Tensor]:
     """A padded column of a batch, with the lengths of its rows and their mask, as it is asked for.
 
-    Args:
-        column: the settings.
-        values: arrays, tensors or lists of numbers, one of each sample; or an array of all.
-        ids: the samples, for messages.
-        describe: where a sample lies, for messages.
-
-    Raises:
-        CollateError: rows differ in more than the length of the axis, one is too long, or the value does not fit.
+    `values`: arrays, tensors or lists of numbers, one of each sample; or an array of all. A CollateError names a
+    sample: rows differ in more than the length of the axis, one is too long, or the value does not fit.
     """
 
     def refuse(row: int, rule: str) -> NoReturn:
@@ -82,11 +76,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def collated_padded(samples: list[Any], pad: Pad, ids: Sequence[int], describe: Describe) -> dict[str, Any]:
-    """A batch of samples by PyTorch's `default_collate`, but with padded columns.
-
-    Raises:
-        CollateError: a sample is no dict of all these columns, or as `padded`.
-    """
+    """A batch of samples by PyTorch's `default_collate`, but with padded columns; errors as those of `padded`."""
     names = [column.name for column in pad.columns]
     for row, sample in enumerate(samples):
         if not isinstance(sample, Mapping) or any(name not in sample for name in names):

@@ -40,12 +40,7 @@ class JoinedRows:
     """
 
     def __init__(self, columns: Columns, open_shard: Callable[[int], CachedLease[ShardReader]]) -> None:
-        """Take the columns of a batch, and how shards are opened.
-
-        Args:
-            columns: arrays only.
-            open_shard: opens a shard, which stays mapped while anything views it.
-        """
+        """Take the columns of a batch, all arrays. A shard that is opened stays mapped while anything views it."""
         self._names = tuple(columns.arrays)
         self._open = open_shard
         self._layout: FixedLayout | None = None
@@ -55,12 +50,7 @@ class JoinedRows:
         return all(array is not None for array in columns.arrays.values())
 
     def batch(self, shards: list[int], rows: npt.NDArray[np.int64]) -> dict[str, Any] | None:
-        """A batch as `default_collate` gives it; None if the shards need, or numpy has, another way.
-
-        Args:
-            shards: the shard of each sample.
-            rows: int64[n], the row of each in its shard.
-        """
+        """A batch as `default_collate` gives it; None if the shards need, or numpy has, another way."""
         count, layout, open_shard = len(shards), self._layout, self._open
         distinct = dict.fromkeys(shards)
         if layout is not None and not _is_fast(layout.size, count, len(distinct)):
@@ -209,11 +199,7 @@ class SamplePool:
         return _describe(self.shards.cached, self.map, sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """The samples and shards of batch k of a plan, with the names of the shards' files.
-
-        Raises:
-            IndexError: there is no such batch.
-        """
+        """The samples and shards of batch k of a plan, with the names of the shards' files."""
         explained = plan.explain(k, self.map)
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])
@@ -266,13 +252,9 @@ class SamplePool:
         *,
         failed: dict[int, Exception] | None = None,
     ) -> ColumnBatch:
-        """Samples in columns.
+        """Samples in columns. `names`: columns to read; None: all.
 
-        Args:
-            into: columns of all shards.
-            places: the samples.
-            names: columns to read; None: all.
-            failed: takes the errors of bad samples by row; such rows hold arbitrary values. None: errors are raised.
+        `failed`: takes the errors of bad samples by row; such rows hold arbitrary values. None: errors are raised.
         """
         ids, shards, rows = places
         columns = into.allocate(len(ids), names)

@@ -24,11 +24,7 @@ _MOST = 20  # shards and samples that one process names; later warnings only cou
 
 
 class BadSampleLog:
-    """Names each bad shard, and each bad sample of other shards, once; after a number of them it only counts.
-
-    Args:
-        pool: gives the places of samples.
-    """
+    """Names each bad shard, and each bad sample of other shards, once; after a number of them it only counts."""
 
     def __init__(self, pool: SamplePool) -> None:
         self._pool = pool
@@ -129,9 +125,7 @@ class SkippingReader:
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """The samples of `ids`, one by one, and the bad rows; None: there are none.
 
-        Args:
-            ids: the samples.
-            read: reads one. It reads a sample again for a bad row, since a user's code may change samples in place.
+        `read` reads a sample again for a bad row, since a user's code may change samples in place.
         """
         with self._pool.shards.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)

@@ -38,11 +38,7 @@ class TensorRows:
         self._shards, self._describe = shards, describe
 
     def decode_sample(self, sample: dict[str, Any], shard: int, sample_id: int) -> None:
-        """Replace the stored images and clips of a sample by tensors of their settings.
-
-        Raises:
-            ShardError: one is damaged, or too large.
-        """
+        """Replace the stored images and clips of a sample by tensors of their settings."""
         draws = None
         for column in self._shards.tensors(shard):
             draws = draws or tensor_draws(sample_id, _NUM_DRAWS)
@@ -63,15 +59,7 @@ class TensorRows:
     ) -> None:
         """Replace the stored images and clips of a batch by arrays [rows, ...], or by lists of tensors.
 
-        Args:
-            batch: gathered columns of the samples.
-            ids: the samples.
-            shards: the shard of each.
-            failed: as `SamplePool.gather`'s; rows that are in it already have no values.
-
-        Raises:
-            ShardError: an image or clip is damaged, or too large, and `failed` is None.
-            CollateError: images differ in size, and are read at their own.
+        `failed`: as `SamplePool.gather`'s; rows that are in it already have no values.
         """
         id_list = ids.tolist()
         columns = [self._shards.tensors(shard) for shard in shards.tolist()]

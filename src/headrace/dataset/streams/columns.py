@@ -41,11 +41,7 @@ class TensorColumns:
 
 
 def tensor_columns(stream: StreamOptions, shards: ShardTable) -> list[TensorColumns]:
-    """The columns that are read as tensors, for each kind of shard of a stream; empty if there are none.
-
-    Raises:
-        StreamError: `decode` names a column that is not there, is not read, or holds no files.
-    """
+    """The columns that are read as tensors, for each kind of shard of a stream; empty if there are none."""
     decode = Decode.of(stream.decode)
     return [] if decode is None else [_columns_of(stream, decode, kind.schema) for kind in shards.kinds]
 
@@ -70,11 +66,7 @@ _MOST = 8  # columns that a message names
 
 
 def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
-    """The columns to read of an opened stream, for each schema of its shards.
-
-    Raises:
-        StreamError: a shard lacks one of the stream's `columns`.
-    """
+    """The columns to read of an opened stream, for each schema of its shards."""
     for schema in stream.shards.schemas:
         if stream.columns is None:
             yield schema.names
@@ -117,27 +109,14 @@ def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
 
 
 def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
-    """Refuse streams that share batches but differ in columns or types.
-
-    Args:
-        streams: the opened streams.
-        mixture: tells which of them are drawn from.
-        batching: name of the batching method.
-
-    Raises:
-        StreamError: columns are missing, or have different types; names streams and columns.
-    """
+    """Refuse streams that are drawn from and share batches, but differ in columns or types."""
     drawn = _drawn(streams, mixture)
     for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
         _refuse_different(columns_read(sharing))
 
 
 def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture, pad: Pad) -> None:
-    """Refuse columns to pad that are not arrays which hold the value, and names for lengths and masks that are taken.
-
-    Raises:
-        ConfigError: a column is so; it names the stream.
-    """
+    """Refuse columns to pad that are no arrays which hold the value, and names for lengths and masks that are taken."""
     for (schema, names, decode), stream in columns_read(_drawn(streams, mixture)).items():
         kinds, place = column_kinds(stream, schema), _whose(stream, schema)
         tensors = {} if decode is None else decode.columns(schema.columns, names, f'stream {stream.title}')
@@ -174,9 +153,6 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
     """Refuse streams whose columns of one name mean different things, such as times in ms and times in s.
 
     Their numbers look alike, in one batch or in several.
-
-    Raises:
-        StreamError: a column of two streams does; names streams and types.
     """
     found = columns_read(_drawn(streams, mixture))
     kinds = [column_kinds(stream, schema) for (schema, _, _), stream in found.items()]

@@ -49,13 +49,7 @@ def explain_missing_index(folder: Path) -> str:
 
 
 def missing_index(index: Path, remote: str | None, title: str) -> HeadraceError:
-    """The error for local data without an index.
-
-    Args:
-        index: its path.
-        remote: the stream's remote; None: there is none.
-        title: the stream's name for messages.
-    """
+    """The error for local data without an index. `title`: the stream's name for messages."""
     place = explain_missing_index(index.parent)
     if remote is None:
         return EmptyDatasetError(f'No `remote` provided, but local file {index} does not exist either. {place}')

@@ -54,14 +54,7 @@ _PATIENCE: Final = 30.0  # seconds without progress, during which a download is 
 
 
 class ShardEntries:
-    """The cache's entries of the shards of one stream: their files, and how to verify and unpack them.
-
-    Args:
-        shards: the shards.
-        first: the first one's number in the dataset.
-        validate_hash: name of the hash to verify files with.
-        source: data that are not shards with an index.json.
-    """
+    """The cache's entries of the shards of one stream: their files, and how to verify and unpack them."""
 
     def __init__(self, shards: ShardTable, first: int, validate_hash: str | None, source: SourceData | None) -> None:
         self._shards, self._first, self._hash, self._source = shards, first, validate_hash, source
@@ -147,11 +140,7 @@ class OpenedStream(StreamOptions):
 
 
 def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
-    """The streams that a dataset was given; None: one by `remote` and `local`.
-
-    Raises:
-        ConfigError: both were given, or no stream, or something else than streams.
-    """
+    """The streams that a dataset was given; None: one by `remote` and `local`."""
     if not streams and (remote or local):
         return None  # LLM Foundry passes an empty list beside the URL of the one stream
     given: Any = streams
@@ -358,12 +347,7 @@ class _Opening:
             ) from None
 
     def open(self, first: int, limit: CacheLimit | None) -> OpenedStream:
-        """Make the stream, without its selection.
-
-        Args:
-            first: number of its first shard in the dataset.
-            limit: bytes that its cache may take, with those of other streams.
-        """
+        """Make the stream, without its selection. `first`: number of its first shard in the dataset."""
         stream, shards = self.stream, self.found.shards
         entries = ShardEntries(shards, first, stream.validate_hash, self.source)
         cache = ShardCache(

@@ -97,15 +97,7 @@ class StreamOptions(StreamDefaults):
         vars(self).update(remote=remote, local=str(local), has_default_folder=self.local is None)
 
     def filled(self, defaults: StreamDefaults, number: int) -> StreamOptions:
-        """These options, with a dataset's where there are none.
-
-        Args:
-            defaults: the dataset's options, of which `remote` and `local` are not for streams.
-            number: the stream's number in the dataset.
-
-        Raises:
-            StreamError: the time-out is not above 0.
-        """
+        """These options, with a dataset's where there are none; but `remote` and `local` are not for streams."""
         found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(StreamOptions) if one.init}
         if self.has_default_folder:
             found['local'] = None  # the dataset's split may be its last part
@@ -149,32 +141,20 @@ class StreamOptions(StreamDefaults):
         return path is not None and Path(path).resolve() == self.folder.resolve()
 
     def selection(self) -> Selection | None:
-        """The rows to offer; None: all.
-
-        Raises:
-            StreamError: `subset`, `fraction` or `where` is malformed.
-        """
+        """The rows to offer; None: all."""
         return Selection.read(
             subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
 
     def open_store(self) -> Store | None:
-        """The store of the remote, before any request; None if the folder is all there is.
-
-        Raises:
-            StreamError, ConfigError: the store does not take the stream's options.
-        """
+        """The store of the remote, before any request; None if the folder is all there is."""
         if self.is_local or self.url is None:
             return None
         store = open_store(self.url, self.for_store())
         return None if same_folder(store, self.folder) else store
 
     def for_store(self) -> StoreOptions:
-        """The options with which the store is opened.
-
-        Raises:
-            StreamError: a time-out in `store_options` is no number of seconds above 0.
-        """
+        """The options with which the store is opened."""
         extra = dict(self.store_options or {})
         options = StoreOptions(
             endpoint_url=self.endpoint_url,
@@ -309,12 +289,7 @@ def stream_facts(stream: Stream) -> Facts:
 
 
 def stream_text(stream: Stream, *, weight: bool) -> str:
-    """One line about an opened stream, without its name.
-
-    Args:
-        stream: the stream.
-        weight: whether to say its weight, which tells nothing of a single one.
-    """
+    """One line about an opened stream, without its name; a single one has no `weight`."""
     place = without_credentials(stream.url) if stream.url else str(stream.folder)
     parts = [place, _sizes(stream), _weight(stream) if weight else '']
     return ', '.join(part for part in parts if part)

@@ -44,9 +44,6 @@ def end_with_rank(progress: Progress) -> None:
     """End this process, a worker, with its rank: some seconds after it at most, and by no signal before.
 
     May be called again.
-
-    Args:
-        progress: of the dataset, which the rank shares with its workers.
     """
     global _watched  # noqa: PLW0603 - it is the process' own
     if _watched == os.getpid():
@@ -70,11 +67,7 @@ def _end_if_over(progress: Progress) -> None:
 
 @contextlib.contextmanager
 def signals_held(method: str) -> Generator[None]:
-    """Hold back the signals that workers leave to their rank, while workers start that do not do so yet.
-
-    Args:
-        method: how they are started.
-    """
+    """Hold back the signals that workers leave to their rank, while workers start that do not do so yet."""
     if method == 'forkserver':  # its server would hold them back from everything that it starts
         yield
         return

@@ -396,11 +396,7 @@ class SlotWriter:
         self._held, self._used = None, 0
 
     def pack(self, value: Any) -> _Message:
-        """A small message for the trainer, which is `value` when it is unpickled there.
-
-        Raises:
-            CollateError: the value cannot be pickled.
-        """
+        """A small message for the trainer, which is `value` when it is unpickled there."""
         held, generation = self._held, self._generation
         message = None if held is None else self._packed_there(held, value)
         self._held, self._used = None, 0

@@ -64,11 +64,7 @@ class PipeQueue:
         self._open(reader, writer, ended, ended, lock, owner=0)
 
     def put(self, item: Any) -> None:
-        """Add an item; an item that nobody can get any more is dropped.
-
-        Raises:
-            Exception: the item cannot be pickled.
-        """
+        """Add an item; one that nobody can get any more is dropped."""
         data = ForkingPickler.dumps(item)
         if self._owner != os.getpid():
             self._close_reader()  # so that writing fails, and does not wait, once the owner has closed its end

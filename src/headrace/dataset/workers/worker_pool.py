@@ -217,12 +217,7 @@ _DEPTH = 4
 
 
 def refusal(method: str, sent: Mapping[str, Any]) -> ConfigError | None:
-    """The error for the objects that cannot be pickled; None if all can.
-
-    Args:
-        method: how processes are started, such as 'spawn'.
-        sent: the objects that each worker gets, by the names that users know.
-    """
+    """The error for the objects that cannot be pickled, by the names that users know; None if all can."""
     found = [path for name, value in sent.items() for path in _culprits(name, value, _DEPTH)]
     if not found:
         return None

@@ -108,12 +108,7 @@ class WriterMark:
 
 
 def part_name(number: int, run: str) -> str:
-    """A new name for the folder of a part: each attempt at it has its own.
-
-    Args:
-        number: of the part.
-        run: `WriterMark.run` of the dataset's writer.
-    """
+    """A new name for the folder of a part: each attempt at it has its own. `run`: the writer's `WriterMark.run`."""
     return f'part-{number:05}-{run}-{secrets.token_hex(4)}'
 
 
@@ -217,12 +212,7 @@ class FolderClaim:
         return delete_or_warn(self.place, names)
 
     def release(self, *, is_done: bool = True) -> None:
-        """Let another writer take the folder.
-
-        Args:
-            is_done: whether to remove the mark, and a temporary folder with it. Else it stays as that of a killed
-                writer.
-        """
+        """Let another writer take the folder. Unless `is_done`, its mark stays as that of a killed writer."""
         mark = self.path / MARK
         try:
             if self._is_temporary:
@@ -346,11 +336,7 @@ class StoreClaim:
                         shutil.rmtree(path)
 
     def check(self) -> None:
-        """Check that no other writer has taken the prefix over.
-
-        Raises:
-            StorageError: one has.
-        """
+        """Check that no other writer has taken the prefix over; a StorageError if one has."""
         try:
             found = read_mark(self.place)
         except AccessDeniedError:  # a key that may only write

@@ -24,11 +24,7 @@ class FirstSamples:
         """Those of them that wait to be encoded."""
 
     def add(self, sample: Mapping[str, Any]) -> bool:
-        """Keep a copy of a sample, since the caller may change it; whether there are enough now.
-
-        Raises:
-            ConfigError: no encoding suits a value.
-        """
+        """Keep a copy of a sample, since the caller may change it; whether there are enough now."""
         infer_columns([*self.samples[:1], sample])
         self.samples.append(
             {name: value if _is_kept(value) else copy.deepcopy(value) for name, value in sample.items()}
@@ -36,22 +32,14 @@ class FirstSamples:
         return len(self.samples) >= _ENOUGH
 
     def add_rows(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
-        """Look at the first rows of a batch, at least one, which the caller encodes.
-
-        Raises:
-            ConfigError: no encoding suits a value. The rows are forgotten.
-        """
+        """Look at the first rows of a batch, at least one, which the caller encodes."""
         some = zip(*(values[:_ENOUGH] for values in columns.values()), strict=False)
         rows = [dict(zip(columns, row, strict=True)) for row in some]
         infer_columns([*self.samples, *rows])
         self.given, self.samples = self.samples, [*self.samples, *rows]
 
     def columns(self) -> dict[str, str]:
-        """The columns, which are printed.
-
-        Raises:
-            ConfigError: see `infer_columns`.
-        """
+        """The columns, which are printed."""
         columns = infer_columns(self.samples)
         print(f'Columns by the first {len(self.samples)} samples: {columns}', flush=True)
         return columns
@@ -63,14 +51,7 @@ def plain_columns(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def infer_columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The encoding of each column.
-
-    Args:
-        samples: at least one.
-
-    Raises:
-        ConfigError: the samples have different keys, or no encoding suits the values of a column.
-    """
+    """The encoding of each column of one or more samples."""
     names = list(samples[0])
     for number, sample in enumerate(samples):
         if set(sample) != set(names):

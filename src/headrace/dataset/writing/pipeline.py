@@ -50,11 +50,7 @@ class ShardPipeline:
         """The first error of a thread."""
 
     def put(self, shard: CollectedShard) -> None:
-        """Take a shard. Waits while too many are in memory.
-
-        Raises:
-            OSError: an earlier shard could not be stored; the note names it.
-        """
+        """Take a shard; waits while too many are in memory. Raises an earlier shard's error, which its note names."""
         self._room.acquire()
         try:
             self.check()

@@ -34,12 +34,7 @@ def shard_number(name: str) -> int:
 
 
 def read_journal(place: Place, names: Iterable[str]) -> list[ShardInfo]:
-    """The shards of a journal, in the order of their numbers.
-
-    Args:
-        place: where the dataset is.
-        names: of all files there.
-    """
+    """The shards of a journal, in the order of their numbers. `names`: of all files there."""
     found: dict[int, ShardInfo] = {}
     for name in sorted(name for name in names if JOURNAL.fullmatch(name)):
         source = f'{place.shown}/{name}'
@@ -60,12 +55,7 @@ class Journal:
         self._is_writing = False
 
     def begin(self, whole: Sequence[ShardInfo], names: Iterable[str]) -> None:
-        """Start with the shards of a killed writer, in place of its journal.
-
-        Args:
-            whole: its whole shards.
-            names: the files of its journal.
-        """
+        """Start with the whole shards of a killed writer, in place of its journal in the files `names`."""
         if whole:
             self._next_file(dump_index(whole))
         for name in names:

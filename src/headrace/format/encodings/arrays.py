@@ -194,11 +194,7 @@ class NDArray(Encoding):
 
 
 def unmasked(array: np.ma.MaskedArray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The values of a masked array.
-
-    Raises:
-        ValueError: some are masked, which no encoding can store.
-    """
+    """The values of a masked array; a ValueError if some are masked, which no encoding can store."""
     masked = int(np.ma.count_masked(array))
     if masked:
         raise ValueError(

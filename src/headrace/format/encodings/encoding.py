@@ -17,12 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class ArrayKind(str):
-    """The kind of a column of arrays, as text.
-
-    Args:
-        dtype: numpy name of the declared dtype; None: each value says its own.
-        shape: the declared shape; None: each value says its own.
-    """
+    """The kind of a column of arrays, as text. None as `dtype` or `shape`: each value says its own."""
 
     dtype: str | None
     shape: tuple[int, ...] | None

@@ -25,11 +25,7 @@ _MAX_MODE_BYTES: Final = 16
 
 
 def require_pillow() -> ModuleType:
-    """Pillow's module `Image`.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Pillow's module `Image`."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -50,12 +46,8 @@ def _safe_formats() -> tuple[str, ...]:
 def open_image(name: str, data: Buffer) -> Any:
     """A PIL image whose size is known, and whose pixels are not decoded.
 
-    Args:
-        name: the encoding, for messages.
-        data: the bytes of a file of any format.
-
-    Raises:
-        FormatError: the bytes are no image, or one with more pixels than Pillow's limit.
+    `name`: the encoding, for messages. FormatError: the bytes are no image, or one with more pixels than Pillow's
+    limit.
     """
     image = require_pillow()
     with reading_image(name, data):
@@ -152,11 +144,7 @@ class _ImageFile(Encoding):
     """How an image comes out that is encoded, for the warning."""
 
     def encode(self, obj: Any) -> bytes:
-        """The bytes of the file; those of an image without its file are made by Pillow, with a warning, once.
-
-        Args:
-            obj: a PIL image, a path (text or `os.PathLike`), or the file's bytes.
-        """
+        """The bytes of the file, of a PIL image, a path or these bytes. An image without a file gets one."""
         if isinstance(obj, bytes | bytearray | memoryview):
             return bytes(obj)
         if isinstance(obj, str | os.PathLike):
@@ -322,11 +310,7 @@ class JPEGArray(Encoding):
     kind = 'list of images'
 
     def encode(self, obj: Any) -> bytes:
-        """The files as they are.
-
-        Raises:
-            TypeError: ``obj`` is no list or tuple of bytes.
-        """
+        """The files as they are; a TypeError unless they are a list or tuple of bytes."""
         if not isinstance(obj, list | tuple) or not all(isinstance(item, bytes | bytearray) for item in obj):
             raise TypeError(
                 f'A column of encoding `jpeg_array` holds lists of the bytes of JPEG files, but got a '

@@ -88,15 +88,7 @@ def register_encoding(
 
 
 def replace_encoding(name: str, encoding: Encoding) -> None:
-    """Register an encoding under a name that another one may have: all shards are read and written by it from now on.
-
-    Args:
-        name: as for `register_encoding`.
-        encoding: the encoding.
-
-    Raises:
-        ConfigError: the name is malformed.
-    """
+    """Register an encoding under a name that another one may have: all shards are read and written by it then."""
     _check_name(name)
     ENCODINGS[name] = encoding
     get_mds_encoding.cache_clear()
@@ -207,11 +199,7 @@ def get_mds_encodings() -> set[str]:
 
 @lru_cache(maxsize=4096)  # bounded: the names come from files
 def get_mds_encoding(encoding: str) -> Encoding:
-    """The encoding of this name.
-
-    Raises:
-        ConfigError: there is none, or its parameters are wrong.
-    """
+    """The encoding of this name; a ConfigError if there is none, or its parameters are wrong."""
     name, colon, parameters = encoding.partition(':')
     found = ENCODINGS.get(name)
     if found is not None and colon:
@@ -261,11 +249,7 @@ def mds_decode(encoding: str, data: Buffer) -> Any:
 
 
 def get_mds_encoded_size(encoding: str) -> int | None:
-    """Bytes of every value of this encoding, or None when they differ in length.
-
-    Raises:
-        ConfigError: no such encoding.
-    """
+    """Bytes of every value of this encoding, or None when they differ in length."""
     return get_mds_encoding(encoding).size
 
 
@@ -313,14 +297,8 @@ _BY_USUAL_NAME: Final[dict[str, tuple[str, ...]]] = {
 def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], bool], names: Iterable[str]) -> None:
     """Refuse a writer's columns unless they map names to encodings.
 
-    Args:
-        columns: the writer's argument.
-        writer: its name, for messages.
-        is_known: whether an encoding exists, its parameters included.
-        names: the encodings' names, without parameters.
-
-    Raises:
-        ConfigError: an encoding is unknown; the message names the column and suggests encodings.
+    `writer`: its name, for messages. `is_known`: whether an encoding exists, its parameters included. `names`: the
+    encodings, without parameters.
     """
     if not isinstance(columns, Mapping):
         raise ConfigError(

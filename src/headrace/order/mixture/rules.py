@@ -58,13 +58,7 @@ def stream_errors(stream: Weighted) -> Iterator[BrokenRule]:
 
 
 def mixture_errors(streams: Sequence[Weighted], *, epoch_size: int | None, is_scheduled: bool) -> Iterator[BrokenRule]:
-    """The broken rules between the weights of streams, the size of an epoch, and a schedule.
-
-    Args:
-        streams: streams that keep `stream_errors`.
-        epoch_size: samples of an epoch; None or 0: not given.
-        is_scheduled: whether the mixture has a schedule.
-    """
+    """The broken rules between the weights of streams, the size of an epoch, and a schedule."""
     proportions = [stream.proportion for stream in streams if stream.proportion is not None]
     if proportions and len(proportions) < len(streams):
         others = _names(stream for stream in streams if stream.proportion is None)

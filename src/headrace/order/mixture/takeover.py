@@ -109,11 +109,7 @@ class Takeover:
 
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Takeover:
-        """Read what `to_json` returned; None is the begin of a run.
-
-        Raises:
-            ResumeError: the value is something else.
-        """
+        """Read what `to_json` returned; None is the begin of a run. A ResumeError for anything else."""
         if value is None:
             return cls()
         try:

@@ -53,11 +53,9 @@ class Batching(ABC):
 
     @abstractmethod
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:
-        """Return int64[k, columns], positions or -1.
+        """Return int64[k, columns], positions or -1, of rows int64[k].
 
-        Args:
-            numbers: int64[k], rows in [0, num_rows).
-            columns: a part of a row's P·R·B entries, such as one rank's.
+        `columns`: a part of a row's P·R·B entries, such as one rank's.
         """
 
 

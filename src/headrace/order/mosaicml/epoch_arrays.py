@@ -60,17 +60,9 @@ def get_partitions(
 
 
 def work_array(rows: IntArray, nodes: int, ranks: int, workers: int, batch_size: int) -> IntArray:
-    """Deal rows of global batches to workers, which take them in turn.
+    """Deal rows of global batches, int64[batches, nodes · ranks · batch size], to workers, which take them in turn.
 
-    Args:
-        rows: int64[batches, nodes · ranks · batch size].
-        nodes: number of nodes.
-        ranks: ranks of a node.
-        workers: dataloader workers of a rank, at least 1.
-        batch_size: samples of a rank's batch.
-
-    Returns:
-        As `get_partitions`; batches of -1 fill up the last turn.
+    Returns as `get_partitions`; batches of -1 fill up the last turn.
     """
     padding = np.full((-len(rows) % workers, nodes * ranks * batch_size), -1, np.int64)
     padded = np.concatenate([rows.reshape(-1, nodes * ranks * batch_size), padding])
@@ -135,13 +127,7 @@ def divide_spans(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Cut spans of samples into parts of equal numbers.
 
-    Args:
-        spans: begin and end of each span.
-        num_samples: samples of all spans.
-        num_parts: number of parts.
-
-    Returns:
-        The spans, cut at the bounds of parts; and of each part the first and the end among them.
+    Returns the spans, cut at the bounds of parts; and of each part the first and the end among them.
     """
     del num_samples
     bounds = np.array(spans, np.int64).reshape(-1, 2)

@@ -117,10 +117,6 @@ def drawn_units(sizes: IntArray, chosen: IntArray) -> IntArray:
 
     Of a shard of n samples, c of them drawn, come c div n full copies, then c mod n different samples. Each is a unit
     of its own, which shuffles keep together as they do a shard.
-
-    Args:
-        sizes: int64[shards], samples of each shard.
-        chosen: int64[shards], samples to draw from each.
     """
     copies = chosen // np.maximum(sizes, 1)
     parts = chosen - copies * sizes
@@ -132,14 +128,7 @@ def drawn_units(sizes: IntArray, chosen: IntArray) -> IntArray:
 def drawn_ids(sizes: IntArray, chosen: IntArray, first_id: int, stream: RandomStream) -> IntArray | None:
     """Return the sample ids of the units, unit after unit, ascending in each; int64[sum of chosen].
 
-    Args:
-        sizes: int64[shards], samples of each shard; shards follow one another.
-        chosen: int64[shards], samples to draw from each.
-        first_id: id of the first shard's first sample.
-        stream: random numbers for the samples of part copies.
-
-    Returns:
-        None if these are just all samples in stored order.
+    None: these are just all samples in stored order. The stream has random numbers for the samples of part copies.
     """
     if (sizes == chosen).all():
         return None
@@ -161,19 +150,9 @@ def drawn_ids(sizes: IntArray, chosen: IntArray, first_id: int, stream: RandomSt
 
 
 def choose_per_shard(sizes: IntArray, choose: int, granularity: int, seed: int) -> IntArray:
-    """Spread a stream's samples over its shards: whole passes evenly, the rest by random picks.
+    """Spread a stream's samples over its shards: whole passes evenly, the rest by random picks; int64[shards].
 
-    Args:
-        sizes: int64[shards], samples of each shard, some of them above 0.
-        choose: samples to draw from the stream.
-        granularity: samples of a pick, all from one shard.
-        seed: of the picks.
-
-    Returns:
-        int64[shards], samples to draw from each.
-
-    Raises:
-        ConfigError: choose is negative or the granularity below 1.
+    `granularity`: samples of a pick, all from one shard. A ConfigError if it is below 1, or `choose` negative.
     """
     if choose < 0:
         raise ConfigError(f'a stream must choose at least 0 samples, got {choose}.')

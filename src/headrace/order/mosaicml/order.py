@@ -32,11 +32,7 @@ class MosaicMLOrder(Order):
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
-        """Take a config with its defaults filled in. Nothing is computed before `at`.
-
-        Raises:
-            ConfigError: the mixture changes in the course of an epoch or of the run.
-        """
+        """Take a config with its defaults filled in. Nothing is computed before `at`."""
         if mixture.schedule is not None or len(mixture.stages) > 1:
             raise ConfigError(
                 f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
@@ -96,11 +92,7 @@ class MosaicMLOrder(Order):
         )
 
     def batches(self, devices: Devices, start: int) -> Batching:
-        """The global batches that are left from a position on.
-
-        Raises:
-            TopologyError, ConfigError, ResumeError: the order does not exist for this topology, data or position.
-        """
+        """The global batches that are left from a position on."""
         return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
 
 

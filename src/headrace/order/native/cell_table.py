@@ -181,12 +181,7 @@ class CellTable:
         return self._cells.used - 1
 
     def at(self, cells: IntArray, positions: IntArray) -> IntArray:
-        """Return sample numbers within the stream, int64[n].
-
-        Args:
-            cells: int64[n], numbers of cells.
-            positions: int64[n], positions within those cells; below their numbers of positions.
-        """
+        """Return sample numbers within the stream, int64[n], of positions int64[n] within cells int64[n]."""
         x = self._cells.keys_at(cells)
         x += positions
         runs = self.runs.find(x)
@@ -264,13 +259,9 @@ class _Runs:
 
 
 def _split(sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut parts above 1.5 times the mean into equal units.
+    """Cut parts above 1.5 times the mean into equal units, of int64[parts] samples.
 
-    Args:
-        sizes: int64[parts], samples of parts.
-
-    Returns:
-        Of each unit the part, samples of the part before it, and its samples; int64[units].
+    Of each unit, int64[units]: its part, the samples of the part before it, and its samples.
     """
     limit = 3 * -(-int(sizes.sum()) // len(sizes))
     pieces = -(-2 * sizes // limit)

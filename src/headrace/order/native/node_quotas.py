@@ -219,11 +219,7 @@ class NodeQuotas:
         return [(begin, end, step) for begin, end, step in spans if end > begin]
 
     def _cut_whole(self, stages: Sequence[tuple[int, int, Sequence[int]]]) -> list[Segment]:
-        """Make segments of the stages of a whole epoch, one of many.
-
-        Raises:
-            ConfigError: no unit is left for a stream.
-        """
+        """Make segments of the stages of a whole epoch, one of many."""
         segments = self._cut(0, stages)
         if not self._units:
             return segments

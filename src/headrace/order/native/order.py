@@ -54,12 +54,7 @@ class NativeOrder(Order):
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
-        """Take a config with its defaults filled in; nothing is loaded.
-
-        Raises:
-            ConfigError: arguments do not go together, the batches leave nothing of a stream, or the epoch is from
-                before the mixture took over.
-        """
+        """Take a config with its defaults filled in; nothing is loaded."""
         del load
         if config.batching in ('per_stream', 'device_per_stream') and not (config.units and config.global_batch_size):
             raise ConfigError(f'{config.batching} batching depends on the batch size, which is not known.')
@@ -287,14 +282,7 @@ class NativeOrder(Order):
         return self._counted[1] - before
 
     def node_draws_before(self, position: int) -> IntArray:
-        """Return the node draws before a position of this epoch, since the streams' first draws ever.
-
-        Returns:
-            int64[streams, nodes].
-
-        Raises:
-            IndexError: the position is out of range, or from before the mixture took over.
-        """
+        """Return the node draws before a position of this epoch, since the streams' first: int64[streams, nodes]."""
         if not self.first <= position <= self._size:
             raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
         segment = self.segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]

@@ -77,14 +77,7 @@ class ListedInterleave(Interleave):
     __slots__ = ('_begin', '_draws', '_nodes', '_num_streams', '_streams')
 
     def __init__(self, streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> None:
-        """Take the positions' streams, and the segment's first position.
-
-        Args:
-            streams: int64[positions].
-            num_streams: number of all streams.
-            num_nodes: C.
-            begin: the segment's first position.
-        """
+        """Take the streams int64[positions] of the segment's positions, of which `begin` is the first."""
         self._streams, self._num_streams = streams, num_streams
         self._nodes, self._begin = num_nodes, begin
         places = streams * num_nodes + (begin + np.arange(len(streams))) % num_nodes

@@ -46,14 +46,7 @@ def feistel_permute(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) ->
 
 
 def feistel_unpermute(y: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
-    """Return the number that goes to y in the permutation of 0 … n-1 with a key: the inverse of `feistel_permute`.
-
-    Args:
-        y: uint64[m], below n.
-        n: uint64[m], sizes of the domains, 1 <= n < 2^52.
-        bits: uint64[m], `column_bits` of n.
-        keys: uint64[m], any 64 bits.
-    """
+    """Return the number that goes to y in the permutation of 0 … n-1 with a key: the inverse of `feistel_permute`."""
     return _by_tier(_inverse_network, y, n, bits, keys)
 
 

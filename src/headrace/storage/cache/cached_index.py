@@ -50,11 +50,7 @@ def marker_text(url: str) -> str:
 
 
 def check_remote(folder: Path, url: str) -> None:
-    """See that a folder is not the cache of another remote.
-
-    Raises:
-        StreamError: it is.
-    """
+    """See that a folder is not the cache of another remote; else a StreamError."""
     noted, own = read_marker(folder), marker_text(url).strip()
     # `rm -r cache/*` leaves files with a dot.
     if noted and noted != own and _holds_files(folder):
@@ -109,13 +105,9 @@ class CachedIndex:
         self._read = None if identity is None else (identity, digest)
 
     def require_same(self, written: float = math.inf) -> None:
-        """See that the folder's index is still the one that was read. One that was deleted is no other.
+        """See that the folder's index is still the one that was read, or was deleted; else a CacheError.
 
-        Args:
-            written: when the shard that is about to be read was written, in seconds of `time.time`.
-
-        Raises:
-            CacheError: it is another.
+        `written`: when the shard that is about to be read was written, in seconds of `time.time`.
         """
         if self._read is None:
             return
@@ -138,11 +130,7 @@ class CachedIndex:
 
     @contextlib.contextmanager
     def unchanged(self) -> Generator[None]:
-        """Publish a shard inside the block: the index is not replaced meanwhile.
-
-        Raises:
-            CacheError: it has been replaced.
-        """
+        """Publish a shard inside the block: the index is not replaced meanwhile. A CacheError if it was before."""
         if self._read is None:
             yield
             return

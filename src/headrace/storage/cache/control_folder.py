@@ -30,12 +30,7 @@ _SHARED: Final = 0o022
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder itself, never one that a link leads to.
-
-    Raises:
-        CacheError: the name is a link's or a file's.
-        FileNotFoundError, NotADirectoryError: there is none; its parent is none.
-    """
+    """Open a folder itself; a CacheError for a link to one, or a file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -64,11 +59,7 @@ class OpenFolder:
         return os.stat(self._own(name), dir_fd=self.handle, follow_symlinks=False)
 
     def open_file(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """Open a regular file that has this one name.
-
-        Raises:
-            CacheError: the name is a link's, a device's, or the second name of a file elsewhere.
-        """
+        """Open a regular file that has this one name; a CacheError for links, devices and second names."""
         try:
             handle = os.open(
                 self._own(name), flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=self.handle
@@ -127,13 +118,7 @@ class ControlFolder:
     """One folder of headrace's own, by its name in a cache folder."""
 
     def __init__(self, cache: Path, name: str, names: re.Pattern[str]) -> None:
-        """Touches no disk.
-
-        Args:
-            cache: the cache folder, or this user's private one.
-            name: the folder's name in it.
-            names: what the whole names of headrace's files in it match.
-        """
+        """Touches no disk. `names`: what the whole names of headrace's files in it match."""
         self.cache, self.path = cache, cache / name
         self._names = names
 
@@ -235,11 +220,7 @@ def temporary_folder(remote: str) -> Path:
 
 
 def check_owner(folder: Path) -> None:
-    """Check that a temporary folder, whose name others can know and make, is not of another user.
-
-    Raises:
-        CacheError: it was made by another user than this one and root.
-    """
+    """Check that a temporary folder, whose name others can make, is of this user or root; else a CacheError."""
     try:
         owner = folder.lstat().st_uid
     except (FileNotFoundError, NotADirectoryError):

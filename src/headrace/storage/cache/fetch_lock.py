@@ -334,11 +334,7 @@ def _open_to_reclaim(state: OpenFolder, name: str) -> int:
 
 
 def reclaim_fetches(folder: Path) -> bool:
-    """Remove the files of fetches whose process was killed; running fetches stay.
-
-    Returns:
-        Whether there were any.
-    """
+    """Remove the files of fetches whose process was killed, if there are any; running fetches stay."""
     found = False
     place = fetch_folder(folder)
     try:
@@ -374,11 +370,7 @@ def deleted(folder: Path, name: str) -> CacheError:
 
 
 def despite_deletion(folder: Path, name: str, attempt: Callable[[], T]) -> T:
-    """Fetch a file again if the cache folder was deleted meanwhile. Each attempt makes the folder anew.
-
-    Raises:
-        CacheError: it was deleted each time.
-    """
+    """Fetch a file again if the cache folder was deleted meanwhile. Each attempt makes the folder anew."""
     last: FileNotFoundError | None = None
     for _ in range(TRIES):
         try:
@@ -402,12 +394,7 @@ def _is_in(folder: Path, missing: object) -> bool:
 
 @mapping_errors
 def disk_errors(folder: Path, entry: CacheEntry | None, *, keep_packed: bool) -> Generator[None]:
-    """Say of a cache folder, while a shard is fetched (None: the index), that it has no room or cannot be written to.
-
-    Raises:
-        DiskFullError: it has no room.
-        CacheError: it cannot be written to.
-    """
+    """Say of a cache folder, while a shard is fetched (None: the index), that it has no room or is not writable."""
     try:
         yield
     except HeadraceError:

@@ -59,11 +59,7 @@ class IndexCheck:
     """The requests of a dataset's streams to their remotes when it is opened. Thread-safe."""
 
     def __init__(self, *, since: float | None = None) -> None:
-        """Take the time from which on the answer that another process of this machine got is good enough.
-
-        Args:
-            since: Seconds of `time.time`; None: now.
-        """
+        """Take the time, as `time.time`, from which on another process' answer is good enough; None: now."""
         self.since = time.time() if since is None else since
         self._silent = set[str]()
         self._unanswered: list[str] = []
@@ -136,11 +132,7 @@ class IndexReader(Protocol):
     """Reads an index, and keeps the last one that it could read."""
 
     def read(self, path: Path) -> None:
-        """Read the index at a path.
-
-        Raises:
-            FormatError: the file is not what it should be.
-        """
+        """Read the index at a path; a FormatError if the file is not what it should be."""
         ...
 
     def unproven(self, cached: Path) -> Iterable[str]:
@@ -277,13 +269,7 @@ class IndexFetch:
         return FetchLock(self.index.folder, self.index.path.name, patience=self.retry.longest_silence)
 
     def _fetch(self, lock: FetchLock, asked: ObjectInfo | None = None, begin: float | None = None) -> _Fetched:
-        """Download the index and read it.
-
-        Args:
-            lock: That of its fetch.
-            asked: The answer of the store about it; None: the store is asked after the download.
-            begin: The time of that answer, by `time.time`.
-        """
+        """Download the index and read it. `asked`, `begin`: the store's answer about it, if known, and its time."""
         path = self.index.path
         target = lock.temporary(0, 'raw')
         etag = self._download(target, lock)

@@ -489,11 +489,7 @@ def evict(folder: Path, entry: CacheEntry) -> int | Path:
 
 
 def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:
-    """Delete an entry's files, if any.
-
-    Returns:
-        Their bytes; or the locked file that prevents it.
-    """
+    """Delete an entry's files, if any; returns their bytes, or the locked file that prevents it."""
     path = folder / entry.key
     try:
         handle = open_to_lock(path)

@@ -28,11 +28,7 @@ USE_NOTED: Final = 1.0
 
 
 def open_file(folder: str, name: str) -> int | None:
-    """Open a file of a cache folder for reading; None if it is absent.
-
-    Raises:
-        CacheError: It is not a regular file, or a symbolic link leads out of the folder.
-    """
+    """Open a file of a cache folder for reading; None if it is absent. A CacheError if a link leads out of it."""
     path = f'{folder}/{name}'
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -74,11 +70,7 @@ def check_inside(folder: str, name: str) -> None:
 
 
 def delete_file(folder: Path, name: str) -> int:
-    """Delete a file of a cache folder, if it is there, and return its bytes.
-
-    Raises:
-        CacheError: a symbolic link among its folders leads out of the cache folder.
-    """
+    """Delete a file of a cache folder, if it is there; its bytes. A CacheError if a link leads out of the folder."""
     path = folder / name
     if '/' in name:
         check_inside(str(folder), name.rpartition('/')[0])
@@ -188,11 +180,7 @@ class MappedFile:
 def map_files(folder: str, entry: CacheEntry, *, locked: bool, first: int | None = None) -> tuple[MappedFile, ...]:
     """Map a shard's files; none if a part is absent, or not of the right size.
 
-    Args:
-        folder: The cache folder.
-        entry: The shard.
-        locked: Keep it from being evicted. The first part's lock stands for the whole shard.
-        first: The first part, open and locked already.
+    `locked`: keep it from being evicted: the lock of the first part, which is open and locked already if it is given.
     """
     files: list[MappedFile] = []
     try:

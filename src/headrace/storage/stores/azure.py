@@ -109,11 +109,7 @@ class Account:
 
 
 def connect(url: str, host: str, options: StoreOptions, connections: int) -> Account:
-    """Make the client for a store; ``host`` is that in its URL, or ''.
-
-    Raises:
-        ConfigError: No account is named, or the SDK refuses what was found.
-    """
+    """Make the client for a store; ``host`` is that in its URL, or ''."""
     try:
         from azure.core.pipeline.transport import RequestsTransport
         from azure.storage.blob import BlobServiceClient

@@ -31,15 +31,7 @@ class BucketStore(ABC):
     def __init__(
         self, prefix: str, options: StoreOptions | None, *, extra: Iterable[str], title: str, connections: int = 32
     ) -> None:
-        """Check the options.
-
-        Args:
-            prefix: Of all names.
-            options: Of the store.
-            extra: The names of its extra options; see `check_extra`.
-            title: The backend's name in messages.
-            connections: Of a process, unless `max_pool_connections` is set.
-        """
+        """Check the options. `title`: the backend's name in messages; `connections`: of a process, by default."""
         self.prefix = prefix.strip('/')
         self._root = f'{self.prefix}/' if self.prefix else ''
         self.options = options or StoreOptions()
@@ -92,11 +84,7 @@ class BucketStore(ABC):
     def _explained(self, doing: str, key: str, error: Exception, connection: Any) -> Exception | None:
         """What headrace says of an error of the client, if more than that the network failed.
 
-        Args:
-            doing: What failed: 'Reading', 'Writing', 'Looking up', 'Listing' or 'Deleting'.
-            key: The object, or the prefix of a listing.
-            error: The error.
-            connection: What made the request.
+        `doing`: 'Reading', 'Writing', 'Looking up', 'Listing' or 'Deleting'. `connection`: what made the request.
         """
 
     @abstractmethod

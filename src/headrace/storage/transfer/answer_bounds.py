@@ -35,11 +35,9 @@ class BoundError(ConnectionError):
 
 
 def bound_session(session: Any, seconds: float) -> None:
-    """Bound the answers to all requests of a session of requests.
+    """Bound the answers to all requests of a session of requests, or of a copy of it.
 
-    Args:
-        session: One of requests, or of a copy of it.
-        seconds: For one request, besides the time for its bytes.
+    `seconds`: for one request, besides the time for its bytes.
     """
     for adapter in session.adapters.values():
         if getattr(adapter, 'poolmanager', None) is not None:
@@ -166,11 +164,7 @@ def _unpacked(body: bytes, encoding: str | None) -> bytes:
 
 
 class Pace:
-    """Checks the duration of an answer's body.
-
-    Args:
-        seconds: That it may take besides the time for its bytes.
-    """
+    """Checks the duration of an answer's body: `seconds`, besides the time for its bytes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._begin = seconds, time.monotonic()
@@ -190,15 +184,9 @@ class Pace:
 
 
 def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -> Iterator[T]:
-    """The items of the pages of a listing, which must get further.
+    """The items of the pages of a listing, which must get further. `name`: of an item.
 
-    Args:
-        url: What is listed.
-        pages: As the server sends them.
-        name: Of an item.
-
-    Raises:
-        StorageError: `EMPTY_PAGES` pages in a row are empty, or a page begins as one before it did.
+    StorageError: `EMPTY_PAGES` pages in a row are empty, or a page begins as one before it did.
     """
     begins, empty = set[str](), 0
     for page in pages:

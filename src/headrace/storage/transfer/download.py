@@ -137,10 +137,8 @@ class TransferPool:
     ) -> None:
         """Run calls and wait for all of them; the first failure is raised, and cancels calls that have not begun.
 
-        Args:
-            calls: The calls, in their order.
-            urgent: A reader waits for them.
-            meanwhile: Called while it waits. Returns the seconds after which it is called again; None: not again.
+        `urgent`: a reader waits for them. `meanwhile`: called while it waits; returns the seconds after which it is
+        called again; None: not again.
         """
         together = _Calls(len(calls))
         with self._lock:

@@ -42,14 +42,8 @@ def error_of_status(
 ) -> StorageError:
     """The exception for an answer's status.
 
-    Args:
-        status: Of the answer.
-        what: The operation, its place, and the store's text, without a full stop.
-        url: The object's URL.
-        absent: Returns why there may be no such object. Called for 404 only.
-        credentials: Names the request's credentials, without their values. Called for 401, 403 only.
-        remedy: The user's fix for a refusal.
-        retry_after: The answer's header of that name.
+    `what`: the operation, its place, and the store's text, without a full stop. `absent`: says for 404 why there may be
+    no such object; `credentials`: names those of the request for 401 and 403. `remedy`: the user's fix for a refusal.
     """
     if status in {404, 410}:
         return not_found(url, absent())
@@ -67,27 +61,14 @@ def not_found(url: str, why: str) -> ObjectNotFoundError:
 
 
 def why_absent(exists: bool | None, *, container: str, server: str, name: str) -> str:
-    """Why an object may not be there, without a full stop.
-
-    Args:
-        exists: Whether its container does; None if the store does not say.
-        container: Such as "the bucket 'b'".
-        server: Where it was looked for.
-        name: Such as "the key 'k'".
-    """
+    """Why an object may not be there, without a full stop. `exists`: whether its container does; None: unknown."""
     if exists is None:
         return f'{server} does not say whether {container} exists'
     return f'{container} exists at {server}, but not {name}' if exists else f'{container} does not exist at {server}'
 
 
 def unreadable(what: str, error: Exception, *, etag: str | None = None) -> BrokenTransferError:
-    """The error for an answer that the store's client cannot read.
-
-    Args:
-        what: The operation and its place, without a full stop.
-        error: The client's, one of `UNREADABLE`.
-        etag: The version whose beginning has been delivered.
-    """
+    """The error for an answer that the store's client cannot read. `etag`: the version that has come in part."""
     return BrokenTransferError.at(
         f'{what} brought an answer that breaks the rules of its service: {type(error).__name__}: {error}. Check that '
         f'the endpoint is such a service, and what lies between.',
@@ -233,11 +214,7 @@ class ReadRequest(NamedTuple):
         return etag
 
     def _length_of(self, part: str) -> int:
-        """The bytes of an answer with this Content-Range.
-
-        Raises:
-            BrokenTransferError: It is another range than that asked for. One that ends with its object may be shorter.
-        """
+        """The bytes of an answer with this Content-Range. One that ends with its object may be shorter."""
         if not part:
             raise lacks(self.url, 'Content-Range')
         found = _CONTENT_RANGE.fullmatch(part.strip())
@@ -260,15 +237,8 @@ class ReadRequest(NamedTuple):
     def nothing_left(self, info: ObjectInfo) -> str:
         """The result of `Store.get` after status 416, which also answers an empty range at the end of an object.
 
-        Args:
-            info: The object, as the store describes it now.
-
-        Returns:
-            The version that has nothing from there on.
-
-        Raises:
-            BrokenTransferError: The object is another version, or has such a range by now.
-            ConfigError: The object has no such range.
+        BrokenTransferError: the object is another version, or has such a range by now. ConfigError: it has no such
+        range.
         """
         if (self.etag and self.etag != info.etag) or self.check(info):
             raise changed(self.url, self.etag, info.etag)
@@ -295,16 +265,9 @@ def version(etag: object) -> str:
 
 
 def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
-    """Describe an object by the headers of an answer to a HEAD.
+    """Describe an object by the headers of an answer to a HEAD; without a version the object has none.
 
-    Args:
-        key: The object.
-        url: Of the object.
-        size: The Content-Length, a number or text; None: it is missing.
-        etag: The version, in quotes or not; None: it is missing.
-
-    Raises:
-        BrokenTransferError: There is no size, or it is no number. Without a version the object has none.
+    BrokenTransferError: there is no size, or it is no number.
     """
     if size is None:
         raise lacks(url, 'Content-Length')

@@ -40,11 +40,8 @@ class Server:
     def failed(self, what: str, error: BaseException, *, since: float, delay: float) -> None:
         """Note a failure; warn once if nothing comes for `SILENCE`.
 
-        Args:
-            what: What failed: "Downloading s3://b/k".
-            error: Why.
-            since: When the last byte came, or the transfer began.
-            delay: Seconds until the next attempt.
+        `what`: what failed: "Downloading s3://b/k". `since`: when the last byte came, or the transfer began. `delay`:
+        seconds until the next attempt.
         """
         now = self._clock()
         begun = self._begin(since, now)
@@ -61,14 +58,9 @@ class Server:
             )
 
     def waiting(self, what: str, *, since: float) -> float:
-        """Warn once if a request has waited for `SILENCE`, and no other one was answered.
+        """Warn once if a request has waited for `SILENCE`, and no other one was answered; arguments as `failed`'s.
 
-        Args:
-            what: What waits: "Downloading s3://b/k".
-            since: When the last byte came, or the transfer began.
-
-        Returns:
-            Seconds until the next call is due.
+        Returns the seconds until the next call is due.
         """
         now = self._clock()
         silence = now - max(since, self._answered)

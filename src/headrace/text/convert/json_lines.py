@@ -23,12 +23,7 @@ _UNPACKED: Final = 3
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file, unpacked as its name says, in pieces.
-
-    Raises:
-        ShardError: the file is damaged, or ends too early. The pieces before that were given.
-        OSError: the file cannot be read.
-    """
+    """The content of a file, unpacked as its name says, in pieces; those before damage are given."""
     with open(path, 'rb', buffering=0) as file:
         yield from unpack(algorithm_of(path.name), iter(lambda: file.read(_READ), b''), path.name, limit=sys.maxsize)
 

@@ -25,14 +25,9 @@ _KINDS: Final = ('JPEG', 'PNG')
 
 
 def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, int]:
-    """Read an image through; a JPEG at an eighth of its size, which finds the same damage in half the time.
+    """Read an image through, of one of Pillow's formats `kinds`: its width and height in pixels.
 
-    Args:
-        data: of the file.
-        kinds: formats that it may have, as Pillow names them.
-
-    Returns:
-        Its width and height in pixels.
+    A JPEG is read at an eighth of its size, which finds the same damage in half the time.
     """
     with _reading(data), require_pillow().open(BytesIO(data), formats=kinds) as image:
         size: tuple[int, int] = image.size

@@ -151,11 +151,7 @@ def _place(url: str) -> StorePlace:
 
 
 def put_video(url: str, path: str, video: bytes) -> None:
-    """Write a video to a folder or URL, whole or not at all.
-
-    Raises:
-        StorageError: it cannot be written. No input is to blame for that.
-    """
+    """Write a video to a folder or URL, whole or not at all. If that fails, no input is to blame."""
     try:
         _place(url).write(path, video)
     except StorageError:

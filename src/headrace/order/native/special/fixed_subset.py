@@ -24,14 +24,7 @@ class FixedSubset:
     """A stream's samples that an epoch draws, numbered from 0: shard after shard, in stored order."""
 
     def __init__(self, stream: StreamSize, choose: int, granularity: int, key: int) -> None:
-        """Choose the samples.
-
-        Args:
-            stream: the whole stream.
-            choose: how many samples of it an epoch draws.
-            granularity: samples of a shard that are chosen together, at least 1; more of them touch fewer shards.
-            key: of the stream.
-        """
+        """Choose samples of a stream; the more a shard has together, by `granularity`, the fewer shards are touched."""
         self._sizes, self._key = stream.shard_sizes, key
         copies, rest = divmod(choose, stream.size)
         self._copies = copies

@@ -27,13 +27,7 @@ class LongWindow:
     __slots__ = ('_before_marks', '_begins', '_counted', '_key', '_length', '_marks')
 
     def __init__(self, key: int, counts: IntArray, near: int = 0) -> None:
-        """Find where streams begin.
-
-        Args:
-            key: of the window.
-            counts: int64[streams], how many slots each stream has.
-            near: a slot near which it will be looked at.
-        """
+        """Find where streams begin. `counts`: int64[streams], their slots; `near`: a slot that will be looked at."""
         self._key, self._length = key, int(counts.sum())
         bits = min(max(1, (self._length // _SLOTS_PER_BUCKET).bit_length()), _MOST_BITS)
         step = -(-self._length // (_MARKS * _BLOCK)) * _BLOCK

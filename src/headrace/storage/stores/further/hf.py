@@ -151,14 +151,8 @@ def send(
 ) -> Generator[Answer]:
     """Make one request, and follow where the answer redirects it; the token goes to the Hub only.
 
-    Args:
-        method: Of HTTP.
-        url: Where to.
-        headers: Of the request.
-        timeout: Seconds to connect, and between bytes.
-        seconds: For the whole answer, besides the time for its bytes.
-        body: Of the request.
-        until: Told the headers of a redirection, whether it is the answer.
+    `timeout`: seconds to connect, and between bytes. `seconds`: for the whole answer, besides the time for its bytes.
+    `until`: told the headers of a redirection, whether it is the answer.
     """
     from huggingface_hub import get_session
 

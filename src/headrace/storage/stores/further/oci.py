@@ -91,12 +91,7 @@ class OCICredentials(NamedTuple):
 
 
 def find_credentials(url: str, options: StoreOptions) -> OCICredentials:
-    """Find the first credentials that are configured.
-
-    Raises:
-        ConfigError: The configuration breaks a rule.
-        AccessDeniedError: Nothing is configured, or a principal has no credentials here.
-    """
+    """Find the first credentials that are configured; an AccessDeniedError if there are none."""
     if options.anonymous:
         credentials = OCICredentials({}, _unsigned(), ANONYMOUS)
     else:

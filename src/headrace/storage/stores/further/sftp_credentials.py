@@ -106,13 +106,7 @@ def find_credentials(host: str, port: int | None, user: str | None, options: Sto
 
 
 def open_session(credentials: SftpCredentials, options: StoreOptions) -> SftpSession:
-    """Connect, check who the server is, authenticate, and start SFTP.
-
-    Raises:
-        SftpConnectionError: The network or the server failed.
-        AccessDeniedError: The server is not known, or is another one than that, or refuses the credentials.
-        StorageError: The server has no SFTP.
-    """
+    """Connect, check who the server is, authenticate, and start SFTP."""
     try:
         connection = socket.create_connection((credentials.address, credentials.port), timeout=options.connect_timeout)
     except OSError as error:

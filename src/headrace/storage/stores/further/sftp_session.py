@@ -176,12 +176,9 @@ class SftpSession:
     """
 
     def __init__(self, client: Any, channel: Any, timeout: float) -> None:
-        """Begin to speak SFTP.
+        """Begin to speak SFTP on a channel of a client of paramiko, which `close` closes.
 
-        Args:
-            client: The connection, a ``paramiko.SSHClient``; kept, and closed by `close`.
-            channel: Its channel on which the server's SFTP subsystem listens.
-            timeout: Seconds without a single byte until the connection counts as stalled.
+        `timeout`: seconds without a single byte until the connection counts as stalled.
         """
         self._client, self._channel, self._timeout = client, channel, timeout
         self._transport = client.get_transport()
