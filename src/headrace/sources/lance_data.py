@@ -456,8 +456,8 @@ def _layouts(store: Store, infos: Sequence[ObjectInfo], base: str) -> Iterator[_
                 _pages(data[offset - shift : offset - shift + size], info.size, (major, minor) > (2, 0))
                 for offset, size in places
             ]
-        except (struct.error, ValueError, IndexError, TypeError) as error:
-            raise FormatError(f'{where} is damaged: {error}. Restore it.') from error
+        except (struct.error, ValueError, LookupError, TypeError) as error:
+            raise FormatError(f'{where} is damaged: {error!r}. Restore it.') from error
         yield _Layout(begin, pages)
 
 

@@ -99,8 +99,10 @@ def _number(rng: random.Random, data: bytearray) -> bytearray:
 
 
 def _json(rng: random.Random, data: bytes) -> bytes:
-    """Another value somewhere in JSON, or one key less."""
-    value = json.loads(data)
+    """Another value somewhere in JSON, or one key less; in one line of a log, which has a value in each."""
+    lines = [data] if data.lstrip()[:1] == b'[' or data.count(b'\n{') == 0 else data.splitlines(keepends=True)
+    line = rng.randrange(len(lines))
+    value = json.loads(lines[line])
     for _ in range(rng.choice((1, 1, 2, 3))):
         inner = value
         while isinstance(inner, dict | list) and inner:
@@ -115,7 +117,8 @@ def _json(rng: random.Random, data: bytes) -> bytes:
                     )
                 break
             inner = inner[key]
-    return json.dumps(value).encode()
+    lines[line] = json.dumps(value).encode() + b'\n' * (len(lines) > 1)
+    return b''.join(lines)
 
 
 def _mend_tar(data: bytearray) -> None:

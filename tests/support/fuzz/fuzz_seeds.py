@@ -8,6 +8,8 @@ import decimal
 import gzip
 import io
 import json
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from headrace import MDSWriter
 from tests.support.sources import token_files
 from tests.support.sources.tfrecord_files import entry, example, feature, field, tfrecord
 
-__all__ = ['PARSERS', 'Objects', 'seeds_of']
+__all__ = ['PARSERS', 'Objects', 'files_in', 'seeds_of']
 
 Objects = dict[str, bytes]
 """The files of a dataset, by name."""
@@ -121,7 +123,7 @@ def _litdata() -> list[Objects]:
                 writer.add_item(number, sample)
             writer.done()
             writer.merge()
-            found.append(_files(folder))
+            found.append(files_in(folder))
     return found
 
 
@@ -204,7 +206,7 @@ def _mds() -> list[Objects]:
                             'half': np.float16(n),
                         }
                     )  # fmt: skip
-            found.append(_files(folder + '/d'))
+            found.append(files_in(folder + '/d'))
     return found
 
 
@@ -218,9 +220,9 @@ def _delta() -> list[Objects]:
             table = pa.table({'id': ids, 'key': [f'k{n % 2}' for n in range(24)]})
             write_deltalake(folder, table, mode='append', partition_by=['key'])
         DeltaTable(folder).delete('id = 3')
-        plain = _files(folder)
+        plain = files_in(folder)
         DeltaTable(folder).create_checkpoint()
-        return [plain, {name: data for name, data in _files(folder).items() if not name.endswith('0.json')}]
+        return [plain, {name: data for name, data in files_in(folder).items() if not name.endswith('0.json')}]
 
 
 def _iceberg() -> list[Objects]:
@@ -236,10 +238,37 @@ def _iceberg() -> list[Objects]:
             spec.add_identity('key')
         table.append(data)
         table.delete('id = 3')
-        return [_files(f'{folder}/ns/t')]
+        return [files_in(f'{folder}/ns/t')]
 
 
-def _files(folder: str) -> Objects:
+_WRITE_LANCE: Final = """
+import sys, lance, numpy as np, pyarrow as pa
+numbers = range(24)
+table = pa.table({
+    'id': pa.array(numbers, pa.int64()),
+    'text': [f'text {n} ' * (n % 4) for n in numbers],
+    'maybe': [None if n % 7 == 3 or sys.argv[2] == '2.0' else n / 2 for n in numbers],
+    'words': [[f'w{n}'] * (n % 4) for n in numbers],
+    'vector': pa.FixedSizeListArray.from_arrays(pa.array(np.arange(48, dtype=np.float32)), 2),
+    'deep': [{'a': n, 'b': [str(n)]} for n in numbers],
+})
+dataset = lance.write_dataset(table, sys.argv[1], data_storage_version=sys.argv[2], max_rows_per_file=14)
+dataset.delete('id = 3')
+"""
+
+
+def _lance() -> list[Objects]:
+    found: list[Objects] = []
+    for version in ('2.0', '2.1', '2.2'):
+        with tempfile.TemporaryDirectory() as folder:  # Lance must not run in a process that forks
+            subprocess.run([sys.executable, '-c', _WRITE_LANCE, folder, version], check=True)
+            files = files_in(folder)
+        del files[max(name for name in files if name.startswith('_versions/'))]  # the first version
+        found.append({name: data for name, data in files.items() if not name.startswith('_transactions/')})
+    return found
+
+
+def files_in(folder: str | Path) -> Objects:
     paths = sorted(path for path in Path(folder).rglob('*') if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
@@ -251,6 +280,7 @@ PARSERS: Final[dict[str, Callable[[], list[Objects]]]] = {
     'iceberg': _iceberg,
     'webdataset': _webdataset,
     'litdata': _litdata,
+    'lance': _lance,
     'tfrecord': _tfrecord,
     'jsonl': _jsonl,
     'csv': _csv,
