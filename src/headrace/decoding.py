@@ -13,6 +13,7 @@ from headrace.errors import StreamError
 from headrace.images import ImageTensor
 from headrace.images.image_tensor import check_image
 from headrace.selection import Mistake
+from headrace.selection.predicate import read_given
 
 TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'
 """Settings of one column."""
@@ -75,14 +76,7 @@ class Decode:
         Raises:
             StreamError: the value breaks a rule.
         """
-        if raw is None:
-            return None
-        mistakes: list[Mistake] = []
-        found = cls.read(raw, mistakes)
-        if mistakes:
-            where = ''.join(f'[{part!r}]' for part in mistakes[0].path)
-            raise StreamError(f'`decode{where}` {mistakes[0].rule}, but is {mistakes[0].value!r:.100}.')
-        return found
+        return read_given('decode', raw, cls.read, StreamError)
 
     @property
     def plain(self) -> str | dict[str, Any]:

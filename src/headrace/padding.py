@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.selection import Mistake
+from headrace.selection.predicate import read_given
 
 _RULE: Final = 'must be a mapping from columns to the value that fills them up, such as {tokens: 0}'
 _KEYS: Final = ('value', 'length', 'mask', 'multiple_of', 'to', 'axis')
@@ -89,14 +90,7 @@ class Pad:
         Raises:
             ConfigError: the value breaks a rule.
         """
-        if raw is None:
-            return None
-        mistakes: list[Mistake] = []
-        found = cls.read(raw, mistakes)
-        if mistakes:
-            where = ''.join(f'[{part!r}]' for part in mistakes[0].path)
-            raise ConfigError(f'`pad{where}` {mistakes[0].rule}, but is {mistakes[0].value!r:.100}.')
-        return found
+        return read_given('pad', raw, cls.read, ConfigError)
 
     def with_last_axis(self, names: Collection[str]) -> Pad:
         """These settings, but with the last axis for columns with these names that name none."""

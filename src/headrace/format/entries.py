@@ -41,7 +41,7 @@ MAX_OFFSET: Final = (1 << 32) - 1  # offsets inside shards are 32 bits
 _MAX_BYTES: Final = (1 << 63) - 1
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     """False for text with lone surrogates: JSON allows them, file systems do not."""
     try:
         text.encode('utf-8')
@@ -138,7 +138,7 @@ class EntryParser:
         newline = entry.get('newline', '')
         separator = _SEPARATORS.get(name) or entry.get('separator', '')
         for text in (*names, *encodings, newline, separator):
-            if not isinstance(text, str) or (name != 'mds' and not _is_utf8(text)):
+            if not isinstance(text, str) or (name != 'mds' and not is_utf8(text)):
                 raise self.fail(
                     f'column names, encodings, newline and separator are texts (Unicode), but one is {show(text)}.'
                 )
@@ -245,7 +245,7 @@ class EntryParser:
 
     def _check_name(self, name: str) -> None:
         parts = name.split('/')
-        if '\\' in name or '\0' in name or not _is_utf8(name) or any(part in ('', '.', '..') for part in parts):
+        if '\\' in name or '\0' in name or not is_utf8(name) or any(part in ('', '.', '..') for part in parts):
             raise self.fail(
                 f'a file name is a relative path with `/` between its parts, without `.`, `..`, backslashes and NUL; '
                 f'but this is {show(name)}. Nothing outside the dataset folder is read.'

@@ -413,7 +413,9 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             return self._loader(TrackedLoader, sources[0], listener=self.position, **options)
         both = zip(sources, self.position.loaders, strict=True)
         loaders = [self._loader(TrackedLoader, source, listener=position, **options) for source, position in both]
-        return TrackedLoaders(self._collected('train', loaders), self._train_mode, position=self.position)
+        named = {source.name: loader for source, loader in zip(sources, loaders, strict=True)}
+        collected = named if 'train' in self._are_named else loaders
+        return TrackedLoaders(collected, self._train_mode, position=self.position)
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:
         options = {**source.options, **options}
@@ -425,13 +427,6 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             # A resumed run starts their workers at other times, which draws seeds: not from what is saved.
             options['generator'] = torch.Generator().manual_seed(torch.initial_seed() + dataset.topology.rank)
         return loader_class(dataset, batch_size=self._batch_size_of(source), **options)
-
-    def _collected(self, section: str, loaders: list[_Loader]) -> dict[str, _Loader] | list[_Loader]:
-        """The loaders of a section by name, if they were given so."""
-        if section not in self._are_named:
-            return loaders
-        names = [source.name for source in self._sources[section]]
-        return dict(zip(names, loaders, strict=True))
 
     @override
     def val_dataloader(self) -> StreamingDataLoader | list[StreamingDataLoader]:

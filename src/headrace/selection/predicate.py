@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import StreamError
+from headrace.errors import HeadraceError, StreamError
 from headrace.format import ShardInfo, ShardReader
 
 OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
@@ -26,6 +26,7 @@ OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
 _NULL: Final = {'equals': None}
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar('T')
 
 
 class Mistake(NamedTuple):
@@ -41,6 +42,18 @@ def refusal(what: str, mistakes: Sequence[Mistake]) -> StreamError:
     """The error for a value given in Python; three mistakes of it say enough."""
     lines = [f'{what}{"".join(f"[{part!r}]" for part in m.path)}: got {m.value!r}; {m.rule}' for m in mistakes[:3]]
     return StreamError('. '.join(lines) + '.')
+
+
+def read_given(
+    name: str, raw: object, read: Callable[[object, list[Mistake]], T | None], error: type[HeadraceError]
+) -> T | None:
+    """What `read` makes of an argument; None for None. The error names the first mistake."""
+    mistakes: list[Mistake] = []
+    found = None if raw is None else read(raw, mistakes)
+    if mistakes:
+        path, value, rule = mistakes[0]
+        raise error(f'`{name}{"".join(f"[{part!r}]" for part in path)}` {rule}, but is {value!r:.100}.')
+    return found
 
 
 class Predicate(Protocol):

@@ -31,6 +31,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple, cast
 
 from headrace.errors import FormatError
+from headrace.format.entries import is_utf8
 
 _MAX_RECORD: Final = 256 << 20
 _BOM: Final = b'\xef\xbb\xbf'
@@ -302,7 +303,7 @@ class JsonTypes:
             if kind == _INT:
                 bits = item.bit_length()
                 kind = _OTHER if bits > 63 and item != -1 << 63 else _INT | _INEXACT if bits > 53 else _INT
-            elif kind == _STR and escapes and not _is_utf8(item):
+            elif kind == _STR and escapes and not is_utf8(item):
                 kind = _OTHER
             if key in kinds:
                 kinds[key] |= kind
@@ -321,14 +322,6 @@ class JsonTypes:
             key: _JSON.get(kind, 'json') if self._present[key] == self._rows else 'json'
             for key, kind in self._kinds.items()
         }
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode('utf-8')
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class TextTypes:
