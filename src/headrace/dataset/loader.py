@@ -54,9 +54,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             `persistent_workers`, or no workers.
         mark_streams: put the number of each row's stream into every batch that is a dict, under `headrace.STREAM`,
             int64[rows].
-        pad: columns of arrays of different lengths that become tensors: a mapping from each to the value that fills its
-            rows up, or to a mapping of `value`, `length`, `mask`, `multiple_of`, `to` and `axis`. Their lengths come
-            beside them, such as `tokens_length`, int64[rows]. See "Rows of different lengths" in the documentation.
+        pad: columns of arrays of different lengths that become tensors, with the value that fills their rows up. A
+            mapping of `value`, `length`, `mask`, `multiple_of`, `to` and `axis` says more. The lengths come beside
+            them, such as `tokens_length`, int64[rows]. See "Rows of different lengths" in the documentation.
         device: 'cuda', to give batches that are on the process' GPU: each is copied from pinned memory while the step
             before it computes. A batch that is there but was not given does not count for the position. None: memory.
 

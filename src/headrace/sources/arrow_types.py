@@ -116,7 +116,7 @@ def class_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def meanings_of(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """What the values of columns mean beyond their encodings: units and zones of times, scales of decimals, bools."""
+    """The meanings of columns beyond their encodings: units and zones of times, scales of decimals, bools."""
     found: dict[str, str] = {}
     for name, encoding in encodings.items():
         kind = _UTC.sub('UTC', str(schema.field(name).type))

@@ -2,9 +2,14 @@ r"""Megatron-LM's indexed datasets, also of NeMo and GPT-NeoX.
 
 They are ``PREFIX.bin`` and ``PREFIX.idx``. A sample is a document.
 
-The ``.idx`` is, in little-endian numbers: ``MMIDIDX\0\0``, u64 version, u8 code of the dtype, u64 number of sequences,
-u64 number of documents and 1, i32 tokens of each sequence, i64 its first byte in the ``.bin``, i64 first sequence of
-each document and the number of sequences. A document may have several sequences, which are joined.
+The ``.idx`` holds little-endian numbers:
+
+- ``MMIDIDX\0\0``, u64 version, u8 code of the dtype.
+- u64 number of sequences, u64 number of documents and 1.
+- i32 tokens of each sequence, then i64 its first byte in the ``.bin``.
+- i64 first sequence of each document, and the number of sequences.
+
+A document may have several sequences, which are joined.
 
 The ``.bin`` is the sequences one after another. It may be cut into ``PREFIX-00000-of-00020.bin`` and so on.
 

@@ -112,7 +112,7 @@ class OpenedStream(StreamOptions):
     """The costs of the samples that are offered, if batches depend on them."""
 
     def fix_of(self, info: ShardInfo) -> str:
-        """What helps against a damaged shard of this stream, for messages."""
+        """The help against a damaged shard of this stream, for messages."""
         if self.is_local:
             return RESTORE
         if info.made_from is not None:
@@ -180,8 +180,8 @@ def open_streams(
         has_costs: whether to measure the costs of all samples.
 
     Raises:
-        StreamError: a stream is one of another dataset, its folder is the cache of another remote, a shard lacks one of
-            `columns`, a selection does not fit, or the data have changed and `on_changed_data` is 'refuse'.
+        StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one
+            of `columns`, a selection does not fit, or `on_changed_data` refuses changed data.
         EmptyDatasetError, ObjectNotFoundError: there is no index, or nothing in it.
         FormatError: an index breaks the format's rules, or holds an unsafe type.
         CacheError, FileExistsError: a default local folder is another user's, or no folder.
@@ -377,7 +377,7 @@ class _Opening:
         return self.opened
 
     def select(self) -> None:
-        """Read the selection, and the costs of what it selects."""
+        """Read the selection, and the costs of its samples."""
         stream, folder = self.opened, self.opened.folder
         changed = (folder / self.found.index_name).stat().st_mtime_ns  # rewritten data can have the same index
         identity = f'{stream.fingerprint} {changed}'
