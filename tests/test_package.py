@@ -47,6 +47,25 @@ print(json.dumps({
 }))
 """
 
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+extras = set(sys.argv[1:])
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in extras:
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+sys.meta_path.insert(0, Absent())
+import headrace
+for module in pkgutil.walk_packages(headrace.__path__, 'headrace.', onerror=lambda name: None):
+    try:
+        if not module.name.endswith('__main__'):
+            importlib.import_module(module.name)
+    except headrace.errors.MissingDependencyError:
+        pass
+    except ImportError:
+        print(module.name)
+"""
+
 
 def test_help_needs_neither_torch_nor_numpy() -> None:
     program = "import sys; import headrace.cli; headrace.cli.main(['--help'])"
@@ -67,6 +86,18 @@ def test_importing_it_pulls_in_no_framework_and_no_sdk_and_starts_nothing() -> N
     assert modules.isdisjoint(UNUSED)
     assert len(modules) < 220
     assert found == {'environment': True, 'threads': 0, 'group': False, 'cuda': False}
+
+
+def test_a_module_whose_extra_is_absent_names_it() -> None:
+    extras = {name.partition('.')[0] for name in optional_modules()} - {'pytest', 'streaming'}
+    program = [sys.executable, '-c', WITHOUT_EXTRAS, *sorted(extras)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    # Others import these once the extra is there.
+    assert done.stdout.split() == [
+        'headrace.metrics.per_stream',
+        'headrace.sources.lance_process',
+        'headrace.storage.stores.further.sftp_credentials',
+    ]
 
 
 def test_every_public_name_is_there() -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from ray.data import Dataset
 
 from headrace.convert.parts import (
     PartedDataset,
@@ -45,14 +44,13 @@ except ImportError as missing:
         f'headrace.convert.ray needs Ray Data, but {missing.name} is not installed: pip install "headrace[ray]".'
     ) from missing
 
-
 __all__ = ['MDSDatasink', 'MDSDatasource', 'infer_dataset_schema', 'read_mds']
 
 _BLOCK: Final = 1 << 26
 """Bytes of samples in a block of Ray, about."""
 
 
-def infer_dataset_schema(dataset: Dataset) -> dict[str, str]:
+def infer_dataset_schema(dataset: ray.data.Dataset) -> dict[str, str]:
     """The encoding of each column of a dataset of Ray, for `MDSDatasink`. Ray may have to read its first block.
 
     The encodings are those of the same types in Parquet. Tensors are ``ndarray``, with their shape if it is fixed.
@@ -182,7 +180,7 @@ def read_mds(
     allow_unsafe_types: bool = False,
     options: StoreOptions | None = None,
     **kwargs: Any,
-) -> Dataset:
+) -> ray.data.Dataset:
     """Read an MDS dataset as one of Ray. Several shards make one read task.
 
     Scalars are numbers of Arrow, `str` and `bytes` text and binary values, and arrays are Ray's tensors. Values of
