@@ -25,11 +25,8 @@ def printable(text: str, *, keep: str = '') -> str:
     """
     if text.isprintable():
         return text
-    return ''.join(char if char.isprintable() or char in keep else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    return char.encode('unicode_escape', 'surrogatepass').decode('ascii')
+    escaped = (char.encode('unicode_escape', 'surrogatepass').decode('ascii') for char in text)
+    return ''.join(c if c.isprintable() or c in keep else e for c, e in zip(text, escaped, strict=True))
 
 
 def shorten(text: str, width: int) -> str:

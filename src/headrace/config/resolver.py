@@ -191,7 +191,9 @@ class _Resolver:
     def _whole(self) -> DictConfig:
         """The tree for OmegaConf, in which texts with interpolations call back."""
         if self._tree is None:
-            _register()
+            # OmegaConf 2.4 renamed it, and warns about the old name.
+            register: Any = getattr(OmegaConf, 'register_resolver', None) or OmegaConf.register_new_resolver
+            register(_ONCE, lambda number: _CURRENT.get().call_back(number), replace=True)
             self._tree = cast('DictConfig', OmegaConf.create(self._calling_back(self._values, ())))
         return self._tree
 
@@ -232,16 +234,6 @@ class _Resolver:
 
 
 _CURRENT: ContextVar[_Resolver] = ContextVar('resolver')
-
-
-def _register() -> None:
-    # OmegaConf 2.4 renamed it, and warns about the old name.
-    register: Any = getattr(OmegaConf, 'register_resolver', None) or OmegaConf.register_new_resolver
-    register(_ONCE, _call_back, replace=True)
-
-
-def _call_back(number: int) -> Any:
-    return _CURRENT.get().call_back(number)
 
 
 def _rule(error: BaseException) -> str:

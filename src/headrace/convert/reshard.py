@@ -99,7 +99,9 @@ def reshard(
     if order not in get_args(ReshardOrder):
         raise ConfigError(f'`order` must be one of {", ".join(get_args(ReshardOrder))}, but is {order!r}.')
     places = [os.fspath(place) for place in split_out(out) if place is not None]
-    _refuse_own_source(os.fspath(source), places)
+    for place in places:
+        if lies_in(source, place):
+            raise ConfigError(f'`out` must be another place than the source {os.fspath(source)}, but is {place}.')
     dataset = open_stored(source, source_options)
     encodings = _encodings(dataset, columns)
     kind = dataset.shards.kinds[0]
@@ -138,13 +140,6 @@ def reshard(
         columns=tuple(encodings),
         order=order,
     )
-
-
-def _refuse_own_source(source: str, places: Sequence[str]) -> None:
-    """Refuse an output that would be emptied with the source in it."""
-    for place in places:
-        if lies_in(source, place):
-            raise ConfigError(f'`out` must be another place than the source {source}, but is {place}.')
 
 
 def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[str, str]:

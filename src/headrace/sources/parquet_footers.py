@@ -141,15 +141,11 @@ def read_row_groups(footer: bytes) -> list[RowGroup]:
     """The row groups of a footer, which is without its size and the magic bytes."""
     try:
         found, _ = _read_struct(footer, 0, _FILE, 0)
-        return [_row_group(group) for group in found.get(4, [])]
+        return [RowGroup(int(group[3]), [*map(_column_chunk, group[1])]) for group in found.get(4, [])]
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise DamagedFooterError(
             f'the row groups of its footer are damaged ({type(error).__name__}: {error})'
         ) from error
-
-
-def _row_group(fields: Mapping[int, Any]) -> RowGroup:
-    return RowGroup(int(fields[3]), [_column_chunk(chunk) for chunk in fields[1]])
 
 
 def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:

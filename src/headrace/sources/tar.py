@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import FormatError, ShardError
@@ -96,11 +97,7 @@ class TarSource:
     dropped: Sequence[str] = ()
 
     format = NAME
-
-    @property
-    def meanings(self) -> Mapping[str, str]:
-        """See `Source.meanings`: names say none."""
-        return {}
+    meanings = MappingProxyType({})
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         found = self.parts[part]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -247,13 +248,8 @@ class TokenSource:
     notes: Sequence[str] = ()
     """For the ledger. A loaded source does not know them."""
 
-    @property
-    def dropped(self) -> Sequence[str]:
-        return ()
-
-    @property
-    def meanings(self) -> Mapping[str, str]:
-        return {}
+    dropped = ()
+    meanings = MappingProxyType({})
 
     @property
     def columns(self) -> Mapping[str, str]:

@@ -137,7 +137,7 @@ class Horizon:
         for _ in range(_SCAN):
             if self._shards_seen - begin >= _SCAN_SHARDS:
                 return
-            if self._upcoming is None or self._is_far_enough():
+            if self._upcoming is None or self._seen >= self.at + self.limits.batches or self._fetched.reached:
                 return
             batch = next(self._upcoming, None)
             if batch is None:
@@ -149,9 +149,6 @@ class Horizon:
                 yield from ((batch.number, shard) for shard in new)
             elif held_all:
                 yield from self._entering()
-
-    def _is_far_enough(self) -> bool:
-        return self._seen >= self.at + self.limits.batches or bool(self._fetched.reached)
 
     @property
     def reached(self) -> str:

@@ -45,10 +45,6 @@ class JoinedRows:
         self._open = open_shard
         self._layout: FixedLayout | None = None
 
-    @staticmethod
-    def can_join(columns: Columns) -> bool:
-        return all(array is not None for array in columns.arrays.values())
-
     def batch(self, shards: list[int], rows: npt.NDArray[np.int64]) -> dict[str, Any] | None:
         """A batch as `default_collate` gives it; None if the shards need, or numpy has, another way."""
         count, layout, open_shard = len(shards), self._layout, self._open
@@ -142,7 +138,7 @@ class SamplePool:
 
             tensors = TensorRows(shards.cached, partial(_describe, shards.cached, self.map))  # no cycle with the pool
         columns = self.columns if shards.give_back is None and tensors is None else None
-        if columns is not None and JoinedRows.can_join(columns):
+        if columns is not None and all(array is not None for array in columns.arrays.values()):
             joined = JoinedRows(columns, shards.open)
         # Otherwise its threads would keep it, and themselves, for ever.
         weakref.finalize(self, _close, shards, process).atexit = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundErro
 from headrace.sources.formats import how_to_name
 
 _INDEX: Final = 'index.json'
-_SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
+_SHARD: Final = re.compile(r'shard(\..*)?\.(mds|json|csv|tsv|xsv)(\..*)?', re.DOTALL)
 _MOST: Final = 1000  # entries to look at
 
 
@@ -23,7 +24,9 @@ def explain_missing_index(folder: Path) -> str:
     except FileNotFoundError:
         if folder.is_symlink():
             return f'{folder} is a link to {folder.readlink()}, which is not there. Mount its disk, or correct it.'
-        return f'There is no folder {folder}. {_nearest_parent(folder)}'
+        there = next(filter(Path.is_dir, folder.absolute().parents), None)
+        hint = 'Check the path.' if there is None else f'Of its path, {there} is there.'
+        return f'There is no folder {folder}. {hint}'
     except NotADirectoryError:
         return f'{folder} is a file, whose name is of no known format.'
     except OSError as error:
@@ -34,7 +37,7 @@ def explain_missing_index(folder: Path) -> str:
     from headrace.dataset.writing.start import MARK  # writers take time to import, and a training run has none
 
     names = sorted(entry.name for entry in entries)
-    if MARK in names or any(name.startswith('shard.') and _is_shard(name) for name in names):
+    if MARK in names or any(map(_SHARD.fullmatch, names)):
         return (
             'It holds shards without an index: its writer has not finished. Call `finish`, or write inside `with '
             'MDSWriter(...)`. After a crash, start the writer again; with `resume=True` it continues.'
@@ -56,15 +59,6 @@ def missing_index(index: Path, remote: str | None, title: str) -> HeadraceError:
     return ObjectNotFoundError(f'No such file or directory: {index}, the index of stream {title}. {place}')
 
 
-def _is_shard(name: str) -> bool:
-    return any(f'{ending}.' in f'{name}.' for ending in _SHARDS)
-
-
 def _some(names: Sequence[str]) -> str:
     more = f' and {len(names) - 3} more' if len(names) > 3 else ''
     return ', '.join(names[:3]) + more
-
-
-def _nearest_parent(folder: Path) -> str:
-    there = next((parent for parent in folder.absolute().parents if parent.is_dir()), None)
-    return 'Check the path.' if there is None else f'Of its path, {there} is there.'

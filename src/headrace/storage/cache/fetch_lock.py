@@ -48,11 +48,6 @@ def fetch_folder(cache: Path) -> ControlFolder:
     return ControlFolder(cache, FETCHES, _NAMES)
 
 
-def is_fetch_file(name: str) -> bool:
-    """Whether a name without a folder is that of a file in ``.headrace``."""
-    return _NAMES.fullmatch(name) is not None
-
-
 def write_text(handle: int, text: str) -> None:
     """Replace the content of a small file; a reader in between finds no valid text."""
     data = text.encode()
@@ -389,7 +384,8 @@ def _is_in(folder: Path, missing: object) -> bool:
     if not isinstance(missing, (str, bytes)):
         return False
     path = os.fsdecode(missing)
-    return is_fetch_file(path) or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))  # noqa: PTH100 - lexical
+    is_fetch_file = _NAMES.fullmatch(path) is not None  # a name without a folder
+    return is_fetch_file or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))  # noqa: PTH100 - lexical
 
 
 @mapping_errors
