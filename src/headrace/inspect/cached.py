@@ -44,16 +44,7 @@ class CacheContent:
     """Bytes that fetches have reserved or written, those of killed processes included."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            'folder': str(self.folder),
-            'remote': self.remote,
-            'shards': self.num_shards,
-            'present': self.num_present,
-            'bytes': self.bytes,
-            'in_use': self.num_in_use,
-            'fetches': self.num_fetches,
-            'fetch_bytes': self.fetch_bytes,
-        }
+        return _plain(self)
 
 
 @dataclass(frozen=True)
@@ -71,13 +62,11 @@ class Removal:
     """Shards that stay, since a file of theirs is a symbolic link."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            'folder': str(self.folder),
-            'removed': self.num_removed,
-            'bytes': self.bytes,
-            'in_use': self.num_in_use,
-            'links': self.num_links,
-        }
+        return _plain(self)
+
+
+def _plain(found: CacheContent | Removal) -> dict[str, Any]:
+    return {name.removeprefix('num_'): value for name, value in {**vars(found), 'folder': str(found.folder)}.items()}
 
 
 def find_caches(root: Path) -> list[Path]:
