@@ -83,6 +83,16 @@ def test_the_index_is_the_one_of_mosaicml_streaming(tmp_path: Path, form: str) -
     assert list(indexes['ours']) == list(indexes['theirs'])
 
 
+def test_mosaicml_streaming_reads_shards_with_costs(tmp_path: Path) -> None:
+    theirs = pytest.importorskip('streaming.base.format').reader_from_json
+    with MDSWriter(out=str(tmp_path), columns={'text': 'str'}, size_limit=300, cost='text') as writer:
+        for number in range(40):
+            writer.write({'text': 'x' * number})
+    shards = [theirs(str(tmp_path), None, entry) for entry in index_of(tmp_path)['shards']]
+    found = [shard[number] for shard in shards for number in range(shard.samples)]
+    assert found == [{'text': 'x' * number} for number in range(40)]
+
+
 def test_parts_at_any_depth_and_jsonl_shards(tmp_path: Path) -> None:
     # MosaicML Streaming loses the upper folder of the first, and reads the second's shards as indexes.
     root = tmp_path / 'data'

@@ -192,6 +192,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
     parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
+    parser.add_argument('--cost', metavar='COLUMN', help='column whose lengths or numbers streams need as their `cost`')
     _add_conversion(parser)
     show_examples(
         parser,
@@ -232,7 +233,7 @@ def _run_convert(arguments: argparse.Namespace) -> int:
     from headrace.convert import convert
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
-    return _print_report(arguments, partial(convert, columns=columns, append=arguments.append))
+    return _print_report(arguments, partial(convert, columns=columns, append=arguments.append, cost=arguments.cost))
 
 
 def _print_report(arguments: argparse.Namespace, convert: Callable[..., ConversionReport]) -> int:

@@ -87,6 +87,7 @@ def convert(
     compression: str | None = None,
     hashes: Sequence[str] | None = None,
     size_limit: int | str | None = 1 << 26,
+    cost: str | None = None,
     limit: int | None = None,
     exist_ok: bool = False,
     append: bool = False,
@@ -130,6 +131,8 @@ def convert(
         compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
         hashes: names of hashes to store in the index, sorted.
         size_limit: bytes of a shard before compression, as a number or text ('64mb'); None for a single shard.
+        cost: a column of the new dataset: shards store its numbers or lengths so that streams with this `cost` start
+            without reading them.
         limit: number of rows to convert, from the first. With `function`: number of inputs.
         exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind. An `out`
             that holds an input is refused.
@@ -178,7 +181,7 @@ def convert(
     place = StorePlace(open_store(str(out), out_options or StoreOptions()), attempts)
     before = _schema_at(place) if append else None
     encodings = encodings_of(inputs, columns) if before is None else _encodings_as_before(inputs, columns, before)
-    encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
+    encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit, cost=cost)
     job = Job(
         inputs=inputs,
         columns=encodings,
@@ -188,6 +191,7 @@ def convert(
         compression=encoder.compression,
         hashes=encoder.hashes,
         size_limit=encoder.size_limit,
+        cost=cost,
         on_error=on_error,
         retry=attempts,
     )
@@ -337,6 +341,7 @@ class Conversion:
             'compression': job.compression,
             'hashes': list(job.hashes),
             'size_limit': job.size_limit,
+            **({} if job.cost is None else {'cost': job.cost}),
         }
         return json.loads(json.dumps(plan))
 

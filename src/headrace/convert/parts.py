@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OPTIONS: Final = {
-    'compression', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers', 'options',
+    'compression', 'cost', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers',
+    'options',
 }  # fmt: skip
 _VALUE_ERRORS: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 """Errors of a writer about a sample that it cannot store."""
@@ -198,7 +199,7 @@ class PartedDataset:
             )
         self.folder, self.remote = split_out(out)
         self._columns, self._options, self._skip_bad = dict(columns), dict(options), on_bad_sample == 'skip'
-        settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
+        settings = {name: options[name] for name in ('compression', 'cost', 'hashes', 'size_limit') if name in options}
         MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
         retry = Retry(attempts=1 + options.get('retry', 2))
         store = None if self.remote is None else open_store(self.remote, options.get('options'))

@@ -23,7 +23,8 @@ from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored,
 from headrace.dataset.writing.writer import MDSWriter, Writer
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
-from headrace.redaction import without_credentials
+from headrace.format.costs import stored_costs
+from headrace.redaction import warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 from headrace.storage.transfer.download import GeneratorPool
@@ -70,7 +71,7 @@ def reshard(
     options: StoreOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReshardReport:
-    """Write a dataset again as MDS shards.
+    """Write a dataset again as MDS shards. If they store the costs of a column, so do the new ones.
 
     Args:
         source: a folder, or a URL of a store, with a dataset of MDS, JSONL, CSV or TSV shards.
@@ -114,6 +115,7 @@ def reshard(
         compression=kind.compression if compression == _SAME else compression,
         hashes=list(kind.hashes) if hashes is None else sorted(hashes),
         size_limit=size_limit,
+        cost=_stored_cost(dataset, encodings),
         exist_ok=exist_ok,
         resume=resume,
         options=options,
@@ -162,6 +164,18 @@ def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[st
                     f'{encoding} in another. Leave it out of `columns`.'
                 )
     return found
+
+
+def _stored_cost(dataset: StoredDataset, encodings: Mapping[str, str]) -> str | None:
+    """The column whose costs the first shard stores, if it is written."""
+    info = next((info for info in dataset.shards if info.samples), None)
+    if info is None or info.format != 'mds':
+        return None
+    found = stored_costs(info, lambda size: bytes(raw_files(dataset.store, info)[0][:size]))
+    if found is not None and found[0] not in encodings:
+        warn(f'The shards of {dataset.store.url} store the costs of the column {found[0]!r}, which is left out.')
+        return None
+    return None if found is None else found[0]
 
 
 def _behind(

@@ -167,6 +167,8 @@ class Job:
     """The number in the names of the first task's shards."""
     meanings: Mapping[str, str] = field(default_factory=dict[str, str])
     """What columns mean; see `Schema.meanings`."""
+    cost: str | None = None
+    """The column whose costs the shards store."""
     encoder: Callable[[], Encode] | None = None
     """Makes, in each worker, the function between the columns that are read and those that are written. None: none."""
 
@@ -187,7 +189,7 @@ class _Shards:
     ) -> None:
         self._number, self._store = job.first_shard + number, store
         self._encoder = MDSEncoder(
-            job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit
+            job.columns, compression=job.compression, hashes=job.hashes, size_limit=job.size_limit, cost=job.cost
         )
         self._columns = job.columns
         self._encode = encode

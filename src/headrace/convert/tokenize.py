@@ -190,7 +190,7 @@ def tokenize(
     size = vocabulary_size(tokenizer)
     dtype = 'uint16' if size is not None and size <= 1 << 16 else 'int32'
     columns = {'tokens': f'ndarray:{dtype}', 'length': 'int32'}
-    encoder = MDSEncoder(columns, compression=compression, hashes=hashes, size_limit=size_limit)
+    encoder = MDSEncoder(columns, compression=compression, hashes=hashes, size_limit=size_limit, cost='tokens')
     job = Job(
         inputs=inputs,
         columns=columns,
@@ -201,6 +201,7 @@ def tokenize(
         compression=encoder.compression,
         hashes=encoder.hashes,
         size_limit=encoder.size_limit,
+        cost='tokens',
         on_error=on_error,
         retry=attempts,
     )
@@ -242,8 +243,9 @@ class _Tokenization(Conversion):
     """Records of an earlier call, by the digest of the task's inputs."""
 
     def _settings(self) -> dict[str, Any]:
-        encoder = self._encoder
-        return {**super()._settings(), 'tokenizer': encoder.fingerprint, 'column': encoder.column}
+        encoder, settings = self._encoder, super()._settings()
+        del settings['cost']  # it is always the same, and plans of older versions lack it
+        return {**settings, 'tokenizer': encoder.fingerprint, 'column': encoder.column}
 
     @property
     def _encoder(self) -> _Encoder:

@@ -7,6 +7,7 @@ A name is an algorithm with an optional level: ``br:0..11``, ``bz2:1..9``, ``gz:
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import os
 import re
@@ -428,6 +429,17 @@ def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: in
         out.write(piece)
     if written != limit:
         raise _wrong_size(source, limit, str(written))
+
+
+def unpack_head(algorithm: str, data: bytes, size: int) -> bytes:
+    """The first `size` bytes of a compressed file's content; fewer if its first bytes, `data`, do not give them."""
+    compression, head = _find(algorithm), bytearray()
+    with contextlib.suppress(ShardError, *compression.errors()):
+        for piece in compression.stream(iter([data])):
+            head += piece
+            if len(head) >= size:
+                break
+    return bytes(head[:size])
 
 
 def _wrong_size(source: str, limit: int, got: str) -> ShardError:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
+from headrace.format.costs import TAIL, check_cost_column, costs_block, costs_of_values
 from headrace.format.encoder import (
     DEFAULT_SIZE_LIMIT,
     MAX_OFFSET,
@@ -30,9 +31,9 @@ from headrace.format.encodings.registry import (
 )
 from headrace.format.encodings.scalars import Int, Scalar
 from headrace.format.encodings.texts import Bytes, Str
-from headrace.format.mds import Column, Layout
+from headrace.format.mds import Column, Layout, MDSReader
 from headrace.format.shard_memory import Piece, framed_rows, joined_rows
-from headrace.format.shards import Schema
+from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 
 # float16 is left to its encoding: struct does not keep the bits of a nan.
 _CODES: Final = {
@@ -133,6 +134,7 @@ class MDSEncoder(ShardEncoder):
         size_limit: counts the whole file.
         check_bytes: whether `bytes` that are given for text or arrays are read once. If not, a bad one is an error of
             its reader, which then is one of that sample only.
+        cost: the column whose values or lengths the heads of shards hold, too; see `headrace.format.costs`.
     """
 
     _sample_overhead = 4
@@ -145,8 +147,9 @@ class MDSEncoder(ShardEncoder):
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
         check_bytes: bool = True,
+        cost: str | None = None,
     ) -> None:
-        self._check_bytes = check_bytes
+        self._check_bytes, self._cost = check_bytes, cost
         if isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             columns = cast('Mapping[str, str]', {name: encoding_name(name, given) for name, given in columns.items()})
         check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
@@ -155,11 +158,17 @@ class MDSEncoder(ShardEncoder):
         sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
         self._layout = Layout(Schema('mds', names, encodings, sizes))
         self._encodings = tuple((column.name, column.size, column.encoding) for column in self._layout.columns)
+        if cost is not None:
+            check_cost_column(self._layout, cost)
+            self._sample_overhead = 8
         super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
         self._encode_plain = compile_encoder(self._layout)
 
     def _sizes_of_empty_shard(self) -> tuple[int, int]:
-        return 0, 8 + len(self._config)
+        return 0, 8 + len(self._config) + (0 if self._cost is None else TAIL)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **({} if self._cost is None else {'cost': self._cost})}
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         sizes: list[int] = []
@@ -234,8 +243,19 @@ class MDSEncoder(ShardEncoder):
         return done
 
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
-        start = 8 + 4 * len(sizes) + len(self._config)
-        return [('', [offset_table(sizes, start), self._config, *pieces])]
+        count = len(sizes)
+        start = 8 + 4 * count + len(self._config)
+        if self._cost is None:
+            return [('', [offset_table(sizes, start), self._config, *pieces])]
+        block = 4 * count + TAIL
+        data = bytearray().join([offset_table(sizes, start + block), self._config, bytes(block), *pieces])
+        file = ShardFile(FileInfo('this shard', len(data), NO_HASHES), None)
+        info = ShardInfo('mds', count, (file,), None, (), None, self.schema)
+        values = self.schema.allocate(count, [self._cost])
+        MDSReader(info, [memoryview(data)], source='this shard').gather(np.arange(count), np.arange(count), values)
+        costs = costs_of_values(values.columns[self._cost], self._cost)
+        data[start : start + block] = costs_block(costs, self._config)
+        return [('', [memoryview(data)])]
 
 
 def _wrong_size(size: int, found: int) -> ValueError:

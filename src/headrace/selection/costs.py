@@ -25,6 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.errors import CacheError, ShardError, StreamError
+from headrace.format.costs import costs_of_values
 from headrace.order import each_selected_row
 from headrace.redaction import logger_of
 from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
@@ -41,7 +42,6 @@ FOLDER: Final = '.headrace-costs'
 _NAMES: Final = re.compile(r'[0-9a-f]{32}\.costs(\.tmp|\.part)?')
 _HEAD: Final = struct.Struct('<8sQ16s16s')
 _MAGIC: Final = b'hrcosts1'
-_MOST: Final = 2**32 - 1
 
 Costs = npt.NDArray[np.uint32]
 _log = logger_of(__name__)
@@ -212,7 +212,7 @@ def _measure(
             stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
         known = shards.lengths_of(shard, column)
         if known is not None:
-            lengths = np.concatenate([_lengths(values, column) for values in known])
+            lengths = np.concatenate([costs_of_values(values, column) for values in known])
             if len(lengths) != shards.sizes[shard]:
                 raise ShardError(
                     f'Shard {shard} of stream {title} has {shards.sizes[shard]} rows in its index, but {len(lengths)} '
@@ -222,7 +222,7 @@ def _measure(
         with shards.read(shard) as reader:
             batch = shards.infos[shard].schema.allocate(len(stored), [column])
             reader.gather(stored, np.arange(len(stored)), batch)
-            return _lengths(batch.columns[column], column)
+            return costs_of_values(batch.columns[column], column)
 
     began = said = time.monotonic()
     for number, (shard, costs) in enumerate(in_threads(read, wanted[kept:]), kept + 1):
@@ -238,29 +238,3 @@ def _measure(
 
 def _checksum(shard: int, costs: bytes) -> bytes:
     return xxhash.xxh3_64_digest(costs, seed=shard)
-
-
-def _lengths(values: Any, column: str) -> npt.NDArray[np.int64]:
-    """The costs of the values of a column, an array [n, ...] or a list; int64[n]."""
-    if isinstance(values, np.ndarray):
-        if values.ndim > 1:
-            return np.full(len(values), values.shape[1], np.int64)
-        costs, found = values, np.issubdtype(values.dtype, np.integer)
-    else:
-        try:
-            return np.fromiter(map(len, values), np.int64, len(values))
-        except TypeError:
-            costs, found = np.array([min(_length(value), _MOST + 1) for value in values]), True
-    wrong = (costs < 0) | (costs > _MOST) if found else np.ones(len(costs), np.bool_)
-    if wrong.any():
-        value = values[int(wrong.argmax())]
-        raise StreamError(
-            f'A cost is a whole number from 0 to 2^32 - 1, or the length of a text, bytes or an array, but `cost` '
-            f'names the column {column!r}, which has {value!r:.60} ({type(value).__name__}). Name another column.'
-        )
-    return costs.astype(np.int64)
-
-
-def _length(value: Any) -> int:
-    """The cost of one value; negative if it has none."""
-    return value if type(value) is int else len(value) if hasattr(value, '__len__') else -1

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from headrace.dataset.streams.columns import TensorColumns, column_names, tensor_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
@@ -21,6 +23,8 @@ from headrace.decoding import Decode
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.format.compression import unpack_head
+from headrace.format.costs import stored_costs
 from headrace.format.entries import INDEX_NAME
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
@@ -50,6 +54,7 @@ from headrace.storage.cache.locks import cannot_use
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
+_LONGEST_BLOCK: Final = 1 << 18  # bytes of a block, which a compressed file gives at once
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
@@ -408,9 +413,31 @@ class _Opening:
         self.opened = stream
 
     def _lengths_of(self, shard: int, column: str) -> Iterable[Any] | None:
-        if self.source is None or self.opened.cache.is_present(self.opened.entries[shard]):
+        info, is_present = self.opened.shards[shard], self.opened.cache.is_present(self.opened.entries[shard])
+        array = info.schema.arrays[info.schema.names.index(column)]
+        if array is not None and array[1]:
+            return [np.full(info.samples, array[1][0])]
+        if self.source is not None:
+            return None if is_present else self.source.lengths_of(shard, column, self._retry)
+        if info.format != 'mds':
             return None
-        return self.source.lengths_of(shard, column, self._retry)
+        found = stored_costs(info, partial(self._head, info, is_present))
+        return None if found is None or found[0] != column else [found[1]]
+
+    def _head(self, info: ShardInfo, is_present: bool, size: int) -> bytes:
+        """So many first bytes of a shard's raw file; fewer if it ends, or is not there and cannot be unpacked so."""
+        (file,) = info.files
+        if self.store is None or is_present:
+            with contextlib.suppress(FileNotFoundError), (self.opened.folder / file.raw.basename).open('rb') as raw:
+                return raw.read(size)
+        if self.store is None:
+            return b''
+        from headrace.sources.ranges import ByteRange, read_range  # local shards need it not
+
+        stored = file.zip or file.raw
+        wanted = size if file.zip is None else size + _LONGEST_BLOCK
+        data = read_range(self.store, ByteRange(stored.basename, 0, min(wanted, stored.bytes)), retry=self._retry)
+        return data if info.compression is None else unpack_head(info.compression, data, size)
 
     @contextlib.contextmanager
     def _reading(self, shard: int) -> Generator[ShardReader]:

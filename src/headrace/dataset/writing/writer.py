@@ -443,6 +443,7 @@ class MDSWriter(Writer):
         compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
         hashes: names of hashes to store in the index, sorted.
         size_limit: bytes of a shard file before compression, as a number or text ('64mb'); None for a single shard.
+        cost: the column whose numbers, or lengths, streams with the same `cost` read from the heads of shards.
 
     Raises:
         ValueError: an argument breaks a rule, or is unknown.
@@ -458,9 +459,12 @@ class MDSWriter(Writer):
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = 1 << 26,
+        cost: str | None = None,
         **kwargs: Any,
     ) -> None:
-        encoder = partial(MDSEncoder, compression=compression, hashes=hashes, size_limit=_checked(size_limit))
+        encoder = partial(
+            MDSEncoder, compression=compression, hashes=hashes, size_limit=_checked(size_limit), cost=cost
+        )
         super().__init__(encoder, columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
 
 

@@ -1,0 +1,211 @@
+"""Costs in the heads of shards: as their columns have them, also for other readers, and never damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import MDSWriter, Stream, StreamingDataset
+from headrace.convert import convert, copy_dataset, merge_index, reshard, tokenize
+from headrace.errors import ConfigError, StreamError
+from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
+from headrace.format.compression import unpack_head
+from headrace.format.costs import stored_costs
+
+COLUMNS = {'text': 'str', 'tokens': 'ndarray:int32', 'data': 'bytes', 'size': 'uint16', 'fixed': 'ndarray:int8:3'}
+samples = st.fixed_dictionaries(
+    {
+        'text': st.text('aä', max_size=9),
+        'tokens': st.integers(1, 400).map(lambda size: np.zeros(size, np.int32)),
+        'data': st.binary(max_size=9),
+        'size': st.integers(0, 65535),
+        'fixed': st.just(np.ones(3, np.int8)),
+    }
+)
+
+
+def cost_of(sample: dict[str, Any], column: str) -> int:
+    return sample['size'] if column == 'size' else len(sample[column])
+
+
+def head_of(shard: EncodedShard) -> Any:
+    data = shard.files[0][1]
+    raw = data if shard.info.compression is None else decompress(shard.info.compression, data)
+    return lambda size: raw[:size]
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(samples, min_size=1, max_size=20), column=st.sampled_from(list(COLUMNS)), data=st.data())
+def test_shards_hold_the_costs_of_their_samples(rows: list[dict[str, Any]], column: str, data: st.DataObject) -> None:
+    compression = data.draw(st.sampled_from([None, 'zstd', 'gz', 'bz2']))
+    settings: dict[str, Any] = {'compression': compression, 'size_limit': 3000, 'cost': column}
+    one, other = MDSEncoder(COLUMNS, **settings), MDSEncoder(COLUMNS, **settings)
+    shards = [*(shard for row in rows for shard in one.add(row)), *one.finish()]
+    batch = {name: [row[name] for row in rows] for name in COLUMNS}
+    assert [shard.files for shard in (*other.add_batch(batch), *other.finish())] == [shard.files for shard in shards]
+    found = [stored_costs(shard.info, head_of(shard)) for shard in shards]
+    assert {one[0] for one in found if one is not None} == {column}
+    costs = [cost for one in found if one is not None for cost in one[1].tolist()]
+    assert costs == [cost_of(row, column) for row in rows]
+    for shard in shards:
+        assert shard.info.samples == 1 or shard.info.files[0].raw.bytes <= 3000
+        raw = head_of(shard)(1 << 20)
+        if compression is not None:
+            assert unpack_head(compression, shard.files[0][1], 50) == raw[:50]
+
+
+def shard_of(rows: int, **settings: Any) -> tuple[ShardInfo, bytes]:
+    encoder = MDSEncoder({'text': 'str'}, **settings)
+    encoder.add_batch({'text': ['x' * number for number in range(rows)]})
+    (shard,) = encoder.finish()
+    return shard.info, shard.files[0][1]
+
+
+def test_damaged_costs_are_none() -> None:
+    info, data = shard_of(20, cost='text')
+    begin = int.from_bytes(data[4:8], 'little')
+    for at in [4, 5, *range(8 + 4 * 20, begin)]:
+        damaged = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        assert stored_costs(info, lambda size, damaged=damaged: damaged[:size]) is None
+    for length in range(0, begin, 7):
+        assert stored_costs(info, lambda size, length=length: data[: min(size, length)]) is None
+    plain, data = shard_of(20)
+    assert stored_costs(plain, lambda size: data[:size]) is None
+
+
+def test_a_long_configuration_takes_a_second_request() -> None:
+    columns = {f'column {number:0100}': 'int' for number in range(100)}
+    encoder = MDSEncoder({**columns, 'text': 'str'}, cost='text')
+    encoder.add({**dict.fromkeys(columns, 1), 'text': 'xyz'})
+    (shard,) = encoder.finish()
+    asked: list[int] = []
+
+    def read(size: int) -> bytes:
+        asked.append(size)
+        return head_of(shard)(size)
+
+    found = stored_costs(shard.info, read)
+    assert found is not None
+    assert found[1].tolist() == [3]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize('cost', ['nothing', 'half', 'code', 'image'])
+def test_wrong_columns_are_refused_before_the_first_sample(tmp_path: Path, cost: str) -> None:
+    columns = {'text': 'str', 'half': 'float16', 'code': 'json', 'image': 'jpeg'}
+    with pytest.raises(ConfigError, match=f'`cost` of a writer names a column.*is {cost!r}'):
+        MDSWriter(out=str(tmp_path), columns=columns, cost=cost)
+
+
+def test_negative_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match='A cost is a whole number from 0'):  # noqa: SIM117
+        with MDSWriter(out=str(tmp_path), columns={'n': 'int'}, cost='n') as writer:
+            writer.write({'n': -1})
+    assert not (tmp_path / 'index.json').exists()
+
+
+def write(folder: Path, first: int, count: int, cost: str | None = 'text', **more: Any) -> Path:
+    with MDSWriter(out=str(folder), columns={'n': 'int', 'text': 'str'}, size_limit=800, cost=cost, **more) as out:
+        for number in range(first, first + count):
+            out.write({'n': number, 'text': 'x' * (number % 37)})
+    return folder
+
+
+def costs_and_fetched(remote: Path, cache: Path, cost: str = 'text') -> tuple[list[int], int]:
+    """The costs of a dataset, and how many of its shards were fetched for them."""
+    dataset = StreamingDataset(remote=str(remote), local=str(cache), batch_size=2, cost=cost, bucket=2)
+    ((stream,), fetched) = dataset.pool.streams, len([*cache.rglob('*.mds')])
+    assert stream.costs is not None
+    assert len({sample['n'] for sample in dataset}) == dataset.size
+    return stream.costs.values.tolist(), fetched
+
+
+@pytest.mark.parametrize('compression', [None, 'zstd', 'br', 'bz2', 'gz'])
+def test_a_dataset_starts_without_its_shards(tmp_path: Path, compression: str | None) -> None:
+    write(tmp_path / 'data', 0, 100, compression=compression)
+    lengths = [number % 37 for number in range(100)]
+    assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
+
+
+def test_costs_of_another_column_are_not_taken(tmp_path: Path) -> None:
+    write(tmp_path / 'data', 0, 100)
+    costs, fetched = costs_and_fetched(tmp_path / 'data', tmp_path / 'cache', cost='n')
+    assert costs == list(range(100))
+    assert fetched > 3
+
+
+def test_appended_shards_may_have_none(tmp_path: Path) -> None:
+    write(tmp_path / 'data', 0, 60)
+    before = len([*(tmp_path / 'data').glob('*.mds')])
+    write(tmp_path / 'data', 60, 40, cost=None, append=True)
+    all_shards = len([*(tmp_path / 'data').glob('*.mds')])
+    costs, fetched = costs_and_fetched(tmp_path / 'data', tmp_path / 'cache')
+    assert costs == [number % 37 for number in range(100)]
+    assert fetched == all_shards - before > 0
+
+
+def test_a_resumed_writer_keeps_them(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match='killed'):  # noqa: SIM117
+        with MDSWriter(
+            out=str(tmp_path / 'data'), columns={'n': 'int', 'text': 'str'}, size_limit=800, cost='text', resume=True
+        ) as out:
+            for number in range(70):
+                out.write({'n': number, 'text': 'x' * (number % 37)})
+            raise RuntimeError('killed')
+    with MDSWriter(
+        out=str(tmp_path / 'data'), columns={'n': 'int', 'text': 'str'}, size_limit=800, cost='text', resume=True
+    ) as out:
+        for number in range(out.num_samples, 100):
+            out.write({'n': number, 'text': 'x' * (number % 37)})
+    lengths = [number % 37 for number in range(100)]
+    assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
+
+
+def test_merge_copy_and_reshard_carry_them(tmp_path: Path) -> None:
+    lengths = [number % 37 for number in range(100)]
+    write(tmp_path / 'parts/a', 0, 50)
+    write(tmp_path / 'parts/b', 50, 50)
+    merge_index(str(tmp_path / 'parts'))
+    assert costs_and_fetched(tmp_path / 'parts', tmp_path / 'cache of parts') == (lengths, 0)
+    copy_dataset(str(tmp_path / 'parts'), str(tmp_path / 'copy'))
+    assert costs_and_fetched(tmp_path / 'copy', tmp_path / 'cache of copy') == (lengths, 0)
+    reshard(str(tmp_path / 'copy'), str(tmp_path / 'shards'), size_limit=1500, compression='zstd')
+    assert costs_and_fetched(tmp_path / 'shards', tmp_path / 'cache of shards') == (lengths, 0)
+    with pytest.warns(UserWarning, match="store the costs of the column 'text', which is left out"):
+        reshard(str(tmp_path / 'copy'), str(tmp_path / 'numbers'), columns=['n'])
+
+
+def test_conversions_write_them(tmp_path: Path) -> None:
+    rows = ''.join(f'{{"n": {number}, "text": "{"x" * (number % 37)}"}}\n' for number in range(100))
+    (tmp_path / 'a.jsonl').write_text(rows)
+    convert(str(tmp_path / 'a.jsonl'), str(tmp_path / 'data'), cost='text', progress_bar=False)
+    lengths = [number % 37 for number in range(100)]
+    assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
+    tokenize(tmp_path / 'a.jsonl', tmp_path / 'tokens', tokenizer=codes, progress_bar=False)
+    dataset = StreamingDataset(
+        streams=[Stream(remote=str(tmp_path / 'tokens'), local=str(tmp_path / 'cache of tokens'))],
+        batch_size=2,
+        cost='tokens',
+        bucket=2,
+    )
+    costs = dataset.pool.streams[0].costs
+    assert costs is not None
+    assert costs.values.tolist() == [length for length in lengths if length]
+    assert not [*(tmp_path / 'cache of tokens').rglob('*.mds')]
+
+
+def codes(texts: list[str]) -> list[list[int]]:
+    return [list(text.encode()) for text in texts]
+
+
+def test_changed_shards_have_their_own(tmp_path: Path) -> None:
+    write(tmp_path / 'data', 0, 100)
+    costs_and_fetched(tmp_path / 'data', tmp_path / 'cache')
+    write(tmp_path / 'data', 1, 100, exist_ok=True)
+    costs, _ = costs_and_fetched(tmp_path / 'data', tmp_path / 'cache')
+    assert costs == [number % 37 for number in range(1, 101)]
