@@ -19,6 +19,7 @@ _HELP: Final = {
     'explain': 'say which samples, or packed documents, make up a batch or a step of a run, or when a sample is seen',
     'init': 'ask five questions, and write a first configuration and a training script that runs',
     'inspect': 'show the columns, sizes and first samples of a dataset; reads its index, and little of one shard',
+    'measure': 'measure the lengths of samples for `bucket` and `balance` before a run, and show how they are spread',
     'merge': 'write one index for a dataset that was written in parts, each with an index of its own; moves no data',
     'reshard': 'write a dataset again with other shard sizes, compression, columns or order; '
     'images are not encoded again',

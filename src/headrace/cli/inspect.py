@@ -81,6 +81,7 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
         '--samples', type=int, default=3, metavar='N', help='first samples to show (default: %(default)s)'
     )
     parser.add_argument('--save', type=Path, metavar='DIR', help='folder for the pictures of these samples')
+    parser.add_argument('--cost', metavar='COLUMN', help='measure the lengths or numbers of this column, and show them')
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_format_arguments(parser)
     add_store_arguments(parser)
@@ -95,18 +96,27 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 @command('inspect', _add_inspect)
 def _run_inspect(arguments: argparse.Namespace) -> int:
     from headrace.inspect import describe, save_pictures
+    from headrace.inspect.costs import measure, stream_at
 
     description = describe(
         arguments.url, samples=arguments.samples, options=store_options(arguments), **format_arguments(arguments)
     )
     saved = [] if arguments.save is None else save_pictures(description, arguments.save)
+    costs = None
+    if arguments.cost is not None:
+        stream = stream_at(arguments.url, store_options(arguments), **format_arguments(arguments))
+        with shown_progress('measure', unit=' shards') as show:
+            (costs,) = measure([stream], arguments.cost, progress=show)
     if arguments.json:
+        found = description.to_json() if costs is None else {**description.to_json(), 'costs': costs.to_json()}
         paths = {} if arguments.save is None else {'saved': [str(path) for path in saved]}
-        print(json.dumps({**description.to_json(), **paths}))
+        print(json.dumps({**found, **paths}))
         return 0
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else 100
     print('\n'.join(description.lines(width=width if is_terminal else None)))
+    if costs is not None:
+        print('\n' + '\n'.join(costs.lines()))
     for number in range(len(description.samples)):
         print('\n' + '\n'.join(description.sample_lines(number, width=width)))
         if has_colours():

@@ -1,4 +1,4 @@
-"""Commands before a run: `doctor`, `bench`, `warm`, `simulate` and `tune`."""
+"""Commands before a run: `doctor`, `bench`, `warm`, `measure`, `simulate` and `tune`."""
 
 from __future__ import annotations
 
@@ -252,15 +252,66 @@ def _run_warm(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_measure(parser: argparse.ArgumentParser) -> None:
+    add_data_arguments(parser)
+    parser.add_argument('--cost', metavar='COLUMN', help="column of the costs (default: the configuration's)")
+    parser.add_argument('--local', metavar='DIR', help='cache folder of a URL (default: a temporary one, as in a run)')
+    parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='concurrent shards of a stream')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    show_examples(
+        parser,
+        'headrace measure train.yaml',
+        'headrace measure s3://bucket/chats --cost tokens --local /scratch/cache/chats -j 32',
+        "headrace measure train.yaml --cost text --json | jq '.[0].p99'",
+    )
+
+
+@command('measure', _add_measure)
+def _run_measure(arguments: argparse.Namespace) -> int:
+    from headrace.config.build import build_streams
+    from headrace.inspect.costs import measure
+    from headrace.storage import local_path
+
+    config = train_of_file(arguments, '`headrace measure`')
+    if config is not None:
+        _refuse_local(arguments)
+    else:
+        folder = local_path(arguments.what)
+        place = {'remote': arguments.what} if folder is None else {'local': str(folder)}
+        if arguments.local is not None:
+            place = {'remote': arguments.what, 'local': arguments.local}
+        config = train_of_dataset(arguments, place)
+    if arguments.cost is not None:
+        streams = tuple(dataclasses.replace(stream, cost=arguments.cost) for stream in config.streams)
+        config = dataclasses.replace(config, cost=arguments.cost, streams=streams)
+    with shown_progress('measure', unit=' shards') as show:
+        found = measure(
+            build_streams(config),
+            arguments.cost,
+            jobs=arguments.jobs,
+            cache_limit=config.cache_limit,
+            allow_unsafe_types=bool(config.allow_unsafe_types),
+            progress=show,
+        )
+    print_answer(
+        arguments, [one.to_json() for one in found], '\n'.join(line for summary in found for line in summary.lines())
+    )
+    return 0
+
+
+def _refuse_local(arguments: argparse.Namespace) -> None:
+    if arguments.local is not None:
+        raise ConfigError(
+            f'--local is the cache folder of a URL, but {arguments.what} is a configuration, which names its own. '
+            f'Leave it out, or write train.local={arguments.local}.'
+        )
+
+
 def _config(arguments: argparse.Namespace) -> LoaderConfig:
     """The training loader of the file, or one of the URL."""
     config = train_of_file(arguments, '`headrace warm`')
     if config is not None:
-        if arguments.local is not None:
-            raise ConfigError(
-                f'--local is the cache folder of a URL, but {arguments.what} is a configuration, which names its own. '
-                f'Leave it out, or write train.local={arguments.local}.'
-            )
+        _refuse_local(arguments)
         return config
     if arguments.local is None:
         raise ConfigError(f'a URL needs the cache folder to fill: add --local DIR for {arguments.what}.')

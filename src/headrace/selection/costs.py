@@ -18,6 +18,7 @@ import os
 import re
 import struct
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
@@ -45,6 +46,16 @@ _MAGIC: Final = b'hrcosts1'
 
 Costs = npt.NDArray[np.uint32]
 _log = logger_of(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How costs are measured."""
+
+    jobs: int = 8
+    """Concurrent shards."""
+    progress: Callable[[str, int, int], None] = lambda *_: None
+    """Called with the stream, and the numbers of its measured shards and of all."""
 
 
 class StoredCosts:
@@ -94,7 +105,7 @@ def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
             )
 
 
-def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> StoredCosts:
+def measure_costs(shards: Shards, column: str, rows: RowSelection | None, measuring: Measuring) -> StoredCosts:
     """The costs of the samples that a stream offers, in their order.
 
     They are measured now unless they are kept: once for each machine. A shard is fetched and read only if nothing less
@@ -105,6 +116,7 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> Sto
         column: one that `check_cost` knows, of whole numbers, which are the costs; or of texts, bytes or arrays, whose
             lengths are.
         rows: the rows that are offered; None: all.
+        measuring: how they are measured.
 
     Raises:
         StreamError: the column has a null, a negative or broken number, or one above 2^32 - 1.
@@ -114,7 +126,7 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None) -> Sto
     counts = shards.sizes if rows is None else rows.counts
     key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()
     place, name = ControlFolder(shards.folder, FOLDER, _NAMES), f'{key.hex()}.costs'
-    return _made(place, name, int(counts.sum()), lambda out, part: _measure(shards, column, rows, counts, out, part))
+    return _made(place, name, int(counts.sum()), lambda out, part: _measure(shards, column, rows, out, part, measuring))
 
 
 def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs, BinaryIO], None]) -> StoredCosts:
@@ -185,11 +197,12 @@ def _measure(
     shards: Shards,
     column: str,
     rows: RowSelection | None,
-    counts: npt.NDArray[np.int64],
     out: Costs,
     part: BinaryIO,
+    measuring: Measuring,
 ) -> None:
     """Fill `out` from `part`, and from the shards that it lacks, whose costs it gets; see the module."""
+    counts = shards.sizes if rows is None else rows.counts
     wanted = counts.nonzero()[0].tolist()
     starts = np.cumsum(counts) - counts
     kept = end = 0
@@ -225,11 +238,12 @@ def _measure(
             return costs_of_values(batch.columns[column], column)
 
     began = said = time.monotonic()
-    for number, (shard, costs) in enumerate(in_threads(read, wanted[kept:]), kept + 1):
+    for number, (shard, costs) in enumerate(in_threads(read, wanted[kept:], measuring.jobs), kept + 1):
         place = out[starts[shard] : starts[shard] + len(costs)]
         place[:] = costs
         part.write(_checksum(shard, place.tobytes()) + place.tobytes())
         part.flush()
+        measuring.progress(title, number, len(wanted))
         if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), title)

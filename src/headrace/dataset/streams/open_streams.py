@@ -29,7 +29,7 @@ from headrace.format.entries import INDEX_NAME
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
-from headrace.selection.costs import StoredCosts, check_cost, measure_costs
+from headrace.selection.costs import Measuring, StoredCosts, check_cost, measure_costs
 from headrace.storage import (
     CacheEntry,
     CacheLimit,
@@ -54,6 +54,7 @@ from headrace.storage.cache.locks import cannot_use
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
+_MEASURING: Final = Measuring()
 _LONGEST_BLOCK: Final = 1 << 18  # bytes of a block, which a compressed file gives at once
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
@@ -174,6 +175,7 @@ def open_streams(
     cache_limit: int | None,
     allow_unsafe_types: bool,
     has_costs: bool = False,
+    measuring: Measuring = _MEASURING,
 ) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time. The given ones stay as they are.
 
@@ -183,6 +185,7 @@ def open_streams(
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
         has_costs: whether to measure the costs of all samples.
+        measuring: how they are measured.
 
     Raises:
         StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one
@@ -203,7 +206,9 @@ def open_streams(
     folders = [str(stream.folder.resolve()) for stream in filled]
     _refuse_shared(folders, filled)
     check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
-    openings = [_Opening(stream, stream.selection(), has_costs, allow_unsafe_types, check) for stream in filled]
+    openings = [
+        _Opening(stream, stream.selection(), has_costs, measuring, allow_unsafe_types, check) for stream in filled
+    ]
     _at_once(_Opening.read_index, openings)
     check.warn()
     limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
@@ -249,6 +254,7 @@ class _Opening:
     stream: StreamOptions
     selection: Selection | None
     has_costs: bool
+    measuring: Measuring
     allow_unsafe_types: bool
     check: IndexCheck
     """Asks the remote whether a cached index is still current."""
@@ -409,7 +415,7 @@ class _Opening:
                     f'Name a column, such as `cost: tokens`.'
                 )
             shards = replace(shards, identity=f'{identity} {stream.fingerprint}')  # also of what is selected
-            stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection))
+            stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection, self.measuring))
         self.opened = stream
 
     def _lengths_of(self, shard: int, column: str) -> Iterable[Any] | None:

@@ -1,0 +1,137 @@
+"""The costs of a dataset's samples: measured for the runs of this machine, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.streams.open_streams import open_streams
+from headrace.dataset.streams.stream import Stream, StreamDefaults
+from headrace.display import text_table
+from headrace.selection.costs import Measuring
+
+if TYPE_CHECKING:
+    from headrace.storage import StoreOptions
+
+ROWS: Final = 32
+"""Rows of the random batch whose padding is told."""
+_BAR: Final = 40
+"""Characters of the longest bar."""
+
+
+@dataclass(frozen=True)
+class CostSummary:
+    """How the costs of samples are spread."""
+
+    column: str
+    samples: int
+    sum: int
+    quantiles: Mapping[str, int]
+    """'min', 'median', 'p90', 'p99' and 'max'."""
+    padding: float
+    """The mean share of padding in batches of `ROWS` random samples, 0 to 1."""
+    histogram: Sequence[tuple[int, int]]
+    """The lower edge and the samples of each bin, which ends before the next one. Edges are 0 and powers of 2."""
+
+    @classmethod
+    def of(cls, column: str, costs: npt.NDArray[Any]) -> CostSummary:
+        """The summary of costs of at least one sample."""
+        values, counts = np.unique(costs, return_counts=True)
+        ends = counts.cumsum()
+        count, total = len(costs), int(costs.sum(dtype=np.int64))
+        places = {'min': 0, 'median': count // 2, 'p90': count * 9 // 10, 'p99': count * 99 // 100, 'max': count - 1}
+        quantiles = {name: int(values[ends.searchsorted(place, 'right')]) for name, place in places.items()}
+        # The share of random batches whose longest row has this cost.
+        longest = float(np.diff((ends / count) ** ROWS, prepend=0) @ values)
+        edges = [0, *(1 << power for power in range(quantiles['max'].bit_length()))]
+        before = np.concatenate([[0], ends])[values.searchsorted([*edges, 1 << 32])]
+        bins = list(zip(edges, np.diff(before).tolist(), strict=True))
+        while bins[0][1] == 0:
+            bins.pop(0)
+        return cls(column, count, total, quantiles, 1 - total / count / longest if longest else 0.0, bins)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            'column': self.column,
+            'samples': self.samples,
+            'sum': self.sum,
+            **self.quantiles,
+            f'padding_of_{ROWS}': round(self.padding, 4),
+            'histogram': [list(one) for one in self.histogram],
+        }
+
+    def lines(self) -> list[str]:
+        """The summary for people."""
+        said = ', '.join(f'{name} {value:,}' for name, value in self.quantiles.items())
+        most = max(count for _, count in self.histogram)
+        rows = [(f'{edge:,}+', f'{count:,}', '#' * -(-_BAR * count // most)) for edge, count in self.histogram]
+        return [
+            f'cost {self.column}: {self.samples:,} samples, {self.sum:,} in all',
+            f'  {said}',
+            f'  padding of {ROWS} random samples: {self.padding:.1%}',
+            *(line.rstrip() for line in text_table(rows)),
+        ]
+
+
+def measure(
+    streams: Sequence[Stream],
+    column: str | None = None,
+    *,
+    jobs: int = 8,
+    cache_limit: int | None = None,
+    allow_unsafe_types: bool = False,
+    progress: Callable[[int, int | None], None] = lambda *_: None,
+) -> list[CostSummary]:
+    """Measure the costs of streams for the runs of this machine, unless they are kept; a killed call goes on.
+
+    Args:
+        streams: as the runs have them. With other columns or selections costs are measured again.
+        column: for streams that name no `cost`.
+        jobs: concurrent shards of a stream.
+        cache_limit: bytes that their folders may take together; None: no limit.
+        allow_unsafe_types: whether to open data with pickled columns.
+        progress: called with the numbers of measured shards and of all.
+
+    Raises:
+        StreamError: a stream has no cost, or one that is no column of it.
+        HeadraceError: the data cannot be read.
+    """
+    counts = dict[str, tuple[int, int]]()
+
+    def show(stream: str, done: int, total: int) -> None:
+        counts[stream] = done, total
+        progress(*(sum(numbers) for numbers in zip(*counts.values(), strict=True)))
+
+    opened = open_streams(
+        streams,
+        StreamDefaults(cost=column),
+        cache_limit=cache_limit,
+        allow_unsafe_types=allow_unsafe_types,
+        has_costs=True,
+        measuring=Measuring(jobs, show),
+    )
+    return [
+        CostSummary.of(stream.cost, stream.costs.values)
+        for stream in opened
+        if stream.cost is not None and stream.costs is not None
+    ]
+
+
+def stream_at(url: str, options: StoreOptions, **form: Any) -> Stream:
+    """The stream of a folder or URL; `form`: its `format`, `format_options` and `split`."""
+    from headrace.storage import local_path
+
+    folder = local_path(url)
+    return Stream(
+        **({'remote': url} if folder is None else {'local': str(folder)}),
+        endpoint_url=options.endpoint_url,
+        region=options.region,
+        anonymous=options.anonymous or None,
+        store_options=dict(options.extra) or None,
+        **form,
+    )
