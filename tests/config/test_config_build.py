@@ -44,9 +44,6 @@ class Recorder:
     def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
 
-    def expect_replicas(self, replicas: int) -> None:
-        self.arguments['expected_replicas'] = replicas
-
 
 def recorded(loader: LoaderConfig, **keys: Any) -> dict[str, Any]:
     dataset: Any = build_dataset(loader, dataset_class=cast('Any', Recorder), **keys)
@@ -93,6 +90,8 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'cache_limit': 2**30,
         'shuffle_block_size': 1000,
         'batch_size': 8,
+        'global_batch_size': None,
+        'uneven': None,
         'topology': None,
         'bucket': None,
         'balance': None,
@@ -100,7 +99,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
-    assert {*keys, 'schedule', 'bucket', 'balance'} == own
+    assert {*keys, 'schedule', 'bucket', 'balance', 'global_batch_size', 'uneven'} == own
 
 
 def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:
@@ -149,32 +148,28 @@ def test_what_a_stream_does_not_say_the_loader_says(tmp_path: Path) -> None:
     ],
 )
 def test_a_global_batch_is_divided(
-    tmp_path: Path, topology: Topology | None, replication: int | None, expected: int
+    data: Path, topology: Topology | None, replication: int | None, expected: int
 ) -> None:
-    loader = config(tmp_path, device_batch_size=None, global_batch_size=96, replication=replication)
-    arguments = recorded(loader, topology=topology)
-    assert arguments['batch_size'] == expected
+    loader = config(data, device_batch_size=None, global_batch_size=96, replication=replication)
+    built = build_loader(loader, topology=topology)
+    assert (built.batch_size, built.dataset.batch_size, built.global_batch_size) == (expected, expected, 96)
     if topology is not None:
-        assert arguments['topology'].replication == (replication or topology.replication)
+        assert built.dataset.topology.replication == (replication or topology.replication)
 
 
-def test_the_launcher_s_ranks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_s_ranks_are_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('RANK', '3')
     monkeypatch.setenv('WORLD_SIZE', '8')
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '4')
-    arguments = recorded(config(tmp_path, device_batch_size=None, global_batch_size=96, replication=2))
-    assert arguments['batch_size'] == 24
-    assert arguments['expected_replicas'] == 4
+    dataset = build_dataset(config(data, device_batch_size=None, global_batch_size=96, replication=2))
+    assert dataset.batch_size == 24
 
 
-def test_ranks_that_appear_after_a_global_batch_was_divided_are_refused(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_global_batch_is_shared_by_ranks_that_appear_later(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = build_loader(config(data, device_batch_size=None, global_batch_size=8))
     monkeypatch.setenv('RANK', '1')
     monkeypatch.setenv('WORLD_SIZE', '2')
-    with pytest.raises(TopologyError, match='worked out for 1 ranks.*there are 2 now'):
-        next(iter(loader))
+    assert next(iter(loader))['id'].tolist() == [1, 3, 5, 7]
 
 
 def test_a_device_batch_needs_no_topology(tmp_path: Path) -> None:
@@ -187,7 +182,8 @@ def test_a_device_batch_needs_no_topology(tmp_path: Path) -> None:
         pytest.param(
             10,
             Topology(rank=0, world_size=4),
-            '4 ranks must divide the global batch size of train, but it is 10. The nearest that they divide: 8 and 12.',
+            '4 ranks must divide the global batch size of train, but it is 10. The nearest that they divide: 8 and 12. '
+            'Or set `uneven: pad`, so that some ranks have a row less.',
             id='ranks',
         ),
         pytest.param(
@@ -200,7 +196,8 @@ def test_a_device_batch_needs_no_topology(tmp_path: Path) -> None:
             9,
             Topology(rank=0, world_size=8, replication=2),
             '8 ranks with replication 2 make 4 replicas, which must divide the global batch size of train, '
-            'but it is 9. The nearest that they divide: 8 and 12.',
+            'but it is 9. The nearest that they divide: 8 and 12. '
+            'Or set `uneven: pad`, so that some ranks have a row less.',
             id='replicas',
         ),
     ],

@@ -218,7 +218,7 @@ def test_samples_of_a_plain_dataloader_are_marked(folder: str) -> None:
 def test_a_mark_that_the_data_has_already_is_refused(tmp_path: Path, folder: str) -> None:
     with MDSWriter(out=str(tmp_path), columns={'id': 'int', PADDING: 'int'}) as writer:
         writer.write({'id': 0, PADDING: 1})
-    with pytest.raises(ConfigError, match=f"marks padding .* '{PADDING}', but the data has a column"):
+    with pytest.raises(ConfigError, match=f"mark padding .* '{PADDING}', but the data has a column"):
         StreamingDataset(local=str(tmp_path), batch_size=1, remainder='exact')
     dataset = StreamingDataset(local=str(tmp_path), batch_size=1)
     with pytest.raises(ConfigError, match='Rename the column'):

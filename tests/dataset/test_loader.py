@@ -214,7 +214,9 @@ def test_bad_arguments_are_refused(make_dataset, dataset, loader, error, message
 
 def test_a_rank_count_that_does_not_divide_the_global_batch_is_refused(make_dataset):
     dataset = StreamingDataset(local=str(make_dataset()), batch_size=4)
-    with pytest.raises(TopologyError, match='multiple of the 3 data-parallel replicas.*got 8.*6 or 9'):
+    with pytest.raises(
+        TopologyError, match='3 ranks must divide the global batch size, but it is 8.*6 and 9.*`uneven: pad`'
+    ):
         dataset.plan(global_batch_size=8, topology=Topology(world_size=3))
 
 

@@ -117,9 +117,9 @@ def test_numbers_of_a_whole_epoch_do_not_depend_on_the_start() -> None:
             assert (plan.total_batches, plan.epoch_samples) == (batches, samples)
 
 
-@pytest.mark.parametrize(('size', 'near'), [(7, '6 or 9'), (1, '3'), (0, '3'), (-4, '3')])
+@pytest.mark.parametrize(('size', 'near'), [(7, '6 and 9'), (1, '3'), (0, '3'), (-4, '3')])
 def test_a_batch_that_replicas_cannot_share_is_refused(size: int, near: str) -> None:
-    with pytest.raises(TopologyError, match=rf'3 data-parallel replicas .*got {size}\. Nearest: {near}\.'):
+    with pytest.raises(TopologyError, match=rf'make 3 replicas, .* it is {size}\. .*: {near}\.'):
         Plan(shuffled(mixture([10])), Topology(world_size=6, replication=2), size)
 
 
@@ -134,3 +134,75 @@ def test_positions_and_policies_out_of_range_are_refused() -> None:
     for k in (-1, 0):
         with pytest.raises(IndexError):
             plan.positions(k)
+
+
+def slow_deal(begin: int, rows: int, nodes: int, replicas: int, uneven: str) -> dict[tuple[int, int], list[int]]:
+    """Rows by node and replica there, one after another: (number in the batch, or of the row that padding repeats)."""
+    dealt: dict[tuple[int, int], list[int]] = {(n, r): [] for n in range(nodes) for r in range(replicas // nodes)}
+    for row in range(rows):
+        position = begin + row
+        dealt[position % nodes, position // nodes % (replicas // nodes)].append(row)
+    most = max(map(len, dealt.values()))
+    left = list(range(rows))
+    for row in range(rows, rows + replicas):  # the replicas' turns go on
+        own = dealt[(begin + row) % nodes, (begin + row) // nodes % (replicas // nodes)]
+        if not own:
+            own.append(left[rows - 1 - (row - rows) % rows])
+        elif uneven == 'pad' and len(own) < most:
+            own.append(own[-1])
+    return dealt
+
+
+@relaxed
+@given(
+    st.sampled_from([(1, 3), (1, 5), (1, 7), (2, 3), (3, 1), (7, 1), (1, 4), (2, 7)]),
+    st.sampled_from([16, 17, 64]),
+    st.integers(1, 300),
+    st.integers(0, 300),
+    st.sampled_from(['repeat', 'exact', 'drop']),
+    st.sampled_from(['pad', 'ragged']),
+)
+def test_replicas_share_a_batch_that_they_do_not_divide(
+    shape, size: int, samples: int, start: int, how, uneven
+) -> None:
+    assume(start <= samples)
+    order = shuffled(mixture([7] * 45, choose=[samples]), nodes=4, block=30)
+    nodes, local = shape
+    plans = [Plan(order, t, size, start, how, uneven=uneven) for t in world(nodes, local)]
+    alone = Plan(order, Topology(), size, start, how)
+    assert {plan.num_batches for plan in plans} == {alone.num_batches}, 'steps differ'
+    for k in range(alone.num_batches):
+        batch = alone.positions(k)
+        expected = slow_deal(int(batch[0]), len(batch), nodes, nodes * local, uneven)
+        own = 0
+        for plan in plans:
+            rows = expected[plan.topology.node, plan.topology.local_replica]
+            assert plan.positions(k).tolist() == batch[rows].tolist()
+            assert plan.rows_of(range(k, k + 1)).tolist() == [len(rows)]
+            assert plan.end(k) == alone.end(k)
+            own += plan.own_samples(k)
+            counted = plan.positions(k)[: plan.own_samples(k)]
+            assert len(plan.positions(k)) - len(counted) in (0, 1), 'a replica has two rows of padding'
+            assert set(counted % nodes) <= {plan.topology.node}
+            in_node = [p.positions(k) for p in plans if p.topology.node == plan.topology.node]
+            assert sorted(plan.node_positions(k).tolist()) == sorted(np.concatenate(in_node).tolist())
+        assert own == len(batch), 'what counts is each sample once'
+    for plan in plans:
+        whole_pass = range(plan.num_batches)
+        each = [plan.positions(k).tolist() for k in whole_pass]
+        assert plan.positions_of(whole_pass).tolist() == sum(each, [])
+
+
+@pytest.mark.parametrize('uneven', ['pad', 'ragged'])
+def test_replicas_that_divide_the_batch_share_it_as_without_uneven(uneven) -> None:
+    order = shuffled(mixture([7] * 20), nodes=4, block=30)
+    for t in world(2, 2):
+        plain, now = Plan(order, t, 12, 3), Plan(order, t, 12, 3, uneven=uneven)
+        for k in range(plain.num_batches - 1):
+            assert now.positions(k).tolist() == plain.positions(k).tolist()
+
+
+@pytest.mark.parametrize(('replicas', 'uneven', 'message'), [(9, 'pad', 'divide: 9'), (3, 'fill', "'ragged'")])
+def test_uneven_batches_have_a_row_for_each_replica(replicas: int, uneven, message: str) -> None:
+    with pytest.raises((TopologyError, ConfigError), match=message):
+        Plan(shuffled(mixture([10])), Topology(world_size=replicas), 8, uneven=uneven)

@@ -48,12 +48,16 @@ def build_dataset(
         TopologyError: The ranks do not divide the global batch size, or replication is given twice.
     """
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.dataset.topology import detect_topology
+    from headrace.order.topology import check_batch_size
     from headrace.packing import PackedDataset
 
     refuse([f'{config.name or "loader"}: {rule}' for rule in _broken_rules(config)])
     make = dataset_class or (StreamingDataset if config.packing is None else PackedDataset)
     topology = _with_replication(config, topology)
-    batch_size, replicas = _device_batch_size(config, topology)
+    if config.global_batch_size is not None:
+        ranks = topology or detect_topology(replication=config.replication or 1)
+        check_batch_size(config.global_batch_size, ranks, config.uneven, config.name)
     arguments = {
         name: getattr(config, name)
         for name in field_types(DatasetConfig)
@@ -66,11 +70,13 @@ def build_dataset(
         del arguments['shuffle_seed']  # the dataset's default is a number
     if config.packing is not None:
         arguments['packing'] = packing_of(config.packing)
-    streams = build_streams(config, load_packing=stream_packing_of)
-    dataset = make(streams=streams, batch_size=batch_size, topology=topology, **arguments)
-    if topology is None and replicas is not None:
-        dataset.expect_replicas(replicas)
-    return dataset
+    return make(
+        streams=build_streams(config, load_packing=stream_packing_of),
+        batch_size=config.device_batch_size,
+        global_batch_size=config.global_batch_size,
+        topology=topology,
+        **arguments,
+    )
 
 
 def build_loader(
@@ -103,7 +109,6 @@ def build_loader(
     options = loader_options({field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)})
     return StreamingDataLoader(
         dataset,
-        batch_size=dataset.batch_size,
         collate_fn=collate_fn,
         worker_init_fn=worker_init_fn,
         generator=generator,
@@ -159,28 +164,3 @@ def _with_replication(config: LoaderConfig, topology: Topology | None) -> Topolo
             f'replication: {config.replication}. Remove the key: the trainer knows it.'
         )
     return dataclasses.replace(topology, replication=config.replication)
-
-
-def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple[int, int | None]:
-    """Samples per device, and the number of replicas that it was worked out for, if it was."""
-    if config.device_batch_size is not None:
-        return config.device_batch_size, None
-    from headrace.dataset.topology import detect_topology
-
-    assert config.global_batch_size is not None
-    topology = topology or detect_topology(replication=config.replication or 1)
-    batch_size, rest = divmod(config.global_batch_size, topology.replicas)
-    if rest:
-        ranks = f'{topology.world_size} ranks'
-        if topology.replication > 1:
-            ranks += f' with replication {topology.replication} make {topology.replicas} replicas, which'
-        raise TopologyError(
-            f'{ranks} must divide the global batch size of {config.name or "the loader"}, but it is '
-            f'{config.global_batch_size}. The nearest that they divide: {_nearest_multiples(config, topology)}.'
-        )
-    return batch_size, topology.replicas
-
-
-def _nearest_multiples(config: LoaderConfig, topology: Topology) -> str:
-    below = (config.global_batch_size or 0) // topology.replicas * topology.replicas
-    return f'{below} and {below + topology.replicas}' if below else str(topology.replicas)

@@ -238,6 +238,9 @@ class DatasetConfig(SelectionConfig):
     balance: Annotated[float, MoreThan(0)] | None = None
     """Deal rows to ranks so that sums of `cost` to this power are nearly equal: 1, or 2 for attention."""
 
+    uneven: Literal['pad', 'ragged'] | None = None
+    """Ranks that do not divide `global_batch_size`: see `docs/order.md`. Default: refused."""
+
     schedule: tuple[SchedulePointConfig, ...] = ()
     """Proportions that change during the run, in place of weights."""
 
@@ -343,7 +346,7 @@ class LoaderConfig(DatasetConfig):
     """The loader's key, not written inside."""
 
     global_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """Samples per step over all ranks; the ranks must divide it."""
+    """Samples per step over all ranks; the ranks must divide it, but for `uneven`."""
 
     device_batch_size: Annotated[int, AtLeast(1)] | None = None
     """Samples per step of one rank."""
@@ -358,6 +361,9 @@ class LoaderConfig(DatasetConfig):
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from DatasetConfig.cross_field_errors(self)
         yield from _broken_batch_size_rules(self)
+        if self.uneven is not None and self.device_batch_size is not None:
+            rule = '`uneven` deals a `global_batch_size`; give it in place of `device_batch_size`'
+            yield BrokenRule(('uneven', 'device_batch_size'), rule)
         if self.remainder == 'exact' and self.loader.drop_last:
             rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
             yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))

@@ -1,10 +1,10 @@
 """The marks that loaders put into batches beside the data's columns: bad samples, padding, and the stream of each row.
 
-Under ``on_bad_sample: skip`` the row of a bad sample holds the values of another. Under ``remainder: exact`` padding,
-the rows that only fill up a batch, is marked. Every batch that is a dict then has the mark. So the columns of a batch
-depend on the setting alone, and not on the number of samples or ranks. The number of rows stays equal on all ranks, and
-positions and checkpoints are the same as without bad samples. For other batches the loader has properties instead,
-such as `headrace.StreamingDataLoader.own_samples`.
+Under ``on_bad_sample: skip`` the row of a bad sample holds the values of another. Under ``remainder: exact`` or
+``uneven`` padding, the rows that only fill up a batch, is marked. Every batch that is a dict then has the mark. So the
+columns of a batch depend on the setting alone, and not on the number of samples or ranks. Positions and checkpoints are
+the same as without bad samples. For other batches the loader has properties instead, such as
+`headrace.StreamingDataLoader.own_samples`.
 
 A batch is a tree. Tensors and arrays hold their rows along their first dimension. A mapping holds columns, which agree
 on the number of rows. A list or tuple holds either rows, as a column of texts does, or columns, as ``(inputs, labels)``
@@ -182,8 +182,8 @@ PADDING: Final = 'is_padding'
 
 PADDING_KEY: Final = ReservedKey(
     PADDING,
-    "remainder 'exact' marks padding in the batch",
-    "Rename the column, or choose remainder 'repeat' or 'drop'.",
+    "remainder 'exact' and `uneven` mark padding in the batch",
+    "Rename the column, or choose remainder 'repeat' or 'drop', without `uneven`.",
 )
 
 

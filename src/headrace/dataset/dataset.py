@@ -61,6 +61,7 @@ from headrace.order import (
 )
 from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
+from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.selection.costs import DatasetCosts
@@ -97,6 +98,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             for each 64 shards, 64 at most. With MosaicML Streaming's orders, None is the number of nodes, or 64 times
             as many for 'py1s' and 'py2s'.
         batch_size: samples of one device batch.
+        global_batch_size: samples of a batch over all ranks, in place of it.
+        uneven: how ranks share a global batch that they do not divide; None: an error. Each has a row more or less than
+            others. 'pad' gives every rank equally many rows: one with a row less repeats a row, as padding. 'ragged'
+            does not. Padding is marked in every batch under `headrace.PADDING`, and does not count.
         shuffle: whether to shuffle.
         shuffle_algo: None or 'native' for headrace's own. Those of MosaicML Streaming, sample for sample, are 'py1e',
             'py1br', 'py1b', 'py1s', 'py2s' and 'naive'. A MosaicML Streaming checkpoint makes None 'py1e'.
@@ -169,6 +174,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         partition_algo: str = 'relaxed',
         num_canonical_nodes: int | None = None,
         batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        uneven: Uneven | None = None,
         shuffle: bool = False,
         shuffle_algo: str | None = None,
         shuffle_seed: int = DEFAULT_SEED,
@@ -201,6 +208,13 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             )
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
+        if batch_size is not None and global_batch_size is not None:
+            raise ConfigError(
+                f'`batch_size`, per device, and `global_batch_size`, of all ranks, are both given, as {batch_size} and '
+                f'{global_batch_size}. Leave one out.'
+            )
+        if uneven is not None and global_batch_size is None:
+            raise ConfigError('`uneven` deals a `global_batch_size` to the ranks. Give it in place of `batch_size`.')
         if replication is not None and replication < 1:
             raise ConfigError(
                 f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
@@ -253,6 +267,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             run,
             skip=ranges,
             batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            uneven=uneven,
             remainder=remainder,
             replication=replication,
             topology=topology,
@@ -261,8 +277,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             refuse_different_meanings(opened, self.mixture)
         self._is_checked = False
         self._sample_pool = SamplePool(opened, self.mixture, cache_limit=self.cache_limit)
-        if remainder == 'exact':
+        if remainder == 'exact' or uneven is not None:
             self.check_columns(PADDING_KEY)
+        if global_batch_size is not None and topology is not None:
+            check_batch_size(global_batch_size, self.topology, uneven)
         self.skipping_reader: SkippingReader | None = None
         """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
@@ -415,6 +433,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
         _refuse_dealing(self, self.topology.replicas)
+        if self.uneven is not None:
+            raise ConfigError(
+                'Under `uneven` ranks and batches differ in rows, which a plain DataLoader does not know. Use a '
+                'headrace.StreamingDataLoader, or leave `uneven` out.'
+            )
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:

@@ -32,7 +32,9 @@ def dataset_facts(dataset: StreamingDataset) -> Facts:
     order = run.config()
     shuffled = f'shuffled with seed {order.seed}' if order.shuffle else 'not shuffled'
     rows.append(('order', f'{order.algorithm or "native"}, {shuffled}'))
-    if dataset.batch_size is not None:
+    if dataset.global_batch_size is not None:
+        rows.append(('batch', f'{dataset.global_batch_size:,} samples over all ranks'))
+    elif dataset.batch_size is not None:
         rows.append(('batch', f'{dataset.batch_size:,} samples per device'))
     title = f'{count_text(dataset.num_samples, "sample")} of {count_text(len(streams), "stream")}'
     return Facts(f'{type(dataset).__name__}: {title}', rows)

@@ -198,9 +198,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def _batches(self) -> BatchSpec:
-        assert self.batch_size is not None
-        topology = self.dataset.topology
-        return BatchSpec(self.batch_size * topology.replicas, topology, self.remainder)
+        return self.dataset.batch_spec(batch_size=self.batch_size, remainder=self.remainder)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """The plan of an epoch's batches, by default of the current epoch from its start."""
@@ -313,9 +311,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     yield received.batch
                 if progress.turn is not turns[0] and not evaluates:
                     progress.refuse_turns()
-                own_samples = received.rows  # only an epoch's last batch has padding
+                own_samples = received.rows
                 if number == last:
                     self._epoch_under_way = None
+                if number == last or plan.uneven:  # others have no padding
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()

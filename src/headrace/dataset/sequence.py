@@ -8,10 +8,10 @@ from typing import Any
 from headrace.dataset.progress import Progress
 from headrace.dataset.topology import detect_topology
 from headrace.display import count_text
-from headrace.errors import ConfigError, TopologyError
+from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Mixture, Order, OrderConfig, Remainder, ResumeState, Run, Topology
 from headrace.order.skip import Ranges, Skip
-from headrace.order.topology import World, with_replication
+from headrace.order.topology import Uneven, World, with_replication
 from headrace.redaction import logger_of
 
 _log = logger_of(__name__)
@@ -26,6 +26,8 @@ class SampleSequence:
         run: gives orders, plans and states.
         skip: the ranges that the run skips.
         batch_size: samples of one device batch, if known.
+        global_batch_size: samples of a batch over all ranks, in place of it.
+        uneven: how ranks share a batch that they do not divide; None: they divide it.
         remainder: handling of the samples after the last full global batch, if given.
         replication: consecutive ranks that get the same samples.
         topology: rank, world size and nodes; None: detected on request.
@@ -37,17 +39,20 @@ class SampleSequence:
         *,
         skip: Skip,
         batch_size: int | None,
+        global_batch_size: int | None,
+        uneven: Uneven | None,
         remainder: Remainder | None,
         replication: int | None,
         topology: Topology | None,
     ) -> None:
         self.run = run
         self.skip = skip
-        self.batch_size = batch_size
+        self.global_batch_size = global_batch_size
+        self.uneven: Uneven | None = uneven
+        self._batch_size = batch_size
         self.remainder: Remainder | None = remainder
         self.replication = replication
         self._topology = None if topology is None else self._replicated(topology)
-        self._expected_replicas: int | None = None
         self._progress = Progress()
         self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
         self.counts_skipped = False
@@ -63,6 +68,20 @@ class SampleSequence:
     @property
     def epoch_size(self) -> int:
         return self.mixture.epoch_size
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one device batch, if known; the most of any rank."""
+        return self._batch_size if self.global_batch_size is None else self.batch_spec().batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        if self.global_batch_size is not None and value != self.batch_size:
+            raise ConfigError(
+                f'The dataset has `global_batch_size` {self.global_batch_size}, {self.batch_size} samples per device, '
+                f'but `batch_size` is to be {value}. Leave one of them out.'
+            )
+        self._batch_size = value
 
     @property
     def num_canonical_nodes(self) -> int:
@@ -91,17 +110,7 @@ class SampleSequence:
         """Rank and world size: as given or bound, else as detected."""
         if self._topology is not None:
             return self._topology
-        found = detect_topology(replication=self.replication or 1)
-        if self._expected_replicas not in (None, found.replicas):
-            raise TopologyError(
-                f'The batch size was worked out for {self._expected_replicas} ranks that share a global batch, but '
-                f'there are {found.replicas} now. Make the dataset after the process group, or pass `topology`.'
-            )
-        return found
-
-    def expect_replicas(self, replicas: int) -> None:
-        """Refuse a later topology with another number of ranks that share a batch."""
-        self._expected_replicas = replicas
+        return detect_topology(replication=self.replication or 1)
 
     def bind(self, topology: Topology) -> None:
         """Set rank and world size, from the next `len` or `iter` on."""
@@ -165,14 +174,14 @@ class SampleSequence:
 
         Args:
             batch_size: samples of a batch on each rank; by default the dataset's.
-            global_batch_size: samples of a batch over all ranks, in place of `batch_size`.
+            global_batch_size: samples of a batch over all ranks, in place of `batch_size`; by default the dataset's.
             remainder: see the class; by default the dataset's, else 'repeat'.
             topology: for which rank; by default this one.
 
         Raises:
             ConfigError: no batch size is known.
         """
-        topology = topology or self.topology
+        topology, global_batch_size = topology or self.topology, global_batch_size or self.global_batch_size
         if global_batch_size is None:
             batch_size = self.batch_size if batch_size is None else batch_size
             if batch_size is None:
@@ -181,7 +190,7 @@ class SampleSequence:
                     'depends on it, and it is None.'
                 )
             global_batch_size = batch_size * topology.replicas
-        return BatchSpec(global_batch_size, topology, remainder or self.remainder or 'repeat')
+        return BatchSpec(global_batch_size, topology, remainder or self.remainder or 'repeat', self.uneven)
 
     def plan(
         self,

@@ -4,8 +4,8 @@ Both are pure functions of the sequence and of the samples' costs, such as their
 
 `BucketedOrder` reorders windows of the sequence. A window's samples are sorted by cost and cut into batches, which come
 in shuffled order. So a batch has little padding, and still differs from pass to pass. `BalancedPlan` keeps the batches,
-and deals the rows of each to the replicas of a node. All get as many rows, and nearly the same sum of cost. The longest
-row is dealt first, to the replica with the least: Graham's longest processing time rule (1969).
+and deals the rows of each to the replicas of a node. All get as many rows as by position, and nearly the same sum of
+cost. The longest row is dealt first, to the replica with the least: Graham's longest processing time rule (1969).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.order.random.hashing import derive, hash_text, keyed_order
 from headrace.order.skip import in_whole_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -186,20 +186,26 @@ class BalancedPlan(Plan):
     """The cost of a row is its sample's to this power: 2 for attention without a bound."""
 
     def positions(self, k: int) -> IntArray:
-        if self._numbers(k)[1] < self.global_batch_size:
-            return Plan.positions(self, k)
-        rows = self.node_positions(k)
-        costs = self.costs(self.order.at(rows)).astype(np.float64) ** self.power
-        return rows[_balanced(costs, self.topology.replicas_per_node) == self.topology.local_replica]
+        begin, rows = self._numbers(k)
+        by_position = Plan.positions(self, k)
+        if rows < self.global_batch_size:
+            return by_position
+        topology = self.topology
+        of_node = self._unskipped.at(begin + np.array(self._rows_of(begin, rows, topology.node, topology.nodes)))
+        residues = range(topology.node, topology.replicas, topology.nodes)
+        counts = [len(self._rows_of(begin, rows, residue, topology.replicas)) for residue in residues]
+        costs = self.costs(self.order.at(of_node)).astype(np.float64) ** self.power
+        dealt = of_node[_balanced(costs, counts) == topology.local_replica]
+        return np.concatenate([dealt, by_position[len(dealt) :]])  # with the padding
 
     def positions_of(self, batches: range) -> IntArray:
         return np.concatenate([np.zeros(0, np.int64), *map(self.positions, batches)])
 
 
-def _balanced(costs: NDArray[np.float64], shares: int) -> IntArray:
-    """Which share each row belongs to, int64[rows]; all have equal numbers of rows, and sums that are nearly equal."""
-    left = [len(costs) // shares] * shares
-    loads = [(0.0, share) for share in range(shares)]
+def _balanced(costs: NDArray[np.float64], counts: Sequence[int]) -> IntArray:
+    """Which share each row belongs to, int64[rows]; each has its number of rows, and sums are nearly equal."""
+    left = list(counts)
+    loads = [(0.0, share) for share in range(len(left)) if left[share]]
     found = np.empty(len(costs), np.int64)
     for row in np.argsort(-costs, kind='stable').tolist():
         load, share = heapq.heappop(loads)

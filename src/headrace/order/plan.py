@@ -11,7 +11,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.order.protocols import BatchPlan
 from headrace.order.skip import Ranges, UnskippedPositions, merged
-from headrace.order.topology import Remainder, check_batch_size
+from headrace.order.topology import Remainder, Uneven, check_batch_size
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
@@ -62,8 +62,8 @@ class Plan(BatchPlan):
     of such a range deals the rows after it as if they followed directly. So replicas get equally many rows.
 
     Raises:
-        TopologyError: the replicas cannot share the global batch equally.
-        ConfigError: start, remainder or skip is out of range.
+        TopologyError: the replicas cannot share the global batch equally, and ``uneven`` is None.
+        ConfigError: start, remainder, uneven or skip is out of range.
     """
 
     order: Order
@@ -81,11 +81,17 @@ class Plan(BatchPlan):
     skip: Ranges = ()
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
     same, so that ``start``, `end` and `stop` mean the same with any ranges."""
+    uneven: Uneven | None = None
+    """How replicas share a batch that they do not divide. Their numbers of rows differ by one at most; ``pad`` evens
+    them out by a row of padding, which repeats the replica's last. A batch of fewer rows than replicas repeats its
+    last rows."""
+    by_row: bool = False
+    """Deal rows by their number in the batch, not by their position, so that a replica has the same in each batch."""
     _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
     _cuts: EqualCuts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_batch_size(self.global_batch_size, self.topology)
+        check_batch_size(self.global_batch_size, self.topology, self.uneven)
         if not 0 <= self.start <= len(self.order):
             raise ConfigError(f'start must be a position in [0, {len(self.order)}], got {self.start}.')
         if self.remainder not in get_args(Remainder):
@@ -158,17 +164,28 @@ class Plan(BatchPlan):
         return self._strided(k, self._residue, self.topology.replicas)
 
     def positions_of(self, batches: range) -> IntArray:
-        begins = self._cuts.begins(batches)
-        replicas, sizes = self.topology.replicas, np.diff(begins)
-        whole = len(sizes) - int(bool(len(sizes)) and bool(sizes[-1] % replicas))  # only the last one may have padding
+        begins, replicas = self._cuts.begins(batches), self.topology.replicas
+        sizes = np.diff(begins)
+        repeats_others = sizes < replicas if self.uneven else sizes % replicas > 0
+        whole = int(repeats_others.argmax()) if repeats_others.any() else len(sizes)
         rest = [self.positions(k) for k in batches[whole:]]
-        first = begins[:whole] + (self._residue - self._unskipped.at(begins[:whole])) % replicas
-        rows = sizes[:whole] // replicas
+        first, rows = begins[:whole] + self._first_rows(begins[:whole]), self.rows_of(batches[:whole])
         numbers = np.repeat(first - (np.cumsum(rows) - rows) * replicas, rows) + np.arange(rows.sum()) * replicas
+        numbers -= replicas * (numbers >= np.repeat(begins[1 : whole + 1], rows))  # padding repeats the row before
         return np.concatenate([self._unskipped.at(numbers), *rest])
 
     def rows_of(self, batches: range) -> IntArray:
-        return -(-np.diff(self._cuts.begins(batches)) // self.topology.replicas)
+        begins = self._cuts.begins(batches)
+        sizes, replicas = np.diff(begins), self.topology.replicas
+        padded = -(-sizes // replicas) * replicas
+        if self.uneven == 'ragged':
+            padded = np.where(sizes < replicas, padded, sizes)
+        return (padded - self._first_rows(begins[:-1]) + replicas - 1) // replicas
+
+    def _first_rows(self, begins: IntArray) -> IntArray:
+        """By batch, the first row that is this replica's, int64[batches]."""
+        positions = np.zeros_like(begins) if self.by_row else self._unskipped.at(begins)
+        return (self._residue - positions) % self.topology.replicas
 
     def global_positions(self, k: int) -> IntArray:
         return self._strided(k, 0, 1)
@@ -202,20 +219,20 @@ class Plan(BatchPlan):
 
     def _rows_of(self, begin: int, rows: int, residue: int, stride: int) -> range:
         """Which of a batch's first ``rows`` rows are ``residue`` modulo ``stride``; its row 0 is where it begins."""
-        return range((residue - self._unskipped.position(begin)) % stride, rows, stride)
+        return range((residue - (0 if self.by_row else self._unskipped.position(begin))) % stride, rows, stride)
 
     def _strided(self, k: int, residue: int, stride: int) -> IntArray:
         """Positions of batch k that are dealt to ``residue`` modulo ``stride``, padding included."""
-        begin, rows = self._numbers(k)
-        padded = -(-rows // self.topology.replicas) * self.topology.replicas
+        (begin, rows), replicas = self._numbers(k), self.topology.replicas
+        padded = rows if self.uneven == 'ragged' and rows >= replicas else -(-rows // replicas) * replicas
         numbers = np.array(self._rows_of(begin, padded, residue, stride), np.int64) + begin
-        size = self._unskipped.size
         if padded > rows:
-            beyond = numbers >= size
-            span = math.lcm(self.order.units, self.topology.replicas)
-            if 0 < span <= rows:  # the unit's own last sample
+            end = begin + rows
+            beyond = numbers >= end
+            span = math.lcm(self.order.units or int(self.uneven is not None), replicas)
+            if 0 < span <= rows:  # the last sample of the unit, or of the replica
                 numbers[beyond] -= span
             else:
-                repeated = rows if span else size - self._unskipped.before(self.order.first)
-                numbers[beyond] = size - 1 - (numbers[beyond] - size) % repeated
+                repeated = rows if span else end - self._unskipped.before(self.order.first)
+                numbers[beyond] = end - 1 - (numbers[beyond] - end) % repeated
         return self._unskipped.at(numbers)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from headrace.order.topology import BatchSpec
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.sample_map import SampleMap
     from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import BatchSpec, Remainder, Topology
+    from headrace.order.topology import Remainder, Topology, Uneven
 
 LoadPermutation: TypeAlias = 'Callable[[Mixture, OrderConfig, int], IntArray]'
 """Gives the sample ids int64[epoch size] that `fill_permutation` computes for an epoch, from wherever they are kept."""
@@ -116,15 +118,27 @@ class BatchPlan(ABC):
     """Samples in a batch of all replicas together."""
     remainder: Remainder
     """The fate of the samples after the last full batch."""
+    uneven: Uneven | None
+    """How replicas share a batch that they do not divide; None: they divide it."""
     skip: Ranges
     """The positions of the epoch that no batch holds."""
     start: int
     """The position at which batch 0 begins."""
 
     @property
+    def spec(self) -> BatchSpec:
+        """How the sequence is cut, and for which rank."""
+        return BatchSpec(self.global_batch_size, self.topology, self.remainder, self.uneven)
+
+    @property
     def batch_size(self) -> int:
-        """Samples in a full batch of one replica."""
-        return self.global_batch_size // self.topology.replicas
+        """Samples in a full batch of one replica, at most."""
+        return self.spec.batch_size
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether a batch may have padding that is marked."""
+        return self.remainder == 'exact' or self.uneven is not None
 
     @property
     @abstractmethod
@@ -242,7 +256,7 @@ class BatchPlan(ABC):
 
     @abstractmethod
     def positions(self, k: int) -> IntArray:
-        """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
+        """Return this replica's positions of batch k, int64[rows], padding included."""
 
     @abstractmethod
     def positions_of(self, batches: range) -> IntArray:

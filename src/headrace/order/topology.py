@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from headrace.errors import TopologyError
+from headrace.errors import ConfigError, TopologyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,10 @@ def with_replication(topology: Topology, replication: int | None, label: str) ->
 
 Remainder: TypeAlias = Literal['repeat', 'exact', 'drop']
 
+Uneven: TypeAlias = Literal['pad', 'ragged']
+"""How replicas share a global batch that they do not divide. Each has the rows of its turn. ``pad``: a replica with a
+row less than others repeats one, as padding. ``ragged``: it has a row less; only one without any row has padding."""
+
 
 class World(NamedTuple):
     """The ranks and the global batches, as far as an order depends on them."""
@@ -139,11 +143,13 @@ class BatchSpec:
     """Which rank of how many reads."""
     remainder: Remainder
     """The fate of the samples after the last full batch."""
+    uneven: Uneven | None = None
+    """How replicas share a batch that they do not divide; None: they must divide it."""
 
     @property
     def batch_size(self) -> int:
-        """Samples in a full batch of one replica."""
-        return self.global_batch_size // self.topology.replicas
+        """Samples in a full batch of one replica, at most."""
+        return -(-self.global_batch_size // self.topology.replicas)
 
     @property
     def world(self) -> World:
@@ -151,17 +157,44 @@ class BatchSpec:
         return World(self.topology.nodes, self.global_batch_size, self.topology.replicas)
 
 
-def check_batch_size(size: int, topology: Topology) -> None:
-    """Check that the replicas can share a global batch of ``size`` samples equally.
+def refuse_uneven(batches: BatchSpec, setting: str) -> None:
+    """Refuse an order that cannot deal uneven rows, which ``setting`` names.
 
     Raises:
+        ConfigError: uneven rows are asked for.
+    """
+    if batches.uneven is not None:
+        raise ConfigError(
+            f"`uneven` needs the native order, and batching_method 'random' or 'stratified', but got {setting}, where "
+            f'each rank has equal batches. Change it, or remove `uneven`, with ranks that divide the global batch.'
+        )
+
+
+def check_batch_size(size: int, topology: Topology, uneven: Uneven | None = None, name: str = '') -> None:
+    """Check that the replicas can share a global batch of ``size`` samples: equally, or a row for each if ``uneven``.
+
+    Args:
+        size: samples of the batch.
+        topology: the replicas.
+        uneven: how they share a batch that they do not divide.
+        name: whose batch it is, for the message.
+
+    Raises:
+        ConfigError: there is no such ``uneven``.
         TopologyError: they cannot.
     """
+    if uneven not in (None, *get_args(Uneven)):
+        raise ConfigError(f'uneven must be one of {list(get_args(Uneven))}, or None, got {uneven!r}.')
     replicas = topology.replicas
-    if size < 1 or size % replicas:
-        near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
-        raise TopologyError(
-            f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
-            f'({topology.world_size} ranks, replication {topology.replication}), got {size}. '
-            f'Nearest: {" or ".join(map(str, near))}.'
-        )
+    if size >= replicas and (uneven or size % replicas == 0):
+        return
+    ranks = f'{topology.world_size} ranks'
+    if topology.replication > 1:
+        ranks += f' with replication {topology.replication} make {replicas} replicas, which'
+    below = max(size, 0) // replicas * replicas
+    nearest = f'{below} and {below + replicas}' if below else str(replicas)
+    fix = ' Or set `uneven: pad`, so that some ranks have a row less.' if below else ''
+    raise TopologyError(
+        f'{ranks} must divide the global batch size{name and f" of {name}"}, but it is {size}. The nearest that they '
+        f'divide: {nearest}.{fix}'
+    )

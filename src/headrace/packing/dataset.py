@@ -343,8 +343,7 @@ class PackedDataset(StreamingDataset):
         return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
 
     def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
-        batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
-        with self._reader_of(batches, lanes) as reader:
+        with self._reader_of(plan.spec, lanes) as reader:
             return pieces_of(self.packing, lanes, reader.__getitem__, numbers)
 
     def sync_lane_states(self, gather: Callable[[Any], Sequence[Any]]) -> None:

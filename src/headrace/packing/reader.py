@@ -194,7 +194,7 @@ class PackedReader(Reader[ChunkKey]):
         first, length = first_sequence(plan), self._packing.sequence_length
         for number in range(plan.num_batches):
             numbers = plan.positions(number) + first
-            # A row that only pads the last batch belongs to another rank's lane; it has no tokens here.
+            # A row that only pads a batch belongs to another rank's lane; it has no tokens here.
             own = plan.own_samples(number)
             rows = packer.sequences(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
             packer.receive_ahead(len(numbers), chunks)
@@ -207,7 +207,7 @@ class PackedReader(Reader[ChunkKey]):
                 marks = np.full((len(rows), length), -1, np.int64)
                 marks[np.arange(length) < used[:, None]] = np.repeat(streams, lengths)
                 batch[STREAM] = torch.from_numpy(marks)
-            if plan.remainder == 'exact':
+            if plan.has_padding:
                 batch = marked(batch, rows=len(rows), own_samples=own)
             tokens = np.bincount(streams, lengths, len(self._mixture.streams)).astype(np.int64)
             yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
-from headrace.order import OrderConfig, ResumeState, Run, StreamSize, documents_skip
+from headrace.order import OrderConfig, Plan, ResumeState, Run, StreamSize, documents_skip
 from headrace.order.pinned import are_ranges, is_count, short
 from headrace.order.skip import merged, without
 from headrace.order.topology import World
@@ -147,7 +147,7 @@ class PackedRun(Run):
         """As `Run.plan`, in sequences.
 
         Raises:
-            TopologyError: the ranks do not divide the lanes.
+            TopologyError: the ranks do not divide the lanes, and ``uneven`` cannot deal them.
             ConfigError: as `Run.plan`; or the lanes do not suit the documents, or the epoch.
         """
         if epoch and self.packing.sequences_per_epoch is None:
@@ -159,10 +159,15 @@ class PackedRun(Run):
         lanes = self.lanes_for(batches.global_batch_size)
         replicas = batches.topology.replicas
         if self.whole is None and lanes.count % replicas:
-            raise TopologyError(
-                f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
-                f'{replicas}. The lanes are those that the run began with; continue with another number of ranks.'
-            )
+            if batches.uneven is None or lanes.count != batches.global_batch_size or start % lanes.count:
+                raise TopologyError(
+                    f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
+                    f'{replicas}. The lanes are those that the run began with; continue with another number of ranks. '
+                    f'`uneven` deals lanes to any ranks, if each batch is the next sequence of each lane, but batches '
+                    f'of {batches.global_batch_size} begin at sequence {start}.'
+                )
+            assert isinstance(plan, Plan)
+            plan = replace(plan, by_row=True)
         ranges = self._skipped_ranges(self.mixture, batches) or ()
         if any(bound % lanes.count for bounds in ranges for bound in bounds):
             found = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)

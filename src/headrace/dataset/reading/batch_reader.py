@@ -167,7 +167,7 @@ class BatchReader(Reader[BatchKey]):
         self._pad = pad
         self._plan: BatchPlan | None = plan
         self._run = run
-        self._batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
+        self._batches = plan.spec
         self._mark_streams = mark_streams
         self._is_plain = self._is_columnar and self._skipping_reader is None and pad is None
         self._mixture = plan.order.mixture
@@ -192,7 +192,7 @@ class BatchReader(Reader[BatchKey]):
             batch = opened.joined.batch(shards[part], chunk.places.rows[part])
         if batch is None:
             batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
-        if self._batches.remainder == 'exact':
+        if self._places.plan.has_padding:
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         streams = None
         if self._num_streams > 1:

@@ -19,7 +19,7 @@ from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, conti
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
 from headrace.order.protocols import BatchPlan, LoadPermutation, Order
 from headrace.order.skip import Ranges, Skip, UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import BatchSpec, Remainder, check_batch_size
+from headrace.order.topology import BatchSpec, Remainder, check_batch_size, refuse_uneven
 
 _SCANNED = 1 << 16  # positions looked through at once
 
@@ -122,6 +122,7 @@ class MosaicMLPlan(BatchPlan):
             ResumeError: start is beyond the epoch's end.
         """
         topology, global_batch_size, remainder = batches.topology, batches.global_batch_size, batches.remainder
+        refuse_uneven(batches, f'shuffle_algo {order.config.algorithm!r}')
         check_batch_size(global_batch_size, topology)
         if start < 0:
             raise ConfigError(f'start must be at least 0, got {start}.')
@@ -135,6 +136,7 @@ class MosaicMLPlan(BatchPlan):
             )
         self.order, self.start, self.skip = order, start, skip
         self.topology, self.global_batch_size, self.remainder = topology, global_batch_size, remainder
+        self.uneven = None
         self._asked = order, batches, initial_nodes
         self._devices = Devices(
             nodes=topology.nodes,

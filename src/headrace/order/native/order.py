@@ -39,7 +39,7 @@ from headrace.order.plan import Plan
 from headrace.order.protocols import LoadPermutation, Order
 from headrace.order.random.hashing import derive, hash_text
 from headrace.order.skip import Skip, in_whole_batches, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import BatchSpec, check_batch_size
+from headrace.order.topology import BatchSpec, check_batch_size, refuse_uneven
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`
@@ -250,10 +250,11 @@ class NativeOrder(Order):
         initial_nodes: int | None = None,  # noqa: ARG002
     ) -> Plan:
         topology, size, remainder = batches.topology, batches.global_batch_size, batches.remainder
-        check_batch_size(size, topology)
+        check_batch_size(size, topology, batches.uneven)
         ranges = skipped_ranges(skip, self.mixture, size, remainder)
         ranges = skipped_in_epoch(ranges, self.mixture.takeover.begin_of(epoch, self._size), self._size)
         if self.units:
+            refuse_uneven(batches, 'batches of one stream')
             if remainder == 'exact' and sum(self.mixture.is_drawn) > 1:
                 raise ConfigError(
                     "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an "
@@ -262,7 +263,7 @@ class NativeOrder(Order):
                 )
             _check_units(self.units, size, topology.replicas)
             ranges = in_whole_batches(ranges, self.first, size, self._size)
-        return Plan(self, topology, size, start, remainder, ranges)
+        return Plan(self, topology, size, start, remainder, ranges, batches.uneven)
 
     def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
