@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
-from headrace.errors import ConfigError, FormatError, ShardError, StreamError
+from headrace.errors import ConfigError, DiskFullError, FormatError, ShardError, StreamError
 from headrace.sources import lance_data
 from headrace.storage import open_store
 from headrace.testing import sources as contract
@@ -224,12 +226,39 @@ def test_what_is_not_read_is_refused_by_name(tmp_path: Path, then: str, version:
 @pytest.mark.slow
 def test_a_missing_file_a_null_that_no_page_tells_of_and_killed_processes(tmp_path: Path) -> None:
     write(tmp_path / 'a', 20, 10, version='2.0')
-    with pytest.raises(ShardError, match="Row 1 of column 'maybe'"):
+    with pytest.raises(ShardError, match="Row 1 of column 'maybe'.* Name the column"):
         read(tmp_path / 'a', tmp_path / 'b')
+    named = {'format': 'lance', 'format_options': {'nulls': ['maybe']}}
+    assert read(tmp_path / 'a', tmp_path / 'e', **named) == expected(range(20))
+    with pytest.raises(StreamError, match="`nulls` of .* is 'maybe'"):
+        opened(tmp_path / 'a', tmp_path / 'f', format='lance', format_options={'nulls': 'maybe'})
     found = opened(tmp_path / 'a', tmp_path / 'c', columns=['id'])
-    for process in lance_data._idle[os.getpid()]:
+    for process in lance_data._idle[os.getpid()][1]:
         process.kill()
     assert [sample['id'] for sample in found] == list(range(20))
     next((tmp_path / 'a' / 'data').iterdir()).unlink()
     with pytest.raises(FormatError, match='has the file data/.*, which is missing'):
         opened(tmp_path / 'a', tmp_path / 'd')
+
+
+def test_threads_take_turns_at_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / 'a', 60, 5)
+    started: list[int] = []
+    start = lance_data._start
+    monkeypatch.setattr(lance_data, '_start', lambda: started.append(1) or start())
+    monkeypatch.setattr(lance_data, '_idle', {})
+    dataset = opened(tmp_path / 'a', tmp_path / 'b', shuffle=True, columns=['id'])  # a batch needs several parts
+    assert sorted(int(n) for batch in StreamingDataLoader(dataset) for n in batch['id']) == [*range(60)]
+    assert len(started) == 1
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / 'a', 12)
+    dataset = opened(tmp_path / 'a', tmp_path / 'b')
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(lance_data, '_write', full)
+    with pytest.raises(DiskFullError, match=f'{tempfile.gettempdir()} has no room for pages of Lance.* set TMPDIR'):
+        dataset[0]

@@ -170,12 +170,17 @@ def _with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) ->
 
 
 def to_columns(
-    batch: pa.RecordBatch, columns: Mapping[str, ArrowColumn], *, source: str, first_row: int = 0
+    batch: pa.RecordBatch,
+    columns: Mapping[str, ArrowColumn],
+    *,
+    source: str,
+    first_row: int = 0,
+    fix: str = 'Write the file again with statistics.',
 ) -> dict[str, Sequence[Any] | np.ndarray[Any, Any]]:
     """The values of a record batch for the encodings of its columns, as many as it has rows.
 
     Numbers are an array, without a copy where possible. A ShardError: a value is null in a column without nulls, or is
-    damaged.
+    damaged. `fix`: what to do about a null.
     """
     pa = import_pyarrow('Arrow data')
     values: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {}
@@ -186,7 +191,7 @@ def to_columns(
             raise ShardError(
                 f'Row {first_row + error.row} of column {name!r} of {source} is {error.what}, but a column of '
                 f'encoding `{column.encoding}` stores no such value. The statistics of the file do not tell of it. '
-                f'Write the file again with statistics, or leave the column out with `columns=`.'
+                f'{fix} Or leave the column out with `columns=`.'
             ) from None
         except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, IndexError) as error:
             last = first_row + batch.num_rows - 1

@@ -9,6 +9,7 @@ before version 2.1 do not say the rows of pages, so a part is a whole fragment t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -20,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +29,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.errors import ConfigError, FormatError, MissingDependencyError, ShardError
+from headrace.errors import ConfigError, DiskFullError, FormatError, MissingDependencyError, ShardError, StreamError
 from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.sources.arrow_types import arrow_columns, common_columns, import_pyarrow, to_columns
 from headrace.sources.parquet import _joined
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_range, read_ranges
 from headrace.sources.source_bytes import PartTable, pack_source, unpack_source
+from headrace.sources.tf_example import message_fields, varint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +56,9 @@ _LAYERS: Final = {1: 6, 2: 5, 3: 8, 4: 2}
 """The field that lists the levels of nulls and lists, in each layout of a page."""
 _WITHOUT_NULLS: Final = frozenset({1, 2})
 """Levels without nulls and without empty lists."""
+_NAME_NULLS: Final = 'Name the column in `format_options={"nulls": [...]}`, with `format="lance"`.'
+_PATIENCE: Final = 60.0
+"""Seconds after which a reader takes a process of its own: it may have begun another part itself."""
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
@@ -69,10 +75,12 @@ def index(
     columns: Collection[str] | None,
     allow_unsafe_types: bool,
     version: int | None = None,
+    nulls: Sequence[str] = (),
 ) -> LanceSource:
     """See `SourceFormat.index`.
 
     `version`: of the dataset; None: the latest one.
+    `nulls`: columns that may hold nulls, of which files of version 2.0 do not tell.
     """
     del allow_unsafe_types  # no type of Lance runs code
     info, root, number = _choose_manifest(objects, version)
@@ -89,15 +97,20 @@ def index(
                 raise FormatError(f'Version {number} of {base} has the file {file.key}, which is missing. Restore it.')
     infos = [by_key[file.key] for fragment in found.fragments for file in fragment.files]
     layouts = dict(zip((info.key for info in infos), _layouts(store, infos, base), strict=True))
-    with_nulls: set[str] = set()
+    if not isinstance(nulls, list | tuple) or not {*nulls} <= {*found.schema.names}:
+        raise StreamError(f'`nulls` of a Lance dataset is a list of columns of {base}, but is {nulls!r:.200}.')
+    with_nulls = {*nulls} & {*names}
     for fragment in found.fragments:
-        of_files: set[int] = set()
+        has_nulls: dict[int, bool] = {}
         for file in fragment.files:
-            for field, column in file.columns.items():
-                of_files.add(field)
-                if layouts[file.key].pages[column].has_nulls:
-                    with_nulls |= {name for name, ids in wanted.items() if field in ids}
-        with_nulls |= {name for name, ids in wanted.items() if not ids & of_files}  # a column that was added later
+            pages = layouts[file.key].pages
+            if max(file.columns.values(), default=-1) >= len(pages):
+                raise FormatError(f'The file {base}/{file.key} lacks columns that its dataset has. Restore it.')
+            has_nulls |= {field: pages[column].has_nulls for field, column in file.columns.items()}
+        for name, ids in wanted.items():
+            known = [has_nulls[field] for field in ids if field in has_nulls]
+            if any(known) or not known:  # it may have been added later
+                with_nulls.add(name)
     encodings, meanings = common_columns([(found.schema, base)], columns=columns, with_nulls=with_nulls, what='Lance')
     fields = {field for ids in wanted.values() for field in ids}
     runs = [run for fragment in found.fragments for run in _runs(fragment, layouts, by_key, fields, encodings, base)]
@@ -190,7 +203,7 @@ class LanceSource:
             schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
             columns = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
             for batch in _run(folder, asked, source):
-                yield to_columns(batch, columns, source=source, first_row=rows)
+                yield to_columns(batch, columns, source=source, first_row=rows, fix=_NAME_NULLS)
                 rows += batch.num_rows
         if rows != described.rows:
             raise ShardError(f'{source} has {described.rows} rows in its index, but {rows} were read. Restore it.')
@@ -199,8 +212,8 @@ class LanceSource:
 # Lance's process
 
 
-_idle: dict[int, list[subprocess.Popen[bytes]]] = {}
-"""Processes of Lance without a request, by the process that started them: a fork has its own."""
+_idle: dict[int, tuple[threading.Lock, list[subprocess.Popen[bytes]]]] = {}
+"""Lance's process, if it has no request, and the turn to use it, by the process that started it: a fork has its own."""
 
 
 def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
@@ -215,7 +228,9 @@ def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.Rec
         raise MissingDependencyError(
             "Lance datasets need pylance, which is not installed: pip install 'headrace[lance]'"
         )
-    idle, line = _idle.setdefault(os.getpid(), []), json.dumps({'path': str(folder), **asked}).encode() + b'\n'
+    turn, idle = _idle.setdefault(os.getpid(), (threading.Lock(), []))
+    line = json.dumps({'path': str(folder), **asked}).encode() + b'\n'
+    has_turn = turn.acquire(timeout=_PATIENCE)
     process, is_done = idle.pop() if idle else _start(), False
     try:
         try:
@@ -235,6 +250,8 @@ def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.Rec
             idle.append(process)
         else:
             _end(process)
+        if has_turn:
+            turn.release()
 
 
 def _ask(process: subprocess.Popen[bytes], line: bytes) -> Any:
@@ -282,6 +299,12 @@ def _folder() -> Generator[Path]:
             os.close(lock)
     try:
         yield folder
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # not the cache folder, which others would make room in
+            raise DiskFullError(
+                f'{folder.parent} has no room for pages of Lance. Make room there, or set TMPDIR to a larger disk.'
+            ) from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -431,32 +454,28 @@ def _layouts(store: Store, infos: Sequence[ObjectInfo], base: str) -> Iterator[_
     for info, tail in zip(infos, read_ranges(store, tails), strict=True):
         where = f'The file {base}/{info.key}'
         try:
-            columns_at, table_at, globals_at, num_globals, num_columns, major, minor, magic = _FOOTER.unpack(
-                tail[-_FOOTER.size :]
-            )
+            *starts, num_globals, num_columns, major, minor, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
             if magic != b'LANC' or (major != 2 and (major, minor) != (0, 3)):  # the latter is 2.0
                 raise ValueError('it is no data file of Lance 2')
-            begin = min(columns_at, table_at, globals_at)
-            end = begin
-            for known in (tail, b''):
-                data = known or read_range(store, ByteRange(info.key, end, info.size - end, info.etag))
-                shift = info.size - len(data)
-                if globals_at >= shift:
-                    pairs = [struct.unpack_from('<QQ', data, globals_at - shift + 16 * n) for n in range(num_globals)]
-                    begin = min([begin, *(offset for offset, _ in pairs)])
-                    if begin >= shift:
-                        break
-                end = begin
-                if info.size - end > _MOST_METADATA:
-                    raise ValueError(f'descriptions of {info.size - end} bytes')
-            else:
-                raise ValueError('descriptions outside the file')
-            places = [struct.unpack_from('<QQ', data, table_at - shift + 16 * n) for n in range(num_columns)]
+            begin = min(starts)
+            if info.size - begin > _MOST_METADATA:
+                raise ValueError(f'descriptions of {info.size - begin} bytes')
+            is_short = begin >= info.size - len(tail)
+            data = tail if is_short else read_range(store, ByteRange(info.key, begin, info.size - begin, info.etag))
+            shift = info.size - len(data)
+
+            def places(at: int, count: int, data: bytes = data, shift: int = shift) -> list[tuple[int, int]]:
+                return [struct.unpack_from('<QQ', data, at - shift + 16 * number) for number in range(count)]
+
+            columns = places(starts[1], num_columns)
+            if any(offset < begin for offset, _ in columns):
+                raise ValueError('descriptions outside their place')
             pages = [
                 _pages(data[offset - shift : offset - shift + size], info.size, (major, minor) > (2, 0))
-                for offset, size in places
+                for offset, size in columns
             ]
-        except (struct.error, ValueError, LookupError, TypeError) as error:
+            begin = min([begin, *(offset for offset, _ in places(starts[2], num_globals))])
+        except (struct.error, ValueError, LookupError, TypeError, OverflowError) as error:
             raise FormatError(f'{where} is damaged: {error!r}. Restore it.') from error
         yield _Layout(begin, pages)
 
@@ -467,10 +486,11 @@ def _pages(data: bytes, file_size: int, of_rows: bool) -> _Pages:
     others: dict[int, list[int]] = {3: [], 4: []}
     firsts, counts = list[int](), list[int]()
     has_nulls = False
-    for number, value in _message(data):
+    value: Any
+    for number, _, value in message_fields(data):
         if number == 2:
             page: dict[int, Any] = {1: [], 2: [], 3: 0, 4: b'', 5: 0}
-            for inner, found in _message(value):
+            for inner, _, found in message_fields(value):
                 page[inner] = [*page[inner], *_numbers(found)] if inner in (1, 2) else found
             buffers.append(list(zip(page[1], page[2], strict=True)))
             counts.append(page[3])
@@ -485,49 +505,24 @@ def _pages(data: bytes, file_size: int, of_rows: bool) -> _Pages:
     return _Pages(rows if of_rows and rows[:-1].tolist() == firsts else None, buffers, own, has_nulls)
 
 
-def _levels(encoding: bytes) -> set[int]:
+def _levels(encoding: Any) -> set[int]:
     """The levels of nulls and lists of a page."""
     for wanted in (2, 1, 2):  # described here, the message of any type, its value
-        encoding = dict(_message(encoding))[wanted]
-    ((layout, inside),) = [(number, value) for number, value in _message(encoding) if number in _LAYERS]
-    return {level for number, value in _message(inside) if number == _LAYERS[layout] for level in _numbers(value)}
+        encoding = {number: value for number, _, value in message_fields(encoding)}[wanted]
+    inside: Any
+    ((layout, inside),) = [(number, value) for number, _, value in message_fields(encoding) if number in _LAYERS]
+    return {
+        level for number, _, value in message_fields(inside) if number == _LAYERS[layout] for level in _numbers(value)
+    }
 
 
-def _message(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: numbers, and bytes of those that have a length."""
-    at = 0
-    while at < len(data):
-        key, at = _number(data, at)
-        if key & 7 == 0:
-            value, at = _number(data, at)
-        elif key & 7 == 2:
-            size, at = _number(data, at)
-            value, at = data[at : at + size], at + size
-        else:
-            value, at = b'', at + {1: 8, 5: 4}.get(key & 7, len(data))
-        if at > len(data):
-            raise ValueError('a description ends early')
-        yield key >> 3, value
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    found = shift = 0
-    while True:
-        byte = data[at]
-        found |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128 or shift > 63:
-            return found, at
-
-
-def _numbers(value: Any) -> Iterator[int]:
+def _numbers(value: int | bytes) -> list[int]:
     """Numbers of a repeated field, packed or one."""
-    at = 0
+    found, at = [value] if isinstance(value, int) else [], 0
     while isinstance(value, bytes) and at < len(value):
-        found, at = _number(value, at)
-        yield found
-    if isinstance(value, int):
-        yield value
+        number, at = varint(value, at)
+        found.append(number)
+    return found
 
 
 # The parts

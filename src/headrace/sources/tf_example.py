@@ -93,7 +93,7 @@ class _Lists:
         if self.kinds[row] == _BYTES:
             return [piece]
         try:
-            return [value for number, _, value in _fields(piece) if number == 1 and isinstance(value, bytes)]
+            return [value for number, _, value in message_fields(piece) if number == 1 and isinstance(value, bytes)]
         except ValueError as error:
             raise RecordError(row, f'is no tf.train.Example: {error}') from None
 
@@ -406,7 +406,7 @@ def _field(data: _Array, at: _Array, number: int | _Array) -> tuple[_Array, _Arr
 # Records of another form
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
     """A number, and where the next one begins."""
     value = 0
     for shift in range(0, 70, 7):
@@ -420,18 +420,18 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError('a number of it is incomplete')
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+def message_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """The number, the wire type and the value of each field of a message."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at)
         wire = tag & 7
         if wire == 0:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
             yield tag >> 3, wire, value
             continue
         if wire == 2:
-            size, at = _varint(data, at)
+            size, at = varint(data, at)
         else:
             size = {1: 8, 5: 4}.get(wire, len(data))
         if size > len(data) - at:
@@ -441,14 +441,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    return (value for found, _, value in _fields(data) if found == number and isinstance(value, bytes))
+    return (value for found, _, value in message_fields(data) if found == number and isinstance(value, bytes))
 
 
 def _in_usual_form(record: bytes, row: int) -> bytes:
     """A record in the usual form, as protobuf understands it: what comes twice is joined, or the last one counts."""
     features: dict[bytes, bytes] = {}
     try:
-        if any(number == 2 and wire == 2 for number, wire, _ in _fields(record)):
+        if any(number == 2 and wire == 2 for number, wire, _ in message_fields(record)):
             raise RecordError(row, 'is a tf.train.SequenceExample')
         for entry in _messages(b''.join(_messages(record, 1)), 1):
             name = next(iter([*_messages(entry, 1)][::-1]), b'')
@@ -470,7 +470,7 @@ def _in_usual_form(record: bytes, row: int) -> bytes:
 def _usual_list(feature: bytes) -> bytes:
     """The list of a feature in the usual form, with its field; empty if the feature has none."""
     kind, content = 0, b''
-    for number, wire, value in _fields(feature):
+    for number, wire, value in message_fields(feature):
         if wire == 2 and 1 <= number <= 3 and isinstance(value, bytes):
             kind, content = number, content + value if number == kind else value
     if not kind:
@@ -478,7 +478,7 @@ def _usual_list(feature: bytes) -> bytes:
     if kind == _BYTES:
         return _packed(kind, b''.join(_packed(1, value) for value in _messages(content, 1)))
     numbers = bytearray()
-    for number, wire, value in _fields(content):
+    for number, wire, value in message_fields(content):
         if number != 1:
             continue
         if isinstance(value, int):
