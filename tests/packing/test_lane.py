@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.packing import Packing
-from headrace.packing.lane import START, Document, Lane, LaneState, best_fit, concatenate
+from headrace.packing.lane import START, Document, Lane, LaneState, best_fit
 from headrace.packing.settings import Method
 
 
 def rows_of(
     packing: Packing, lengths: list[int], window: int, state: LaneState
-) -> tuple[list[object], list[LaneState]]:
+) -> tuple[list[list[tuple[int, int, list[int]]]], list[LaneState]]:
     """The sequences from a state on, as pieces (document, begin, tokens), and the states between them."""
+    window = min(window, packing.rows_per_window)
     lane = Lane(packing, state, window=window, first_window=window, documents=len(lengths))
     documents = [Document(np.arange(length, dtype=np.int32)) for length in lengths]
-    rows: list[object] = []
+    rows: list[list[tuple[int, int, list[int]]]] = []
     received = [lane.missing] if lane.missing else []
     for numbers in [*received, *((number,) for number in range(lane.received, len(documents)))]:
         lane.receive(numbers, [documents[number] for number in numbers])
@@ -78,10 +79,10 @@ def test_a_longer_piece_goes_into_the_fullest_bin_that_has_room():
     assert best_fit([2, 8, 3, 7], 10) == [[0, 1], [2, 3]]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1), st.data())
-def test_concatenated_pieces_fill_one_bin(lengths, data):
-    capacity = data.draw(st.integers(1, sum(lengths)))
-    numbers, used = concatenate(lengths, capacity)
-    assert numbers == [*range(len(numbers))]
-    assert 1 <= used <= lengths[numbers[-1]]
-    assert sum(lengths[number] for number in numbers[:-1]) + used == capacity
+@given(st.integers(2, 9), st.lists(st.integers(0, 30)))
+def test_concatenated_documents_follow_one_another(size: int, lengths: list[int]) -> None:
+    rows, _ = rows_of(Packing(sequence_length=size, method='concatenate'), lengths, 1, START)
+    tokens = [[(number, at) for at in range(length)] for number, length in enumerate(lengths)]
+    together = sum(tokens, [])
+    expected = [together[begin : begin + size] for begin in range(0, len(together) // size * size, size)]
+    assert [[(number, at) for number, _, found in row for at in found] for row in rows] == expected

@@ -29,14 +29,16 @@ from tests.support.packings.refused_packings import dataset, state_of
         {'0': [True, 1, []]},
         {'0': [1, 10**30, []]},
         {'1' * 5000: [1, 1, []]},
+        {'0': [1, 2, [[0, 0], [1, 0]]]},
     ],
     ids=str,
 )
 def test_damaged_cuts_are_refused(document_folder, cuts):
-    state = state_of(document_folder)
+    options = {'method': 'concatenate'} if cuts == {'0': [1, 2, [[0, 0], [1, 0]]]} else {}
+    state = state_of(document_folder, **options)
     config = json.loads(state['config'])
     with pytest.raises(ResumeError, match='a lane of packing is taken up at'):
-        StreamingDataLoader(dataset(document_folder), batch_size=2).load_state_dict(
+        StreamingDataLoader(dataset(document_folder, **options), batch_size=2).load_state_dict(
             {**state, 'config': json.dumps({**config, 'cuts': cuts})}
         )
 

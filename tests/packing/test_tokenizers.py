@@ -99,6 +99,11 @@ def test_a_function_may_say_what_to_predict():
 def test_stored_tokens():
     assert tokens(None, [np.array([1, 2], np.uint16), [3]]) == [[1, 2], [3]]
     assert tokens(None, [np.array([1, 2], np.uint16).tobytes(), b''], token_dtype='uint16') == [[1, 2], []]
+    for dtype in ('u1', 'u2', 'u4', 'i8', 'u8'):
+        arrays = [np.array(values, dtype) for values in ([1, 2], [], [3])]
+        assert tokens(None, arrays) == [[1, 2], [], [3]]
+        assert tokens(None, arrays, bos_token_id=2**31 - 1, eos_token_id=0)[0] == [2**31 - 1, 1, 2, 0]
+    assert tokens(None, np.array([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,7 @@ def test_stored_tokens():
         ({}, [np.array([0.5])], r'it is array\(\[0\.5\]\)'),
         ({}, [b'1234'], 'needs a `token_dtype` that divides them, but 4 bytes have None'),
         ({'token_dtype': 'int32'}, [b'12345'], '5 bytes'),
+        ({}, [np.array([1], np.uint32), np.array([2**31], np.uint32)], 'below 2147483648'),
     ],
 )
 def test_what_is_no_tokens_is_refused(options, values, message):

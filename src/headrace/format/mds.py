@@ -358,7 +358,13 @@ class MDSReader:
                 batch.raw[column.name][out_rows] = self._bytes_as(column.raw_type)[at]
                 at = stop
                 continue
-            starts, stops, values = at.tolist(), stop.tolist(), batch.columns[column.name]
+            values, together = batch.columns[column.name], column.encoding.decode_all(view, at, stop)
+            if together is not None:
+                for out, value in zip(outs, together, strict=True):
+                    values[out] = value
+                at = stop
+                continue
+            starts, stops = at.tolist(), stop.tolist()
             try:
                 if column.is_text:
                     for out, begin, end in zip(outs, starts, stops, strict=True):

@@ -44,23 +44,6 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sorted(sorted(found) for found in bins)
 
 
-def concatenate(lengths: Sequence[int], capacity: int) -> tuple[list[int], int]:
-    """The pieces that fill one bin when they follow one another.
-
-    Args:
-        lengths: of the pieces, `capacity` or more in all.
-        capacity: of the bin.
-
-    Returns:
-        The numbers of the pieces in the bin, and the part of the last one that fits.
-    """
-    taken, number = 0, 0
-    while taken + lengths[number] < capacity:
-        taken += lengths[number]
-        number += 1
-    return list(range(number + 1)), capacity - taken
-
-
 _KEPT_ROWS = 2048  # delivered sequences that a trainer may not have counted yet
 _BETWEEN_STATES = 32  # sequences, at least
 _LEAST_EMPTY = 100
@@ -125,7 +108,7 @@ class Lane:
         """The latest states from which it can restart, in rising order."""
         self._made = state.row
         self._next_row = state.row
-        self._rows: deque[list[Piece]] = deque()
+        self._rows: deque[tuple[list[Piece], int]] = deque()  # and their tokens
         self._windows: deque[tuple[int, int]] = deque()  # of undelivered rows: sequences and documents up to their ends
         self._tokens_in_rows = 0
         self._pieces: list[Piece] = []  # leftover ones first
@@ -202,32 +185,36 @@ class Lane:
         self._tokens += len(piece.tokens)
 
     def _close_full(self) -> None:
-        while self._tokens >= self.window_tokens:
+        while self._tokens >= self._window * self._packing.sequence_length:
             self._close()
 
     def _close(self) -> None:
         """Make the window's sequences."""
-        lengths = [len(piece.tokens) for piece in self._pieces]
+        length = self._packing.sequence_length
         if self._packing.method == 'best_fit':
-            bins = best_fit(lengths, self._packing.sequence_length)
+            lengths = [len(piece.tokens) for piece in self._pieces]
+            bins = best_fit(lengths, length)
             # The emptiest bin waits for the next window, which may fill it better. No piece waits twice.
             may_wait = [place for place, found in enumerate(bins) if found[0] >= self._num_leftover]
             left: list[int] = []
             if may_wait and len(bins) > 1:
                 left = bins.pop(min(may_wait, key=lambda place: sum(lengths[number] for number in bins[place])))
-            rows = [[self._pieces[number] for number in found] for found in bins]
+            rows = [
+                ([self._pieces[number] for number in found], sum(lengths[number] for number in found)) for found in bins
+            ]
             leftover = [self._pieces[number] for number in left]
         else:
-            numbers, used = concatenate(lengths, self._packing.sequence_length)
-            last = self._pieces[numbers[-1]]
-            row = [*(self._pieces[number] for number in numbers[:-1]), _part(last, 0, used)]
-            rows, leftover = [row], self._pieces[len(numbers) :]
-            if used < len(last.tokens):
-                leftover = [_part(last, used, len(last.tokens)), *leftover]
+            rows, leftover = [(self._pieces, length)], []
+            if self._tokens > length:  # the last piece has them: without it, the window was not full
+                last = self._pieces.pop()
+                used = len(last.tokens) - (self._tokens - length)
+                self._pieces.append(_part(last, 0, used))
+                leftover = [_part(last, used, len(last.tokens))]
         self._rows.extend(rows)
-        self._tokens_in_rows += _tokens_of(*rows)
+        tokens = sum(of_row for _, of_row in rows)
+        self._tokens_in_rows += tokens
         self._pieces, self._num_leftover = leftover, len(leftover)
-        self._tokens = _tokens_of(leftover)
+        self._tokens -= tokens
         self._window = self._later_window
         self._made += len(rows)
         self._windows.append((self._made, self._taken))
@@ -237,7 +224,7 @@ class Lane:
 
     def finish(self) -> list[list[Piece]]:
         """The sequences of all documents that no other sequence holds, at the end of the data; the last has room."""
-        rows = list(self._rows)
+        rows = [pieces for pieces, _ in self._rows]
         lengths = [len(piece.tokens) for piece in self._pieces]
         if self._packing.method == 'best_fit':
             bins = best_fit(lengths, self._packing.sequence_length)
@@ -257,18 +244,17 @@ class Lane:
 
     def take(self, row: int) -> list[Piece]:
         """Deliver a sequence that is made."""
-        assert self.has(row)
+        assert self._next_row == row
         return self._hand_out()
 
     def _hand_out(self) -> list[Piece]:
-        pieces = self._rows.popleft()
+        pieces, tokens = self._rows.popleft()
         self._next_row += 1
         self._placed = self._windows[0][1]
         if self._windows[0][0] == self._next_row:
             self._windows.popleft()
         while len(self.states) > 1 and self.states[1].row <= self._next_row - _KEPT_ROWS:
             self.states.popleft()
-        tokens = _tokens_of(pieces)
         self.tokens_ahead -= tokens
         self._tokens_in_rows -= tokens
         return pieces
@@ -296,10 +282,6 @@ class Lane:
     def state_before(self, row: int) -> LaneState | None:
         """The latest state before a sequence, if there is one."""
         return next((state for state in reversed(self.states) if state.row <= row), None)
-
-
-def _tokens_of(*rows: Sequence[Piece]) -> int:
-    return sum(len(piece.tokens) for row in rows for piece in row)
 
 
 def piece_of(number: int, begin: int, end: int, document: Document) -> Piece:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -37,10 +39,13 @@ class DeliveredSequences:
         """Keep at least so many sequences from now on."""
         self._most = max(self._most, sequences)
 
-    def add(self, number: int, pieces: Sequence[Piece]) -> None:
-        """Remember a sequence."""
-        table = [(piece.sample_id, piece.document, piece.begin, piece.begin + len(piece.tokens)) for piece in pieces]
-        self.update({number: np.array(table, np.int64).reshape(-1, 4)})
+    def add(self, numbers: Sequence[int], rows: Sequence[Sequence[Piece]]) -> None:
+        """Remember sequences."""
+        pieces = [piece for row in rows for piece in row]
+        each = [(piece.sample_id, piece.document, piece.begin, piece.begin + len(piece.tokens)) for piece in pieces]
+        table = np.array(each, np.int64).reshape(-1, 4)
+        bounds = pairwise(itertools.accumulate(map(len, rows), initial=0))
+        self.update({number: table[begin:end] for number, (begin, end) in zip(numbers, bounds, strict=True)})
 
     def update(self, tables: Mapping[int, PieceTable]) -> None:
         """Remember sequences that another rank delivered."""
@@ -186,7 +191,7 @@ class Lanes:
         lanes = self.documents.lane_count
         for name, value in states.items():
             number = int(name) if name.isdecimal() and len(name) <= len(str(lanes)) else -1
-            state = _from_json(value, self._packing.sequence_length)
+            state = _from_json(value, self._packing.sequence_length if self._packing.method == 'best_fit' else 1)
             if state is None or not 0 <= number < lanes or state.row > self.documents.sequences_before(number, row):
                 raise ResumeError(
                     f'a lane of packing is taken up at [sequences, document, [[document, token], ...]] before the '

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -60,10 +60,12 @@ class Chunk(NamedTuple):
     """bool[documents], True for an unreadable one, without tokens; None: all were read."""
 
     def documents(self) -> list[Document]:
-        ends = np.cumsum(self.lengths)[:-1]
-        tokens, ids = np.split(self.tokens, ends), self.ids.tolist()
-        labels = [None] * len(ids) if self.labels is None else np.split(self.labels, ends)
-        return [Document(*found) for found in zip(tokens, labels, ids, strict=True)]
+        bounds, ids = pairwise(np.cumsum([0, *self.lengths]).tolist()), self.ids.tolist()
+        tokens, labels = self.tokens, self.labels
+        return [
+            Document(tokens[begin:end], None if labels is None else labels[begin:end], sample_id)
+            for (begin, end), sample_id in zip(bounds, ids, strict=True)
+        ]
 
 
 class Packer:
@@ -106,13 +108,16 @@ class Packer:
             parts: dict[int, Sequence[int]] = {}
             tokens = documents = 0
             while tokens < _TOKENS and documents < _MOST_DOCUMENTS:
+                for number in self._changed:
+                    self._supplies[number] = self._supply(number)
+                self._changed.clear()
                 number = min(self._supplies, key=self._supplies.__getitem__)
                 if number in parts:
                     break
                 parts[number] = self._next_documents(number)
                 documents += len(parts[number])
                 tokens += len(parts[number]) * self._mean(number)
-                self._supplies[number] = self._supply(number)
+                self._changed.add(number)
             yield ChunkKey(self._row, tuple(parts.items()))
 
     def _next_documents(self, number: int) -> Sequence[int]:
@@ -151,7 +156,8 @@ class Packer:
         count = self._order.lanes * max(self._packing.rows_per_window, _LEAST_LOOK_AHEAD)
         self._shares = self._order.shares(number, 2 * count)
         self._looked_until = number + count if self._order.streams > 1 else math.inf
-        self._supplies = {lane: self._supply(lane) for lane in self._lanes}
+        self._supplies: dict[int, float] = {}
+        self._changed = set(self._lanes)  # whose supplies are not known
         windows = (self._all_lanes.window(lane) for lane in self._lanes if self._shares[lane // self._order.lanes])
         self._enough = self._packing.sequence_length * sum(window + 1 for window in windows)
 
@@ -166,8 +172,8 @@ class Packer:
             while not lane.has(row):
                 self._receive(next(chunks))
             rows.append(self._all_lanes.without_skipped(lane.take(row)))
-            self._all_lanes.delivered.add(number, rows[-1])
-            self._supplies[lane_number] = self._supply(lane_number)
+            self._changed.add(lane_number)
+        self._all_lanes.delivered.add(numbers, rows)
         return rows
 
     def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
@@ -193,7 +199,7 @@ class Packer:
             stream = lane // self._order.lanes
             self._documents[stream] += len(of_lane)
             self._tokens[stream] += sum(len(document.tokens) for document in of_lane)
-            self._supplies[lane] = self._supply(lane)
+            self._changed.add(lane)
         counts = count_documents(received)
         self._unreadable += sum(count.left_out for count in counts.values())
         self._add(counts)

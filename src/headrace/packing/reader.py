@@ -6,7 +6,7 @@ import bisect
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,6 +117,7 @@ class ComingDocuments:
             self._begins.append(_Begin(sequence + BLOCK / rate * lanes / self._sequence_length, ends))
 
 
+_LOCATED = 4096  # documents whose shards are found together for the prefetch, about
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
 _NO_TOKENS = Document(np.empty(0, np.int32))
@@ -375,18 +376,28 @@ class PackedReader(Reader[ChunkKey]):
         self._pool.shards.advance(min(self._coming.block(*first) for first in firsts))
 
     def _blocks(self) -> Upcoming:
-        for block, documents in self._coming.blocks():
-            of_node = None
+        some = max(_LOCATED // (BLOCK * len(self._own)), 1)
+        blocks = self._coming.blocks()
+        while True:
+            numbers, documents = zip(*itertools.islice(blocks, some), strict=True)
+            of_node: Iterable[npt.NDArray[np.int64] | None] = itertools.repeat(None)
             if knows_of_node(self._pool, self._topology):
                 of_node = self._shards_of(self._of_node, documents)
-            yield UpcomingBatch(block, self._shards_of(self._own, documents), of_node)
+            yield from map(UpcomingBatch, numbers, self._shards_of(self._own, documents), of_node)
 
-    def _shards_of(self, lanes: Sequence[int], documents: Mapping[int, range]) -> npt.NDArray[np.int64]:
+    def _shards_of(self, lanes: Sequence[int], blocks: Sequence[Mapping[int, range]]) -> list[npt.NDArray[np.int64]]:
+        """The shards of each block's documents."""
         of_stream = len(lanes) // self._document_order.streams  # stream after stream
-        needed: list[npt.NDArray[np.int64]] = []
-        for stream, numbers in documents.items():
-            each = np.meshgrid(np.arange(numbers.start, numbers.stop), lanes[stream * of_stream :][:of_stream])
-            needed.append(np.stack(each).reshape(2, -1))
-        numbers_of_lanes = np.concatenate(needed, axis=1)
-        ids, _ = self._ids_of(numbers_of_lanes[1], numbers_of_lanes[0])
-        return self._pool.locate(ids)[0]
+        of_blocks: list[npt.NDArray[np.int64]] = []
+        for documents in blocks:
+            each = (
+                np.stack(np.meshgrid(np.array(numbers, np.int64), lanes[stream * of_stream :][:of_stream])).reshape(
+                    2, -1
+                )
+                for stream, numbers in documents.items()
+            )
+            of_blocks.append(np.concatenate([*each], axis=1))
+        numbers, of_lanes = np.concatenate(of_blocks, axis=1)
+        ids, _ = self._ids_of(of_lanes, numbers)
+        ends = np.cumsum([block.shape[1] for block in of_blocks])
+        return np.split(self._pool.locate(ids)[0], ends[:-1])

@@ -31,34 +31,41 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
           than others repeat S.
         - ``num_tokens``, int64[rows]: tokens without padding.
     """
-    shape = len(rows), sequence_length
-    input_ids = np.full(shape, pad_token_id, np.int64)
-    labels = np.full(shape, IGNORED, np.int64)
-    position_ids = np.empty(shape, np.int64)
-    num_tokens = np.empty(len(rows), np.int64)
-    boundaries: list[npt.NDArray[np.int64]] = []
-    for row, pieces in enumerate(rows):
-        lengths = [len(piece.tokens) for piece in pieces]
-        used = num_tokens[row] = sum(lengths)
-        if used < sequence_length:
-            lengths.append(sequence_length - used)
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        if pieces:
-            input_ids[row, :used] = np.concatenate([piece.tokens for piece in pieces])
-            labels[row, :used] = np.concatenate(
-                [piece.tokens if piece.labels is None else piece.labels for piece in pieces]
-            )
-        labels[row, starts] = IGNORED
-        position_ids[row] = np.arange(sequence_length) - np.repeat(starts, lengths)
-        boundaries.append(np.concatenate([[0], ends]))
-    cu_seqlens = np.full((len(rows), max(map(len, boundaries))), sequence_length, np.int32)
-    for row, found in enumerate(boundaries):
-        cu_seqlens[row, : len(found)] = found
+    count, length = len(rows), sequence_length
+    pieces = [piece for row in rows for piece in row]
+    lengths = np.array([len(piece.tokens) for piece in pieces], np.int64)
+    num_tokens = np.bincount(np.repeat(np.arange(count), [len(row) for row in rows]), lengths, count).astype(np.int64)
+    # Places in the batch, row after row.
+    row_begins = np.arange(count) * length
+    paddings = (row_begins + num_tokens)[num_tokens < length]
+    before = np.cumsum(num_tokens) - num_tokens
+    row_of = before.searchsorted(np.cumsum(lengths) - lengths, 'right') - 1
+    begins = np.cumsum(lengths) - lengths + (row_begins - before)[row_of]
+    bounds = np.sort(np.concatenate([begins, paddings]))
+    is_token = None if not len(paddings) else np.arange(length) < num_tokens[:, None]
+
+    def filled(values: list[npt.NDArray[np.int32]], padding: int) -> npt.NDArray[np.int64]:
+        found = np.empty((count, length), np.int64)
+        if is_token is None:
+            np.concatenate(values, out=found.reshape(-1))
+        else:
+            found.fill(padding)
+            found[is_token] = np.concatenate([np.empty(0, np.int32), *values])
+        return found
+
+    input_ids = filled([piece.tokens for piece in pieces], pad_token_id)
+    labels = filled([piece.tokens if piece.labels is None else piece.labels for piece in pieces], IGNORED)
+    labels.reshape(-1)[begins] = IGNORED
+    position_ids = np.arange(count * length)
+    position_ids -= np.repeat(bounds, np.diff(bounds, append=count * length))
+    rows_of_bounds = bounds // length
+    numbers = np.arange(len(bounds)) - rows_of_bounds.searchsorted(rows_of_bounds)
+    cu_seqlens = np.full((count, int(numbers.max()) + 2), length, np.int32)
+    cu_seqlens[rows_of_bounds, numbers] = bounds - rows_of_bounds * length
     columns = {
         'input_ids': input_ids,
         'labels': labels,
-        'position_ids': position_ids,
+        'position_ids': position_ids.reshape(count, length),
         'cu_seqlens': cu_seqlens,
         'num_tokens': num_tokens,
     }

@@ -82,7 +82,7 @@ def encoder_of(packing: Packing) -> Encoder:
                 f'`tokenizer` must give a document for each of its {len(values)} values, but gave {len(made)}. A '
                 f'function returns a list of token arrays, or of dicts with `input_ids`.'
             )
-        return [_document(found, before, after) for found in made]
+        return _documents_of_arrays(made, before, after) or [_document(found, before, after) for found in made]
 
     return documents
 
@@ -236,6 +236,25 @@ def _in_threads(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Any]],
 def _threads() -> int:
     """Threads of one call; workers share the cores."""
     return 1 if torch.utils.data.get_worker_info() is not None else max(torch.get_num_threads(), 1)
+
+
+def _documents_of_arrays(found: Sequence[Any], before: list[int], after: list[int]) -> list[Document]:
+    """Documents of arrays of integers with one axis and dtype, by one copy of their tokens; empty: they are others."""
+    if not all(isinstance(array, np.ndarray) and array.ndim == 1 for array in found):
+        return []
+    dtypes = {array.dtype for array in found}
+    if len(dtypes) != 1 or (dtype := dtypes.pop()).kind not in 'iu':
+        return []
+    tokens: npt.NDArray[Any] = np.concatenate(found)
+    if not np.can_cast(dtype, np.int32) and tokens.size and not -(2**31) <= tokens.min() <= tokens.max() < 2**31:
+        return []
+    tokens = tokens.astype(np.int32, copy=False)
+    bounds = pairwise(np.cumsum([0, *map(len, found)]).tolist())
+    documents = [tokens[begin:end] for begin, end in bounds]
+    if before or after:
+        first, last = np.array(before, np.int32), np.array(after, np.int32)
+        documents = [np.concatenate([first, document, last]) for document in documents]
+    return [Document(document) for document in documents]
 
 
 def _document(found: Any, before: list[int], after: list[int]) -> Document:

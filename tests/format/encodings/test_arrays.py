@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from headrace.format.encodings.registry import is_mds_encoding, mds_decode, mds_encode
+from headrace.errors import FormatError
+from headrace.format.encodings.registry import get_mds_encoding, is_mds_encoding, mds_decode, mds_encode
 
 WRONG_ARRAYS = [
     'ndarray:',
@@ -60,6 +61,32 @@ def test_arrays_come_back_as_they_were(array: np.ndarray, fixed_dtype: bool, fix
         assert back.flags.writeable
         assert back.base is None or back.base.flags.owndata
         assert back.tobytes() == layout.astype(back.dtype).tobytes()
+
+
+rows = npst.arrays(st.just('u2') | st.just('i8'), st.sampled_from([1, 2, 255, 256, 70_000]))
+
+
+@given(st.lists(rows | arrays, max_size=5), st.booleans(), st.data())
+def test_arrays_decoded_together_are_those_decoded_one_by_one(
+    found: list[np.ndarray], fixed: bool, data: st.DataObject
+) -> None:
+    name = 'ndarray:uint16' if fixed else 'ndarray'
+    with np.errstate(invalid='ignore'):
+        found = [array.astype('u2') if fixed else array for array in found]
+    stored = [bytearray(mds_encode(name, array)) for array in found]
+    if stored and data.draw(st.booleans()):
+        damaged = data.draw(st.sampled_from(stored))
+        place = data.draw(st.integers(0, min(len(damaged) - 1, 12)))
+        damaged[place:] = data.draw(st.sampled_from([b'', bytes([damaged[place] ^ 1]) + damaged[place + 1 :]]))
+    ends = np.cumsum([0, *map(len, stored)])
+    together = get_mds_encoding(name).decode_all(memoryview(b''.join(stored)), ends[:-1], ends[1:])
+    if together is not None:
+        for value, one in zip(together, stored, strict=True):
+            np.testing.assert_array_equal(value, mds_decode(name, one), strict=True)
+            assert value.flags.writeable
+    elif stored and all(array.ndim == 1 and array.dtype == found[0].dtype for array in found):
+        with pytest.raises(FormatError):  # since one is damaged
+            [mds_decode(name, one) for one in stored]
 
 
 @given(arrays)

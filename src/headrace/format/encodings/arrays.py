@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, named, opaque, wrong_type
+from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, IntArray, named, opaque, wrong_type
 
 # Numbers on disk: never change one, never reuse one.
 _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
@@ -41,7 +42,7 @@ _MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
 
 @named('ndarray')
 class NDArray(Encoding):
-    """Numpy arrays of numbers; read back as writable arrays that own their memory.
+    """Numpy arrays of numbers; read back as writable arrays.
 
     Args:
         dtype: numpy name of the fixed dtype, or None when each value says its own.
@@ -191,6 +192,36 @@ class NDArray(Encoding):
         except ValueError as error:  # more axes than this numpy supports
             raise FormatError(f'A value of encoding `{self.name}` cannot be an array: {error}.') from None
         return array.copy() if dtype.isnative else array.astype(dtype.newbyteorder('='))
+
+    def decode_all(
+        self, data: memoryview, begins: IntArray, ends: IntArray
+    ) -> list[np.ndarray[Any, np.dtype[Any]]] | None:
+        """Arrays of one dtype with one axis, by a single copy of their values. A kept one keeps all in memory."""
+        if type(self).decode is not NDArray.decode or not len(begins) or int((ends - begins).min()) < 2:
+            return None
+        stored, dtype = np.frombuffer(data, np.uint8), self.dtype
+        if dtype is None:
+            codes = stored[begins]
+            dtype = _DTYPE_OF_CODE.get(int(codes[0])) if (codes == codes[0]).all() else None
+            begins = begins + 1
+        if dtype is None or not dtype.isnative or self.shape is not None:
+            return None
+        heads = stored[begins]
+        begins = begins + 1
+        after_head = begins + (1 << (heads & 3).astype(np.int64))
+        if (heads >> 2 != 1).any() or (after_head > ends).any():
+            return None
+        lengths = np.empty_like(begins)
+        for k in np.unique(heads & 3).tolist():
+            where = np.flatnonzero(heads & 3 == k)
+            places = begins[where, None] + np.arange(1 << k)
+            lengths[where] = stored[places].view(f'<u{1 << k}')[:, 0].astype(np.int64)
+        found, rest = np.divmod(ends - after_head, dtype.itemsize)
+        if (lengths < 1).any() or (lengths != found).any() or rest.any():
+            return None
+        spans = zip(after_head.tolist(), ends.tolist(), strict=True)
+        values = np.frombuffer(bytearray().join([data[begin:end] for begin, end in spans]), dtype)
+        return [values[begin:end] for begin, end in pairwise([0, *np.cumsum(lengths).tolist()])]
 
 
 def unmasked(array: np.ma.MaskedArray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

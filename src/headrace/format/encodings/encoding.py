@@ -12,6 +12,7 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.redaction import warn
 
+IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
 
@@ -98,6 +99,19 @@ class Encoding(ABC):
         Raises:
             FormatError: ``data`` is not a value of this encoding.
         """
+
+    def decode_all(self, data: memoryview, begins: IntArray, ends: IntArray) -> Sequence[Any] | None:
+        """Values at once, each in ``data[begin:end]``; None if they are to be decoded one by one.
+
+        It never raises: it leaves damaged values to `decode`. The values may share memory, but not that of ``data``.
+
+        Args:
+            data: holds the values.
+            begins: int64[n].
+            ends: int64[n].
+        """
+        del data, begins, ends
+        return None
 
     def with_parameters(self, text: str) -> Encoding | None:
         """The encoding of a name with parameters, such as ``ndarray:float32:3,224``; None if it has no parameters.
