@@ -8,6 +8,7 @@ Each run is a process of its own, without workers, with all files in the page ca
 - "open" is the call that opens the data, with indexing once in an empty cache folder; "again" has the cache.
 - "epoch 1" and "later" are whole passes in batches of 32, shuffled. "rows" is samples at random places, one by one.
 - "documents": `dataset[i]` of `StreamingDataset`, and of `IndexedDataset`, which gives views of its memory map.
+  "lists" is `dataset[[i, j, ...]]` with 1,000 of them, and a loop over `IndexedDataset`, which takes no list.
 - "packed": `PackedDataset` of sequences of 1,024 tokens by `concatenate`, beside `GPTDataset` in a `DataLoader`.
 - "blocks": blocks of 1,024 tokens of a raw file, beside a `Dataset` over `numpy.memmap` in a `DataLoader`.
 """
@@ -58,6 +59,12 @@ def rows_of(dataset: Any, count: int = RANDOM) -> float:
     return count / timed(lambda: [dataset[place] for place in places])[1]
 
 
+def lists_of(read: Callable[[list[int]], Any], documents: int) -> float:
+    """Samples in a second, at random places, by lists."""
+    places = np.random.default_rng(1).integers(0, documents, (RANDOM // 1000, 1000)).tolist()
+    return RANDOM / timed(lambda: [read(some) for some in places])[1]
+
+
 def passes(loader: Any, batches: int) -> dict[str, float]:
     """Processor seconds of the first pass, and of a later one."""
 
@@ -92,7 +99,8 @@ def ours(kind: str, folder: Path, cache: str) -> dict[str, float]:
     dataset, opening = timed(make)
     if kind == 'documents':
         rows_of(dataset)
-        return {'open': opening, 'rows': rows_of(dataset), 'again': timed(make)[1]}
+        found = {'open': opening, 'rows': rows_of(dataset), 'lists': lists_of(dataset.__getitem__, len(dataset))}
+        return {**found, 'again': timed(make)[1]}
     found = {'open': opening, **passes(StreamingDataLoader(dataset, batch_size=BATCH), count - 1)}
     if kind == 'blocks':
         found['rows'] = rows_of(dataset)
@@ -112,7 +120,8 @@ def theirs(kind: str, folder: Path, cache: str) -> dict[str, float]:
     if kind == 'documents':
         dataset, opening = timed(lambda: IndexedDataset(f'{folder}/corpus'))
         rows_of(dataset)
-        return {'open': opening, 'rows': rows_of(dataset)}
+        found = {'open': opening, 'rows': rows_of(dataset)}
+        return {**found, 'lists': lists_of(lambda some: [dataset[place] for place in some], len(dataset))}
     dataset, opening = timed(lambda: gpt_dataset(folder, cache))
     loader = torch.utils.data.DataLoader(dataset, BATCH)
     found = {'open': opening, **passes(loader, count - 1), 'rows': rows_of(dataset)}
@@ -188,10 +197,12 @@ def main() -> None:
     medians = {
         name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()
     }
-    columns = ('open', 'again', 'epoch 1', 'later', 'rows')
+    columns = ('open', 'again', 'epoch 1', 'later', 'rows', 'lists')
     print(f'| | {" | ".join(columns)} |\n|---|{"---|" * len(columns)}')
     for name, one in medians.items():
-        cells = [f'{one[key]:,.0f}/s' if key == 'rows' else f'{one[key]:.3f} s' for key in columns if key in one]
+        cells = [
+            f'{one[key]:,.0f}/s' if key in ('rows', 'lists') else f'{one[key]:.3f} s' for key in columns if key in one
+        ]
         shown = iter(cells)
         print(f'| {name} | {" | ".join(next(shown) if key in one else "" for key in columns)} |')
     if given.json:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
 
-from headrace import (
-    StreamingDataset,
-)
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import MDSWriter, StreamingDataset
+from headrace.errors import ShardError
 
 
 def test_random_access(make_dataset):
@@ -19,3 +23,35 @@ def test_random_access(make_dataset):
     assert [s['id'] for s in dataset[[3, -1, 5]]] == [3, 34, 5]
     assert [s['id'] for s in dataset[np.array([1, 2])]] == [1, 2]
     assert np.array_equal(dataset[9]['row'], np.full(4, 9, np.float32))
+
+
+@pytest.fixture(scope='module')
+def documents(tmp_path_factory: pytest.TempPathFactory) -> StreamingDataset:
+    """Texts and arrays of different lengths, in several shards."""
+    folder = tmp_path_factory.mktemp('documents')
+    with MDSWriter(out=str(folder), columns={'tokens': 'ndarray:uint16', 'text': 'str'}, size_limit=2000) as writer:
+        for number in range(60):
+            writer.write({'text': str(number), 'tokens': np.arange(number % 7 * 50 + 1, dtype=np.uint16) + number})
+    return StreamingDataset(local=str(folder))
+
+
+@given(st.lists(st.integers(0, 59)))
+def test_samples_of_a_list_are_those_taken_one_by_one(documents: StreamingDataset, ids: list[int]) -> None:
+    for wanted in (ids, np.array(ids, np.int64)):
+        found = documents[wanted]
+        assert [sample['text'] for sample in found] == [str(number) for number in ids]
+        for sample, number in zip(found, ids, strict=True):
+            np.testing.assert_array_equal(sample['tokens'], documents[number]['tokens'], strict=True)
+            sample['tokens'][:] = 0  # each may be changed, and changes no other
+
+
+def test_a_list_with_a_damaged_sample_is_refused(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path), columns={'tokens': 'ndarray:uint16'}) as writer:
+        for number in range(20):
+            writer.write({'tokens': np.array([number], np.uint16)})
+    shard = next(tmp_path.glob('*.mds'))
+    shard.write_bytes(shard.read_bytes()[:-3] + b'\0' + shard.read_bytes()[-2:])
+    dataset = StreamingDataset(local=str(tmp_path))
+    assert [int(sample['tokens'][0]) for sample in dataset[:19]] == [*range(19)]
+    with pytest.raises(ShardError, match="sample 19, column 'tokens'"):
+        dataset[5:]

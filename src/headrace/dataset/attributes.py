@@ -68,6 +68,11 @@ class SamplesById:
         """
         return self.pool.explain(plan, k)
 
+    @property
+    def is_columnar(self) -> bool:
+        """Whether samples are unchanged values of shards, so that many can be read column by column."""
+        return False
+
     @abstractmethod
     def get_item(self, sample_id: int) -> Any:
         """One sample, by an id from 0 to `size` - 1."""
@@ -84,11 +89,13 @@ class SamplesById:
             if not -size <= at < size:
                 raise IndexError(f'A sample id must be at least {-size} and below {size}, but is {at}.')
             return self.get_item(int(at) % size)
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(self.size))]
         if isinstance(at, (str, bytes)):
             raise TypeError(f'A sample id is an int, a slice, or a list or array of ints, but is {at!r:.60}.')
-        return [self[_index(i)] for i in at]
+        size = self.size
+        wanted = range(*at.indices(size)) if isinstance(at, slice) else [_index(i) for i in at]
+        if self.is_columnar and {*map(type, wanted)} == {int} and min(wanted) >= 0 and max(wanted) < size:
+            return self.pool.samples(wanted)
+        return [self[i] for i in wanted]
 
 
 def _index(at: Any) -> Any:

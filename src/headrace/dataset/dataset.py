@@ -376,7 +376,6 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether samples are unchanged values of shards, so that batches can be read column by column."""
         own = type(self)
         if own.__getitem__ is not StreamingDataset.__getitem__ or own.get_item is not StreamingDataset.get_item:
             return False

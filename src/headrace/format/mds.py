@@ -212,15 +212,20 @@ class MDSReader:
                 sample[column.name] = value.copy() if column.shape else int(value) if column.is_int else value
             return sample
         begin, sizes = self._head(i)
-        view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
-        sample, wanted = {}, self._wanted
-        for column in self._layout.columns:
-            stop = at + (next(variable) if column.size is None else column.size)
-            if wanted is None or column.name in wanted:
+        view, wanted, at, variable = self._view, self._wanted, begin + self._layout.head.size, 0
+        sample = {}
+        for name, size, _, _, decode in self._layout.steps:
+            stop = at
+            if size is None:
+                stop += sizes[variable]
+                variable += 1
+            else:
+                stop += size
+            if wanted is None or name in wanted:
                 try:
-                    sample[column.name] = column.encoding.decode(view[at:stop])
+                    sample[name] = decode(view[at:stop])
                 except FormatError as error:
-                    raise self._value_error(i, column, error) from error
+                    raise self._value_error(i, name, error) from error
             at = stop
         return sample
 
@@ -244,14 +249,14 @@ class MDSReader:
             f'size, but it gives them the sizes {found}'
         )
 
-    def _value_error(self, i: int, column: Column, error: Exception) -> ShardError:
+    def _value_error(self, i: int, name: str, error: Exception) -> ShardError:
         member = ''
-        if column.name != _KEY and any(other.name == _KEY for other in self._layout.columns):
+        if name != _KEY and any(other.name == _KEY for other in self._layout.columns):
             keys = MDSReader(self._info, [self._view], source=self._source, columns=[_KEY])
             with contextlib.suppress(FormatError):
                 member = f' (key {keys.sample(i)[_KEY]!r:.200})'
         return ShardError(
-            f'Shard {self._source} cannot be read: sample {i}, column {column.name!r}{member}: {error} It is damaged, '
+            f'Shard {self._source} cannot be read: sample {i}, column {name!r}{member}: {error} It is damaged, '
             f'or the value was written so. {self._fix}'
         )
 

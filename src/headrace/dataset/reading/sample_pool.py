@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
 _ROWS_OF_SHARD: Final = 4
+_SAMPLES: Final = 1024  # that are read together by their ids
 _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages
 
 
@@ -233,6 +234,18 @@ class SamplePool:
         if tensors is not None:
             tensors.decode_sample(sample, shard, sample_id)
         return sample
+
+    def samples(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples as `sample` gives them. Arrays of some hundred samples share memory."""
+        columns = self.columns
+        if columns is None or self.has_tensors or any(array and not array[1] for array in columns.arrays.values()):
+            return [self.sample(sample_id) for sample_id in ids]  # numbers of a batch have other types
+        found: list[dict[str, Any]] = []
+        for first in range(0, len(ids), _SAMPLES):
+            some = np.array(ids[first : first + _SAMPLES], np.int64)
+            gathered = self.gather(columns, self.map.places(some)).columns
+            found += [dict(zip(gathered, values, strict=True)) for values in zip(*gathered.values(), strict=True)]
+        return found
 
     def values(self, ids: IntArray, column: str) -> Sequence[Any] | npt.NDArray[Any]:
         """Values of a column for the samples of `ids`, as stored, of any shape."""

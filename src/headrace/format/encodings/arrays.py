@@ -264,6 +264,8 @@ def _read_shape(data: Buffer, start: int) -> tuple[tuple[int, ...], int]:
             f'An `ndarray` value announces {ndim} axes of {width} bytes each, but only {len(data) - start} bytes '
             f'follow.'
         )
+    if ndim == 1:
+        return (int.from_bytes(data[start:stop], 'little'),), stop
     if width == 1:
         return tuple(data[start:stop]), stop
     shape = tuple(int.from_bytes(data[at : at + width], 'little') for at in range(start, stop, width))
