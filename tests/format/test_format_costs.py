@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import MDSWriter, Stream, StreamingDataset
-from headrace.convert import convert, copy_dataset, merge_index, reshard, tokenize
+from headrace.cli import main
+from headrace.convert import copy_dataset, merge_index, reshard, tokenize
 from headrace.errors import ConfigError, StreamError
 from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
 from headrace.format.compression import unpack_head
@@ -183,7 +184,7 @@ def test_merge_copy_and_reshard_carry_them(tmp_path: Path) -> None:
 def test_conversions_write_them(tmp_path: Path) -> None:
     rows = ''.join(f'{{"n": {number}, "text": "{"x" * (number % 37)}"}}\n' for number in range(100))
     (tmp_path / 'a.jsonl').write_text(rows)
-    convert(str(tmp_path / 'a.jsonl'), str(tmp_path / 'data'), cost='text', progress_bar=False)
+    assert main(['convert', str(tmp_path / 'a.jsonl'), str(tmp_path / 'data'), '--cost', 'text']) == 0
     lengths = [number % 37 for number in range(100)]
     assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
     tokenize(tmp_path / 'a.jsonl', tmp_path / 'tokens', tokenizer=codes, progress_bar=False)

@@ -219,6 +219,8 @@ def _measure(
     samples, title = len(out), shards.title
     _log.info('Measuring the cost %r of %d samples in %d shards of %s.%s', column, samples, len(wanted), title, found)
 
+    whole: list[int] = []
+
     def read(shard: int) -> npt.NDArray[np.int64]:
         stored = np.arange(counts[shard])
         if rows is not None:
@@ -232,6 +234,7 @@ def _measure(
                     f'lengths of {column!r}. Restore the data, or write them again.'
                 )
             return lengths[stored]
+        whole.append(shard)
         with shards.read(shard) as reader:
             batch = shards.infos[shard].schema.allocate(len(stored), [column])
             reader.gather(stored, np.arange(len(stored)), batch)
@@ -247,7 +250,8 @@ def _measure(
         if time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), title)
-    _log.info('Measured the cost %r of %s in %.1f s.', column, title, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    _log.info('Measured the cost %r of %s in %.1f s. %d shards were read whole.', column, title, seconds, len(whole))
 
 
 def _checksum(shard: int, costs: bytes) -> bytes:
