@@ -16,7 +16,7 @@ from headrace.convert import copy_dataset, merge_index, reshard, tokenize
 from headrace.errors import ConfigError, StreamError
 from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
 from headrace.format.compression import unpack_head
-from headrace.format.costs import stored_costs
+from headrace.format.costs import TAIL, costs_block, stored_costs
 
 COLUMNS = {'text': 'str', 'tokens': 'ndarray:int32', 'data': 'bytes', 'size': 'uint16', 'fixed': 'ndarray:int8:3'}
 samples = st.fixed_dictionaries(
@@ -75,6 +75,15 @@ def test_damaged_costs_are_none() -> None:
         assert stored_costs(info, lambda size, damaged=damaged: damaged[:size]) is None
     for length in range(0, begin, 7):
         assert stored_costs(info, lambda size, length=length: data[: min(size, length)]) is None
+    table = data[: 8 + 4 * 20]
+    for text in (b'', b'{}', b'[]', b'[' * 100_000, b'\xff'):  # with a right checksum
+        at = (8 + 4 * 20 + len(text) + 4 * 20 + TAIL).to_bytes(4, 'little')
+        crafted = data[:4] + at + table[8:] + text + costs_block(np.arange(20), text) + bytes(100)
+        assert stored_costs(info, lambda size, crafted=crafted: crafted[:size]) is None
+        assert (
+            stored_costs(info, lambda size, crafted=crafted: crafted[:4] + bytes([40, 0, 0, 0]) + crafted[8:size])
+            is None
+        )
     plain, data = shard_of(20)
     assert stored_costs(plain, lambda size: data[:size]) is None
 

@@ -10,6 +10,7 @@ samples, and whatever copies or changes the shard does so with its costs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,7 +98,9 @@ def stored_costs(info: ShardInfo, read: Callable[[int], bytes]) -> tuple[str, np
     begin = int.from_bytes(data[4:8], 'little')
     if len(data) < begin <= table + 4 * info.samples + (1 << 20):
         data = read(begin)
-    config, stored = data[table : begin - TAIL - 4 * info.samples], data[begin - TAIL - 4 * info.samples : begin - TAIL]
-    if data[begin - TAIL : begin] != xxhash.xxh3_128_digest(config + stored) + _MAGIC:
+    start, end = begin - TAIL - 4 * info.samples, begin - TAIL
+    if start < table or data[end:begin] != xxhash.xxh3_128_digest(data[table:end]) + _MAGIC:
         return None
-    return json.loads(config)['cost'], np.frombuffer(stored, '<u4', info.samples)
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        return json.loads(data[table:start])['cost'], np.frombuffer(data, '<u4', info.samples, start)
+    return None
