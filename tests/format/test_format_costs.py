@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace import MDSWriter, Stream, StreamingDataset
 from headrace.cli import main
 from headrace.convert import copy_dataset, merge_index, reshard, tokenize
+from headrace.convert.parts import PartedDataset, WrittenPart
 from headrace.errors import ConfigError, StreamError
 from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
 from headrace.format.compression import unpack_head
@@ -219,3 +220,16 @@ def test_changed_shards_have_their_own(tmp_path: Path) -> None:
     write(tmp_path / 'data', 1, 100, exist_ok=True)
     costs, _ = costs_and_fetched(tmp_path / 'data', tmp_path / 'cache')
     assert costs == [number % 37 for number in range(1, 101)]
+
+
+def test_parts_of_an_engine_have_them(tmp_path: Path) -> None:
+    dataset = PartedDataset(str(tmp_path / 'data'), {'n': 'int', 'text': 'str'}, {'cost': 'text', 'size_limit': 800})
+    writer, parts = dataset.begin(), list[WrittenPart]()
+    for task in range(2):
+        with writer.open(task) as part:
+            for number in range(50 * task, 50 * task + 50):
+                part.add({'n': number, 'text': 'x' * (number % 37)})
+            parts.append(part.finish())
+    dataset.finish(parts)
+    lengths = [number % 37 for number in range(100)]
+    assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
