@@ -36,7 +36,7 @@ from headrace.format.compression import compress, get_compression_extension
 from headrace.format.encodings.arrays import unmasked
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shard_memory import WAITING, BlockPool, Piece, ShardMemory, joined_rows, shared_pool
-from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.shards import NO_HASHES, FileInfo, IntArray, Schema, ShardFile, ShardInfo
 from headrace.notes import add_note
 
 
@@ -84,7 +84,7 @@ class CollectedShard:
 class EncodedRows:
     """Encoded samples that are not yet in a shard."""
 
-    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    sizes: IntArray
     """Bytes of each sample."""
     pieces: Callable[[int, int], Iterable[Piece]]
     """The bytes of samples from one row to before another. They are copied before the next piece is asked for."""
@@ -442,7 +442,7 @@ class ShardEncoder(ABC):
                 f'Its keys are {list(keys)[:20]}.'
             ) from None
 
-    def _divide(self, sizes: np.ndarray[Any, np.dtype[np.int64]], number: int) -> list[int]:
+    def _divide(self, sizes: IntArray, number: int) -> list[int]:
         """The rows before which shards end: the open one, which may take none, and then each new one."""
         count = len(sizes)
         ends = np.cumsum(sizes + self._sample_overhead)

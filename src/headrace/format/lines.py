@@ -18,7 +18,7 @@ from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings.texts import decode_text
 from headrace.format.mds import RESTORE, FixedRows
 from headrace.format.shard_memory import Piece
-from headrace.format.shards import ColumnBatch, ShardInfo
+from headrace.format.shards import ColumnBatch, IntArray, ShardInfo
 
 
 class LineReader:
@@ -52,7 +52,7 @@ class LineReader:
         """Offset of the first sample's line."""
         return 0
 
-    def _check_table(self, meta: memoryview, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _check_table(self, meta: memoryview, first: int) -> IntArray:
         """The checked offsets, int64 ``[n + 1]``."""
         n, size = self.num_samples, len(self._view)
         if len(meta) < 8 + 4 * n:
@@ -94,12 +94,7 @@ class LineReader:
                 f'{self._fix}'
             ) from error
 
-    def gather(
-        self,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-        out_rows: np.ndarray[Any, np.dtype[np.int64]],
-        batch: ColumnBatch,
-    ) -> None:
+    def gather(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
         for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
             self.gather_row(row, out, batch)
 

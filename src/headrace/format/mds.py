@@ -22,7 +22,7 @@ from headrace.format.encodings.encoding import Encoding
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.encodings.scalars import Int
 from headrace.format.encodings.texts import Str
-from headrace.format.shards import ColumnBatch, Schema, ShardInfo
+from headrace.format.shards import ColumnBatch, IntArray, Schema, ShardInfo
 
 RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
 """The fix of a damaged file that comes from nowhere else."""
@@ -152,7 +152,7 @@ class MDSReader:
         self.fixed_rows = None if fixed is None else FixedRows(view[int(self._offsets[0]) :], fixed)
         """See ``ShardReader.fixed_rows``."""
 
-    def _check_table(self, file_size: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _check_table(self, file_size: int | None) -> IntArray:
         """The checked offsets, int64 ``[n + 1]``; without a file size from the index, the last one tells it."""
         view, n, layout = self._view, self.num_samples, self._layout
         size = len(view)
@@ -260,12 +260,7 @@ class MDSReader:
             f'or the value was written so. {self._fix}'
         )
 
-    def gather(
-        self,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-        out_rows: np.ndarray[Any, np.dtype[np.int64]],
-        batch: ColumnBatch,
-    ) -> None:
+    def gather(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
         count = len(rows)
         if count == 0:
             return
@@ -327,16 +322,11 @@ class MDSReader:
                     raise
             at = stop
 
-    def _gather_rows(
-        self,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-        out_rows: np.ndarray[Any, np.dtype[np.int64]],
-        batch: ColumnBatch,
-    ) -> None:
+    def _gather_rows(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
         layout = self._layout
         begins = self._offsets[rows]
         room = self._offsets[rows + 1] - begins - layout.least
-        sizes: list[np.ndarray[Any, np.dtype[np.int64]]]
+        sizes: list[IntArray]
         if layout.variable == 0:
             sizes, wrong = [], room != 0
         elif layout.variable == 1:

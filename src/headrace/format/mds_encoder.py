@@ -33,7 +33,7 @@ from headrace.format.encodings.scalars import Int, Scalar
 from headrace.format.encodings.texts import Bytes, Str
 from headrace.format.mds import Column, Layout, MDSReader
 from headrace.format.shard_memory import Piece, framed_rows, joined_rows
-from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.shards import NO_HASHES, FileInfo, IntArray, Schema, ShardFile, ShardInfo
 
 # float16 is left to its encoding: struct does not keep the bits of a nan.
 _CODES: Final = {
@@ -265,7 +265,7 @@ def _wrong_size(size: int, found: int) -> ValueError:
     )
 
 
-def _lengths(values: _Encoded, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _lengths(values: _Encoded, count: int) -> IntArray:
     if isinstance(values, np.ndarray):
         return np.full(count, values.itemsize, np.int64)
     return np.fromiter(map(len, values), np.int64, count)

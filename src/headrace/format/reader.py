@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from headrace.format.mds import RESTORE, FixedRows, MDSReader
-from headrace.format.shards import ColumnBatch, ShardInfo
+from headrace.format.shards import ColumnBatch, IntArray, ShardInfo
 
 
 class ShardReader(Protocol):
@@ -32,12 +30,7 @@ class ShardReader(Protocol):
         """
         ...
 
-    def gather(
-        self,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-        out_rows: np.ndarray[Any, np.dtype[np.int64]],
-        batch: ColumnBatch,
-    ) -> None:
+    def gather(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
         """Put samples ``rows`` into the rows ``out_rows`` of a batch that the schema allocated, its columns only.
 
         Args:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding
+
+IntArray: TypeAlias = 'np.ndarray[Any, np.dtype[np.int64]]'
 
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of all files without any."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.shards import NO_HASHES, FileInfo, IntArray, Schema, ShardFile, ShardInfo
 
 _LONG: Final = 256  # bytes; longer names, which are few, are hashed one by one
 _WORDS: Final = _LONG // 8
@@ -29,7 +29,7 @@ _HALF: Final = np.uint64(32)
 class NameFinder:
     """The names of a table by their hashes, 16 bytes for each."""
 
-    def __init__(self, names: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> None:
+    def __init__(self, names: npt.NDArray[np.uint8], starts: IntArray) -> None:
         """Hash all names, with one byte after each. `starts`: int64[names + 1], their offsets, and the end."""
         self._names, self._starts = names, starts
         hashes = _hash_all(names, starts)
@@ -56,7 +56,7 @@ class NameFinder:
         return None
 
 
-def _hash_all(names: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def _hash_all(names: npt.NDArray[np.uint8], starts: IntArray) -> npt.NDArray[np.uint64]:
     lengths = np.diff(starts) - 1
     hashes = np.empty(len(lengths), np.uint64)
     for length in np.unique(np.minimum(lengths, _LONG)).tolist():
@@ -69,9 +69,7 @@ def _hash_all(names: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> np
     return hashes
 
 
-def _hash_equally_long(
-    names: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int
-) -> npt.NDArray[np.uint64]:
+def _hash_equally_long(names: npt.NDArray[np.uint8], starts: IntArray, length: int) -> npt.NDArray[np.uint64]:
     padded = np.zeros((len(starts), length // 8 + 1, 8), np.uint8)
     padded.reshape(len(starts), -1)[:, :length] = sliding_window_view(names, length)[starts]
     words = padded.view(np.uint64)[:, :, 0]
@@ -86,7 +84,6 @@ def _hash_equally_long(
     return hashes
 
 
-IntArray: TypeAlias = 'npt.NDArray[np.int64]'
 Row: TypeAlias = 'tuple[Any, ...]'
 """A shard's samples, and its files' names, sizes and digests. Numbers are int or decimal digits."""
 
@@ -395,7 +392,7 @@ def _by_row(columns: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
     return columns[0] if len(columns) == 1 else chain.from_iterable(zip(*columns, strict=True))
 
 
-def _lengths(texts: list[str], *, is_ascii: bool) -> npt.NDArray[np.int64]:
+def _lengths(texts: list[str], *, is_ascii: bool) -> IntArray:
     """int64[texts], their lengths in bytes."""
     if is_ascii:
         return np.fromiter(map(len, texts), np.int64, len(texts))
@@ -406,7 +403,7 @@ def _joined(columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return _frozen(np.concatenate(columns))
 
 
-def _starts(lengths: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def _starts(lengths: list[IntArray]) -> IntArray:
     return _frozen(np.cumsum(np.concatenate(lengths)))
 
 
