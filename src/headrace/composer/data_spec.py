@@ -26,10 +26,7 @@ from headrace.redaction import warn
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:
-    """The number of rows.
-
-    `expected`: The number to prefer if the shape allows several.
-    """
+    """The number of rows. `expected`: The number to prefer if the shape allows several."""
     candidates = possible_rows(batch)
     if not candidates:
         raise ConfigError(

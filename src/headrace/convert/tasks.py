@@ -90,10 +90,7 @@ class Task:
 
 
 def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
-    """The tasks for all inputs, in order.
-
-    `size_limit`: bytes of a shard; None: one shard for all, so one task.
-    """
+    """The tasks for all inputs, in order. `size_limit`: bytes of a shard; None: one shard for all, so one task."""
     count = len(inputs)
     if not count:
         return

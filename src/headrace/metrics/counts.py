@@ -195,10 +195,7 @@ class BatchTimes:
         self._last = None
 
     def add(self, now: float, waited: float) -> None:
-        """A batch was trained.
-
-        `waited`: seconds that the trainer has waited so far, in all.
-        """
+        """A batch was trained. `waited`: seconds that the trainer has waited so far, in all."""
         if self._last is not None:
             self._times.append((now - self._last[0], waited - self._last[1]))
         self._last = now, waited

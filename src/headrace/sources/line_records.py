@@ -292,10 +292,7 @@ class JsonTypes:
         self._rows = 0
 
     def add(self, value: dict[str, Any], *, escapes: bool) -> None:
-        """Add an object.
-
-        `escapes`: whether its texts may hold lone surrogates.
-        """
+        """Add an object. `escapes`: whether its texts may hold lone surrogates."""
         self._rows += 1
         kinds, present = self._kinds, self._present
         for key, item in value.items():

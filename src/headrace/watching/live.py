@@ -177,11 +177,7 @@ _PAGE = Path(__file__).with_name('page.html')
 
 
 class WatchServer(PageServer):
-    """Serves the page of a run to this machine alone.
-
-    Args:
-        port: of 127.0.0.1; 0: any free one.
-    """
+    """Serves the page of a run to this machine alone. `port`: of 127.0.0.1; 0: any free one."""
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         self.folder = Path(folder)
