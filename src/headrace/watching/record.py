@@ -205,12 +205,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def code_of_run(script: str | None = None) -> dict[str, str]:
+def code_of_run() -> dict[str, str]:
     """The program, and the commit of the git repository that holds it.
 
     Git is not run: its files are read. Changes that are not committed do not show.
     """
-    path = Path(script or sys.argv[0] or '.').absolute()
+    path = Path(sys.argv[0] or '.').absolute()
     found = {'program': str(path)}
     for folder in (path, *path.parents):
         commit = _commit(folder / '.git')
