@@ -291,7 +291,9 @@ def test_names_bad_documents_and_leaves_them_out(tmp_path: Path, run: partial[An
         run(tmp_path / 'in', tmp_path / 'out')
     report = run(tmp_path / 'in', tmp_path / 'out', on_error='collect')
     assert [error.input.rpartition(', ')[2] for error in report.errors] == ['row 1']
+    assert (tmp_path / 'out' / 'errors.jsonl').exists()
     assert run(tmp_path / 'in', tmp_path / 'out', on_error='skip').num_errors == 1
+    assert not (tmp_path / 'out' / 'errors.jsonl').exists()  # it would list errors of an earlier call
     with pytest.raises(ConversionError, match='row 1'):
         run(tmp_path / 'in', tmp_path / 'out')
     assert tokens_in(tmp_path / 'out') == loop(['good', 'also good'])

@@ -89,6 +89,10 @@ def test_documents_by_an_index_or_by_a_token(documents, dtype, part):
     ends += [len(flat)] * bool(flat and flat[-1])
     with small(part):
         assert read(objects) == [document for document in documents if document]
+        if flat and 0 not in flat:
+            with pytest.raises(StreamError, match='1 file, such as a.ds, have no such token'):
+                read(objects, end_of_document=0)
+            return
         assert read(objects, end_of_document=0) == [flat[a:b] for a, b in pairwise([0, *ends])]
 
 
@@ -126,6 +130,11 @@ def test_what_is_left_out_is_said():
         '3 tokens at the end of 3 files, such as a.u16, fill no block: they are shorter samples.'
     )
     assert notes(end_of_document=2) == []
+    objects |= {'e.u16': raw([0, 1]), 'f.u16': raw([2])}
+    store = MemoryStore(objects)
+    assert notes(end_of_document=2) == [
+        'The token `end_of_document` is not in 1 file, such as e.u16: each is one sample.'
+    ]
 
 
 def test_tokens_at_the_start_are_read_by_ranges():

@@ -489,8 +489,10 @@ class Conversion:
         if errors:
             _log.warning('Inputs and rows left out of the conversion to %s: %s.', place.shown, len(errors))
         files = dict(job.inputs.files)
-        if job.on_error == 'collect' and errors:
-            name = 'errors.jsonl' if base is None else f'errors.{job.first_shard:05}.jsonl'
+        name = 'errors.jsonl' if base is None else f'errors.{job.first_shard:05}.jsonl'
+        if job.on_error != 'collect' or not errors:
+            self._delete([name] if place.has(name) else [])  # of an earlier call
+        else:
             files[name] = ''.join(f'{json.dumps(asdict(error))}\n' for error in errors).encode()
         for name, data in files.items():
             place.write(name, data)

@@ -82,6 +82,8 @@ class TokenRuns:
     """Tokens at the end that fill no block."""
     empty: int = 0
     """Documents without tokens, which are left out."""
+    lacks_end: bool = False
+    """Whether no token ends a document, though one should."""
 
 
 def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, empty: int | None = None) -> TokenRuns:
@@ -206,6 +208,13 @@ def _notes(runs: Sequence[TokenRuns], keep_last: bool) -> list[str]:
                 f'A sample has {blocks[0].length:,} tokens, but all files have fewer, such as {rests[0].file.name} '
                 f'with {rests[0].rest:,}. Choose a smaller `block_size`, or `keep_last`.'
             )
+    if whole := [run for run in runs if run.lacks_end]:
+        if not any(run.parts and not run.lacks_end for run in runs):
+            raise StreamError(
+                f'`end_of_document` is the token that ends each document, but {_files(whole)}, have no such token. '
+                f'Correct it, or `token_dtype`; or leave it out to read blocks.'
+            )
+        found.append(f'The token `end_of_document` is not in {_files(whole)}: each is one sample.')
     if empty := sum(run.empty for run in runs):
         found.append(f'Left out {empty:,} document{"s" * (empty > 1)} without tokens.')
     return found

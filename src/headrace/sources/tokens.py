@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from typing import Final
@@ -138,7 +138,11 @@ def _index_file(store: Store, listed: Mapping[str, ObjectInfo], options: _Option
                 f'Correct it, or `token_dtype`.'
             )
         cuts = cut_documents(_ends_by_token(store, file, options.end_of_document), PART // file.itemsize)
-        return runs_of_documents(file, cuts, lambda *_: ())
+        run = runs_of_documents(file, cuts, lambda *_: ())
+        if sum(part.rows for part in run.parts) != 1:
+            return run
+        last = read_range(store, ByteRange(info.key, info.size - file.itemsize, file.itemsize, info.etag))
+        return replace(run, lacks_end=int.from_bytes(last, 'little') != options.end_of_document)
     if options.block_size is not None or ends is None:
         return runs_of_blocks(file, options.block_size or _BLOCK, keep_last=options.keep_last)
     cuts = cut_documents(_ends_by_index(store, ends, file), PART // file.itemsize)
