@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.convert import merge_index
     from headrace.dataset import (
         BAD_SAMPLE,
+        LOSS_WEIGHT,
         PADDING,
         STREAM,
         CSVWriter,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'BAD_SAMPLE',
+    'LOSS_WEIGHT',
     'PADDING',
     'STREAM',
     'AudioTensor',

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from headrace import PADDING, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError, TopologyError
+from headrace import LOSS_WEIGHT, PADDING, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, StreamError, TopologyError
 from headrace.packing import PackedDataset, Packing
 from tests.support.packings.packed_orders import write
 
@@ -115,18 +117,83 @@ def test_packed_sequences_are_the_same_on_five_ranks(tmp_path: Path, method: Any
                     topology=Topology(rank=rank, world_size=ranks),
                     global_batch_size=12,
                     uneven=uneven,
+                    loss_weight='samples',
                 )
             )
             for rank in range(ranks)
         ]
         found: list[list[list[int]]] = []
         for batches in zip(*made, strict=True):
+            counted = sum(float(b[LOSS_WEIGHT].mean()) for b in batches) / ranks
+            assert counted == pytest.approx(1)
             found.append(sorted(sum((b['input_ids'][~b[PADDING]].tolist() for b in batches), [])))
             if len(found) == 5:
                 break
         return found
 
     assert sequences(5) == sequences(1)
+
+
+def global_mean(ranks: list[StreamingDataLoader], loss: Any) -> list[float]:
+    """By batch, the mean of the ranks' means of weighted losses, as DDP averages them."""
+    means: list[float] = []
+    for batches in zip(*ranks, strict=True):
+        local = [(batch[LOSS_WEIGHT] * loss(batch)).mean() for batch in batches]
+        assert all(not batch[LOSS_WEIGHT][batch[PADDING]].any() for batch in batches if PADDING in batch)
+        means.append(float(torch.stack(local).mean()))
+    return means
+
+
+@pytest.mark.parametrize('options', [{}, {'balance': 1.0, 'cost': 'id'}, {'remainder': 'exact'}], ids=str)
+@pytest.mark.parametrize('uneven', ['pad', 'ragged', None])
+def test_weighted_losses_of_ranks_have_the_mean_of_the_global_batch(
+    alone: Any, uneven: Any, options: dict[str, Any]
+) -> None:
+    folder, batches = alone
+
+    def loss(batch: Any) -> torch.Tensor:
+        return torch.sin(batch['id'].double()) + 2
+
+    expected = [float(loss({'id': torch.tensor(ids)}).mean()) for ids in batches]
+    ranks = loaders(folder, 7 if uneven else 8, uneven, loss_weight='samples', **options)
+    assert global_mean(ranks, loss) == pytest.approx(expected, rel=1e-6)
+    assert ranks[0].own_loss_weights.dtype == np.float32
+
+
+@pytest.mark.parametrize('uneven', ['pad', 'ragged'])
+def test_losses_weighted_by_cost_have_the_mean_of_all_tokens(alone: Any, uneven: Any) -> None:
+    folder, batches = alone
+    expected = [sum(i * np.cos(i) for i in ids) / sum(ids) for ids in batches]  # a sample of id i has i tokens
+    ranks = loaders(folder, 7, uneven, loss_weight='cost', cost='id', num_workers=1)
+    assert global_mean(ranks, lambda batch: torch.cos(batch['id'].double())) == pytest.approx(expected, rel=1e-5)
+
+
+def test_weights_of_batches_that_are_no_dicts_are_the_loader_s(alone: Any) -> None:
+    (loader,) = loaders(alone[0], 1, loss_weight='cost', cost='id')
+    with pytest.raises(ConfigError, match='a batch that was handed out'):
+        _ = loader.own_loss_weights
+    for batch in loader:
+        assert loader.own_loss_weights.tolist() == batch[LOSS_WEIGHT].tolist()
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'loss_weight': 'tokens'}, "one of .'samples', 'cost'., but is 'tokens'"),
+        ({'loss_weight': 'cost'}, '`loss_weight: cost` need the costs'),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(make_dataset: Any, options: Any, message: str) -> None:
+    with pytest.raises((ConfigError, StreamError), match=message):
+        loaders(make_dataset(), 1, **options)
+
+
+def test_uneven_ranks_without_weights_are_told(make_dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level('INFO', logger='headrace')
+    for options, told in (({}, True), ({'loss_weight': 'samples'}, False)):
+        caplog.clear()
+        next(iter(loaders(make_dataset(str(told)), 7, **options)[0]))
+        assert ('7 ranks share batches of 64 samples unevenly' in caplog.text) == told
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -148,7 +215,7 @@ def test_uneven_batches_that_cannot_be_are_refused(make_dataset: Any, options: A
 
 def test_a_plain_loader_of_uneven_batches_is_refused(make_dataset: Any) -> None:
     dataset = StreamingDataset(local=str(make_dataset()), global_batch_size=8, uneven='pad', topology=Topology())
-    with pytest.raises(ConfigError, match=r'StreamingDataLoader, or leave `uneven` out'):
+    with pytest.raises(ConfigError, match=r'StreamingDataLoader, or leave both out'):
         next(iter(dataset))
 
 

@@ -250,6 +250,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
         self.has_padding = False
         """Whether the last row of the current batch is padding that must not count."""
         self._batch_counts: _BatchCounts | None = None
+        self._rows = 0
         self._warned = False
         knows_skips(loader)
         super().__init__(
@@ -265,6 +266,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
     def _received(self, batch: Any) -> Any:
         """Composer's first call for a batch that the loader delivered."""
         self._batch_counts = counts = _BatchCounts.last_of(self.loader)
+        self._rows = counts.rows
         self.has_padding = self.is_evaluation and counts.samples < counts.rows
         if self.is_prediction and self.has_padding and counts.samples:
             # A rank with nothing else keeps one row to compute with.
@@ -284,6 +286,8 @@ class StreamingDataSpec(DataSpec, FactsRepr):
     def _samples(self, batch: Any) -> int | float:
         # Composer asks once about the whole batch, for its position, then about microbatches, to weight the loss.
         counts, self._batch_counts = self._batch_counts, None
+        if counts is None and self.loader.dataset.weigh is not None and not (self.is_evaluation or self._count):
+            return count_rows(batch) / self._rows  # Composer weights ranks by it, which the rows' own weights do
         counted = self._count_samples(batch, counts) if self._count is None else self._count(batch)
         topology = self.loader.dataset.topology
         replication = topology.replication

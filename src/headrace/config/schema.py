@@ -238,6 +238,9 @@ class DatasetConfig(SelectionConfig):
     balance: Annotated[float, MoreThan(0)] | None = None
     """Deal rows to ranks so that sums of `cost` to this power are nearly equal: 1, or 2 for attention."""
 
+    loss_weight: Literal['samples', 'cost'] | None = None
+    """Put the weight of each row into the batch, as `loss_weight`: see `docs/order.md`."""
+
     uneven: Literal['pad', 'ragged'] | None = None
     """Ranks that do not divide `global_batch_size`: see `docs/order.md`. Default: refused."""
 

@@ -8,7 +8,7 @@ from headrace.dataset.sample_rng import sample_rng  # at once: its module has th
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.dataset.batch_keys import BAD_SAMPLE, PADDING, STREAM, without_padding
+    from headrace.dataset.batch_keys import BAD_SAMPLE, LOSS_WEIGHT, PADDING, STREAM, without_padding
     from headrace.dataset.dataset import LocalDataset, StreamingDataset
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'BAD_SAMPLE',
+    'LOSS_WEIGHT',
     'PADDING',
     'STREAM',
     'CSVWriter',
@@ -57,7 +58,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
             'detect_topology': 'headrace.dataset.topology',
             'streams_registry': 'headrace.dataset.streams.stream',
             'topology_of_mesh': 'headrace.dataset.topology',
-            **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys'),
+            **dict.fromkeys(('LOSS_WEIGHT', 'PADDING', 'without_padding'), 'headrace.dataset.batch_keys'),
             'StreamCount': 'headrace.dataset.statistics',
             **dict.fromkeys(('LoaderStats', 'StreamStats'), 'headrace.dataset.statistics'),
             **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The marks that loaders put into batches beside the data's columns: bad samples, padding, and the stream of each row.
+"""The marks that loaders put into batches: bad samples, padding, and the stream and the weight of each row.
 
 Under ``on_bad_sample: skip`` the row of a bad sample holds the values of another. Under ``remainder: exact`` or
 ``uneven`` padding, the rows that only fill up a batch, is marked. Every batch that is a dict then has the mark. So the
@@ -24,6 +24,8 @@ import numpy.typing as npt
 import torch
 
 from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
+from headrace.order import BatchPlan
+from headrace.order.lengths import CostsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,38 @@ def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.ND
     if bad_rows is not None and bad_rows[:own_samples].any():
         return pick_rows(batch, np.flatnonzero(~bad_rows[:own_samples]).tolist(), rows)
     return cut_rows(batch, 0, own_samples, rows)
+
+
+LOSS_WEIGHT: Final = 'loss_weight'
+"""Key of the weights of a batch's rows: float32[rows], 0 for padding. The mean of weight times loss over a rank's rows,
+and then over the ranks, is the mean over the global batch."""
+
+LOSS_WEIGHT_KEY: Final = ReservedKey(
+    LOSS_WEIGHT,
+    '`loss_weight` puts the weights of rows into the batch',
+    'Rename the column, or leave `loss_weight` out.',
+)
+
+LossWeight = Literal['samples', 'cost']
+"""The weight of a sample in the mean over a global batch: the same for each, or its cost."""
+
+
+def loss_weights(plan: BatchPlan, k: int, ids: npt.NDArray[np.int64], costs: CostsOf | None) -> npt.NDArray[np.float32]:
+    """The weights of a replica's rows of batch k, as `LOSS_WEIGHT` says; float32[rows].
+
+    Args:
+        plan: the batches.
+        k: the batch's number there.
+        ids: its samples, int64[rows].
+        costs: the costs of samples, for a mean by cost; None: each sample counts the same.
+    """
+    samples = total = sum(end - begin for begin, end in plan.spans(k, k + 1))
+    own: Any = 1
+    if costs is not None:
+        own = costs(ids)
+        total = max(int(costs(plan.order.at(plan.global_positions(k)[:samples])).sum()), 1)
+    is_own = np.arange(len(ids)) < plan.own_samples(k)
+    return (is_own * own * (len(ids) * plan.topology.replicas / total)).astype(np.float32)
 
 
 STREAM: Final = 'stream_number'

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,16 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from headrace.audio import AudioTensor
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.attributes import DatasetAttributes, SamplesById
-from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY, BadSamplePolicy, ReservedKey, parse_policy
+from headrace.dataset.batch_keys import (
+    BAD_SAMPLE_KEY,
+    LOSS_WEIGHT_KEY,
+    PADDING_KEY,
+    BadSamplePolicy,
+    LossWeight,
+    ReservedKey,
+    loss_weights,
+    parse_policy,
+)
 from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.facts import dataset_facts
 from headrace.dataset.prefetch.horizon import upcoming_batches
@@ -25,7 +35,7 @@ from headrace.dataset.prefetch.limits import (
     warn_without_room,
 )
 from headrace.dataset.progress import ending_here
-from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource, Weigh
 from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
@@ -63,8 +73,11 @@ from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
 from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
+from headrace.redaction import logger_of
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.selection.costs import DatasetCosts
+
+_log = logger_of(__name__)
 
 
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
@@ -113,6 +126,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             similar ones; its batches are shuffled. See ``docs/lengths.md``.
         balance: deal the rows of a global batch to the ranks of a node so that their sums of cost to this power are
             nearly equal, with equal numbers of rows. 1, or 2 for attention.
+        loss_weight: put the weight of each row into every batch, under `headrace.LOSS_WEIGHT`. The mean of weight times
+            loss over the rows of a rank, averaged over ranks, is then the mean over the global batch: of samples for
+            'samples', or weighted by `cost` for 'cost'.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: name of a class in `streams_registry` that makes the stream of `remote` and `local`,
@@ -183,6 +199,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         batching_method: str = 'random',
         bucket: int | None = None,
         balance: float | None = None,
+        loss_weight: LossWeight | None = None,
         allow_unsafe_types: bool = False,
         replication: int | None = None,
         stream_name: str = 'stream',
@@ -215,12 +232,16 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             )
         if uneven is not None and global_batch_size is None:
             raise ConfigError('`uneven` deals a `global_batch_size` to the ranks. Give it in place of `batch_size`.')
+        if loss_weight not in (None, *get_args(LossWeight)):
+            raise ConfigError(f'`loss_weight` must be one of {list(get_args(LossWeight))}, but is {loss_weight!r}.')
         if replication is not None and replication < 1:
             raise ConfigError(
                 f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
             )
         if self.is_packed and (bucket is not None or balance is not None):
             raise ConfigError('Rows of packed data have one length, so `bucket` and `balance` do nothing. Remove them.')
+        if self.is_packed and loss_weight == 'cost':
+            raise ConfigError("Rows of packed data have one length, so their weight is `loss_weight` 'samples'.")
         check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))
@@ -244,13 +265,18 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             defaults,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
-            has_costs=bucket is not None or balance is not None,
+            has_costs=bucket is not None or balance is not None or loss_weight == 'cost',
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, opened)
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
         self._permutations = EpochPermutations.beside([s.folder for s in opened if not s.is_local])
-        costs = [stream.costs for stream in opened if stream.costs is not None]
+        all_costs = [stream.costs for stream in opened if stream.costs is not None]
+        costs = DatasetCosts(all_costs) if all_costs else None
+        self.weigh: Weigh | None = None
+        """Gives the weights of a batch's rows, under `loss_weight`."""
+        if loss_weight is not None:
+            self.weigh = partial(loss_weights, costs=costs if loss_weight == 'cost' else None)
         run = Run(
             [stream.size() for stream in opened],
             asked,
@@ -260,7 +286,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             on_mixture_change=on_mixture_change,
             skip=ranges,
             load=self._permutations.load,
-            costs=DatasetCosts(costs) if costs else None,
+            costs=costs,
             balance=balance,
         )
         super().__init__(
@@ -279,6 +305,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         self._sample_pool = SamplePool(opened, self.mixture, cache_limit=self.cache_limit)
         if remainder == 'exact' or uneven is not None:
             self.check_columns(PADDING_KEY)
+        if loss_weight is not None:
+            self.check_columns(LOSS_WEIGHT_KEY)
         if global_batch_size is not None and topology is not None:
             check_batch_size(global_batch_size, self.topology, uneven)
         self.skipping_reader: SkippingReader | None = None
@@ -357,6 +385,12 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             self._is_checked = True
             if self.cache_limit is not None:
                 warn_without_room(self.cache_limit, self.pool.streams, *self.read_order(), topology.nodes)
+            if topology.replicas > 1 and batches.global_batch_size % topology.replicas and self.weigh is None:
+                _log.info(
+                    '%d ranks share batches of %d samples unevenly. With `loss_weight` the mean loss of the ranks is '
+                    'that of the batch.',
+                    topology.replicas, batches.global_batch_size,
+                )  # fmt: skip
             if self._has_node_parts:
                 warn_of_shared_shards(self.pool.streams, *self.read_order(), topology.nodes)
         if place is not None and place != progress.next(rank=topology.rank):
@@ -414,8 +448,15 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
-        source, marks, pad = self.sample_source(), asked.mark_streams, self._padding_of(asked.pad)
-        return BatchReader(source, plan, self.run, asked.collate_fn, mark_streams=marks, pad=pad)
+        return BatchReader(
+            self.sample_source(),
+            plan,
+            self.run,
+            asked.collate_fn,
+            mark_streams=asked.mark_streams,
+            pad=self._padding_of(asked.pad),
+            weigh=self.weigh,
+        )
 
     def sample_source(self) -> SampleSource:
         """The part of the dataset that readers get."""
@@ -432,10 +473,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
         _refuse_dealing(self, self.topology.replicas)
-        if self.uneven is not None:
+        if self.uneven is not None or self.weigh is not None:
             raise ConfigError(
-                'Under `uneven` ranks and batches differ in rows, which a plain DataLoader does not know. Use a '
-                'headrace.StreamingDataLoader, or leave `uneven` out.'
+                'A plain DataLoader knows neither the rows of batches under `uneven` nor the weights of `loss_weight`. '
+                'Use a headrace.StreamingDataLoader, or leave both out.'
             )
         return self._plain_pass()
 

@@ -371,6 +371,18 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return self._counters.own_streams
 
     @property
+    def own_loss_weights(self) -> npt.NDArray[np.float32]:
+        """Weights of the rows of the last batch, on this rank, float32[rows]; see `headrace.LOSS_WEIGHT`.
+
+        For batches that are no dicts. Raises a ConfigError before the first batch, or if the dataset has no
+        ``loss_weight``.
+        """
+        if self.dataset.weigh is None or self.handed_out is None:
+            raise ConfigError('Weights of rows need `loss_weight` of the dataset, and a batch that was handed out.')
+        plan, number = self.handed_out
+        return self.dataset.weigh(plan, number, plan.ids(number))
+
+    @property
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
         """Rows of the last batch, on this rank, that hold another sample because theirs could not be read.
 

@@ -77,7 +77,7 @@ class LoaderSource:
             if dataset is None:
                 dataset = self._make()
             dataset.bind(with_replication(topology, dataset.replication, self.label))
-        if dataset is not self.dataset:
+        if dataset is not self.dataset or dataset.global_batch_size is not None:
             self.batch_size = dataset.batch_size
         self.dataset, self.topology = dataset, topology
         return dataset

@@ -177,7 +177,7 @@ class Plan(BatchPlan):
     def rows_of(self, batches: range) -> IntArray:
         begins = self._cuts.begins(batches)
         sizes, replicas = np.diff(begins), self.topology.replicas
-        padded = -(-sizes // replicas) * replicas
+        padded: IntArray = -(-sizes // replicas) * replicas
         if self.uneven == 'ragged':
             padded = np.where(sizes < replicas, padded, sizes)
         return (padded - self._first_rows(begins[:-1]) + replicas - 1) // replicas

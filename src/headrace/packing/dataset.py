@@ -395,7 +395,8 @@ class PackedDataset(StreamingDataset):
                 'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
         plan = self.begin_pass(asked.batches, place=asked.place)
-        return PackedReader(self.sample_source(), self.run, asked.batches).begin(plan, self.count, asked.mark_streams)
+        reader = PackedReader(self.sample_source(), self.run, asked.batches)
+        return reader.begin(plan, self.count, asked.mark_streams, self.weigh)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys import STREAM, is_bad_sample, marked
+from headrace.dataset.batch_keys import LOSS_WEIGHT, STREAM, is_bad_sample, marked
 from headrace.dataset.prefetch.horizon import Upcoming, UpcomingBatch, knows_of_node
 from headrace.dataset.prefetch.limits import prefetch_limits
-from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource
+from headrace.dataset.reading.batch_reader import Pass, Reader, SampleSource, Weigh
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
@@ -171,13 +171,20 @@ class PackedReader(Reader[ChunkKey]):
         """As in the parent class, with the tokenizers."""
         return {**super().sent_to_workers, 'dataset.packing': self._packings}
 
-    def begin(self, plan: BatchPlan, count: Callable[[Mapping[int, DocumentCount]], None], mark_streams: bool) -> Pass:
+    def begin(
+        self,
+        plan: BatchPlan,
+        count: Callable[[Mapping[int, DocumentCount]], None],
+        mark_streams: bool,
+        weigh: Weigh | None,
+    ) -> Pass:
         """Begin a pass, in the process that iterates.
 
         Args:
             plan: its batches.
             count: takes the numbers of documents that come from streams, by stream number.
             mark_streams: whether batches hold the streams of their rows.
+            weigh: as `BatchReader`'s.
         """
         if not plan.num_batches:
             return Pass(plan, self, iter(()))
@@ -186,10 +193,15 @@ class PackedReader(Reader[ChunkKey]):
             packer = Packer(row, packing, run.lanes, self._own, count)
         else:
             packer = WholePacker(run.whole, plan, run.lanes, count)
-        return Pass(plan, self, packer.keys(), partial(self._batches, plan, packer, mark_streams))
+        return Pass(plan, self, packer.keys(), partial(self._batches, plan, packer, mark_streams, weigh))
 
     def _batches(
-        self, plan: BatchPlan, packer: Packer | WholePacker, mark_streams: bool, chunks: Iterator[WorkerBatch]
+        self,
+        plan: BatchPlan,
+        packer: Packer | WholePacker,
+        mark_streams: bool,
+        weigh: Weigh | None,
+        chunks: Iterator[WorkerBatch],
     ) -> Iterator[WorkerBatch]:
         """The batches of a pass, from chunks in the order of the packer's keys."""
         first, length = first_sequence(plan), self._packing.sequence_length
@@ -210,6 +222,8 @@ class PackedReader(Reader[ChunkKey]):
                 batch[STREAM] = torch.from_numpy(marks)
             if plan.has_padding:
                 batch = marked(batch, rows=len(rows), own_samples=own)
+            if weigh is not None:
+                batch[LOSS_WEIGHT] = torch.from_numpy(weigh(plan, number, numbers))
             tokens = np.bincount(streams, lengths, len(self._mixture.streams)).astype(np.int64)
             yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)
 

@@ -96,7 +96,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         for rank in ranks:
             rank.end()
     plan = dataset.plan(topology=topology)
-    global_batch_size = plan.batch_size * topology.replicas
+    global_batch_size = plan.global_batch_size
     if not steps:
         raise ConfigError(
             f'a simulation needs a batch, and {len(dataset)} samples fill no global batch of {global_batch_size}. '

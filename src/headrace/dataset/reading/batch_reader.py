@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from headrace.audio import Clips
-from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, marked, with_streams
+from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, LOSS_WEIGHT_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.progress import Progress
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
 
 Collate = Callable[[list[Any]], Any]
+Weigh = Callable[[BatchPlan, int, npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 Key = TypeVar('Key')
 
 
@@ -151,6 +152,7 @@ class BatchReader(Reader[BatchKey]):
         run: gives the plans of later passes.
         mark_streams: whether batches hold the streams of their rows.
         pad: the columns that are padded, without `collate_fn`.
+        weigh: gives the weights of a batch's rows, for its number and samples; None: batches hold no weights.
     """
 
     def __init__(
@@ -162,8 +164,10 @@ class BatchReader(Reader[BatchKey]):
         *,
         mark_streams: bool = False,
         pad: Pad | None = None,
+        weigh: Weigh | None = None,
     ) -> None:
         super().__init__(source, collate_fn)
+        self._weigh = weigh
         self._pad = pad
         self._plan: BatchPlan | None = plan
         self._run = run
@@ -194,6 +198,8 @@ class BatchReader(Reader[BatchKey]):
             batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
         if self._places.plan.has_padding:
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
+        if self._weigh is not None:
+            batch = LOSS_WEIGHT_KEY.put(batch, torch.from_numpy(self._weigh(self._places.plan, number, ids)))
         streams = None
         if self._num_streams > 1:
             streams = self._mixture.streams_of(ids).astype(self._number_type)

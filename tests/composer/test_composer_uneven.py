@@ -1,0 +1,28 @@
+"""Ranks that do not divide the global batch train and evaluate under Composer as one rank does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.trainers.uneven import compare, trained
+
+
+@pytest.mark.parametrize(
+    'worlds',
+    [
+        [(3, 'pad')],
+        pytest.param([(n, how) for n in (3, 5, 6, 7) for how in ('pad', 'ragged')], marks=pytest.mark.slow, id='all'),
+    ],
+)
+def test_uneven_ranks_have_the_ids_losses_and_metrics_of_one(make_dataset: Any, tmp_path: Path, worlds: Any) -> None:
+    compare('composer', make_dataset(samples=1636, per_shard=100), tmp_path, worlds)
+
+
+def test_ragged_ranks_need_no_weights(make_dataset: Any, tmp_path: Path) -> None:
+    """Composer weights ranks by their rows."""
+    data = make_dataset(samples=1636, per_shard=100)
+    one, many = (trained('composer', data, tmp_path, n, 'ragged', 'none')[1] for n in (1, 3))
+    assert many['weight'] == pytest.approx(one['weight'], rel=1e-6)

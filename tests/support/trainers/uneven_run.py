@@ -1,0 +1,155 @@
+"""Trains and evaluates on any number of ranks: `python uneven_run.py TRAINER DATA UNEVEN LOSS_WEIGHT OUT`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchmetrics import MeanMetric
+
+from headrace import LOSS_WEIGHT, PADDING
+from headrace.metrics import WithoutPadding
+from tests.support.programs.processes import end_rank
+
+Seen = dict[str, Any]
+
+
+def datasets(folder: str, uneven: str, loss_weight: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    common = {'local': folder, 'shuffle': True, 'uneven': uneven}
+    weights = {} if loss_weight == 'none' else {'loss_weight': loss_weight}
+    return {**common, **weights, 'global_batch_size': 512}, {**common, 'global_batch_size': 192}
+
+
+def layer() -> torch.nn.Linear:
+    made = torch.nn.Linear(1, 1).double()
+    torch.nn.init.constant_(made.weight, 0.3)
+    torch.nn.init.zeros_(made.bias)
+    return made
+
+
+def losses(model: Any, batch: Any) -> torch.Tensor:
+    x = batch['id'].double()[:, None] / 1000
+    return (model.layer(x) - torch.sin(x))[:, 0] ** 2
+
+
+def weighted(model: Any, batch: Any) -> torch.Tensor:
+    found = losses(model, batch)
+    return (found * batch[LOSS_WEIGHT] if LOSS_WEIGHT in batch else found).mean()
+
+
+def note(seen: Seen, batch: Any, loss: torch.Tensor) -> None:
+    seen['ids'].append(batch['id'][~batch[PADDING]].tolist())
+    mean = loss.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    seen['losses'].append(float(mean))
+
+
+def with_lightning(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from headrace.lightning import StreamingDataModule
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+            self.mean = WithoutPadding(MeanMetric())
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = weighted(self, batch)
+            note(seen, batch, loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.mean.update(losses(self, batch), is_padding=batch[PADDING])
+
+        def on_validation_epoch_end(self) -> None:
+            seen['metric'] = float(self.mean.compute())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Model()
+    trainer = Trainer(
+        accelerator='cpu',
+        devices=int(os.environ['WORLD_SIZE']),
+        strategy='ddp',
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, datamodule=StreamingDataModule(train=train, val=evaluation))
+    seen['weight'] = float(model.layer.weight)
+
+
+def with_composer(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen) -> None:
+    from composer import ComposerModel, Trainer
+    from headrace.composer import StreamingPosition, streaming_data_spec
+
+    class Model(ComposerModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+            self.mean = MeanMetric()
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            return losses(self, batch)
+
+        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+            return (outputs * batch[LOSS_WEIGHT] if LOSS_WEIGHT in batch else outputs).mean()
+
+        def eval_forward(self, batch: Any, outputs: Any = None) -> torch.Tensor:
+            return self.forward(batch)
+
+        def get_metrics(self, is_train: bool) -> dict[str, Any]:
+            return {} if is_train else {'mean': self.mean}
+
+        def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+            metric.update(outputs)
+
+    class Noted(StreamingPosition):
+        def batch_start(self, state: Any, logger: Any) -> None:
+            with torch.no_grad():
+                note(seen, state.batch, weighted(model, state.batch))
+
+    model = Model()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=streaming_data_spec(**train),
+        eval_dataloader=streaming_data_spec(section='eval', **evaluation),
+        callbacks=[Noted()],
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        max_duration='1ep',
+        device_train_microbatch_size=30,
+        device='cpu',
+        progress_bar=False,
+    )
+    trainer.fit()
+    seen['samples'] = int(trainer.state.timestamp.sample)
+    seen['metric'] = float(trainer.state.eval_metrics['eval']['mean'].compute())
+    seen['weight'] = float(model.layer.weight)
+
+
+def main() -> None:
+    warnings.simplefilter('ignore')
+    trainer, folder, uneven, loss_weight, out = sys.argv[1:]
+    seen: Seen = {'ids': [], 'losses': []}
+    (with_composer if trainer == 'composer' else with_lightning)(*datasets(folder, uneven, loss_weight), seen)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    Path(f'{out}.{rank}.json').write_text(json.dumps(seen))
+
+
+if __name__ == '__main__':
+    main()
+    end_rank()
