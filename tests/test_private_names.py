@@ -221,6 +221,14 @@ def check_loader() -> bool:
     return is_used and all(parameters(method) == ['self'] for method in methods)
 
 
+@canary('_MultiProcessingDataLoaderIter._reset')
+def check_reset() -> bool:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    source = inspect.getsource(_MultiProcessingDataLoaderIter._reset)
+    return parameters(_MultiProcessingDataLoaderIter._reset)[:2] == ['self', 'loader'] and '_ResumeIteration' in source
+
+
 @canary('_MultiProcessingDataLoaderIter._next_data')
 def check_next_data() -> bool:
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter

@@ -10,7 +10,8 @@ import pytest
 from torch.distributed.checkpoint.stateful import Stateful
 
 from headrace import MDSWriter, PositionTracker, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError, ResumeError
+from headrace.dataset.tracker import GlobalBatches
+from headrace.errors import ConfigError, ResumeError, TopologyError
 
 SAMPLES, BATCH = 40, 8  # 5 batches in an epoch
 
@@ -194,3 +195,39 @@ def test_it_refuses_loaders_that_share_a_position(shards: Path) -> None:
     first = loader_of(shards)
     with pytest.raises(ConfigError, match='some of a, b have the same StreamingDataset'):
         PositionTracker({'a': first, 'b': StreamingDataLoader(first.dataset, BATCH)})
+
+
+def test_a_step_that_failed_comes_again_in_another_world(shards: Path) -> None:
+    loader, found, handed_out = loader_of(shards), list[tuple[int, set[int]]](), 0
+    tracker, expected = PositionTracker(loader), [set(batch) for batch in planned(loader, 4)]
+    worlds = [Topology(rank=1, world_size=2), Topology(), Topology(rank=2, world_size=4)]
+    while len(found) < len(expected):
+        for batch in tracker.follow(loader):
+            handed_out += 1
+            if handed_out % 3:
+                tracker.trained()
+                found.append((loader.dataset.topology.replicas, set(batch['id'].tolist())))
+            else:
+                tracker.rescale(worlds[handed_out // 3 % 3])
+    assert all(ids <= batch for (_, ids), batch in zip(found, expected, strict=True))
+    assert [len(ids) * replicas for replicas, ids in found] == [BATCH] * len(expected)
+
+
+def test_several_loaders_are_rescaled_together(shards: Path, tmp_path: Path) -> None:
+    write(tmp_path / 'short', 24)
+    loaders = {'long': loader_of(shards), 'short': loader_of(tmp_path / 'short')}
+    expected = [planned(loader, 1) for loader in loaders.values()]
+    tracker, passes = PositionTracker(loaders), [iter(loader) for loader in loaders.values()]
+    tracker.begin()
+    for step in range(3):
+        found = [next(each)['id'].tolist() for each in passes]
+        tracker.handed_out()
+        assert found == [ids[min(step, 1)] for ids in expected]
+        if step != 1:
+            tracker.trained()
+        else:
+            with pytest.raises(TopologyError, match='3 ranks must divide'):
+                tracker.rescale(Topology(world_size=3))
+            tracker.rescale(Topology())
+    with pytest.raises(ConfigError, match='makes the loaders of this tracker for its own ranks'):
+        PositionTracker(GlobalBatches(loader_of(shards).dataset, BATCH, 'repeat')).rescale(Topology())

@@ -252,3 +252,15 @@ def test_what_leaves_nothing_to_train_is_refused(mixes: dict[str, dict[str, str]
     with pytest.raises(ConfigError, match='train has no batch in an epoch: its 96 samples .* 97.*`drop_last`'):
         setup(alone(), config)
     assert setup(alone(), config, overrides=['global_batch_size=96']).train is not None
+
+
+def test_a_pass_on_fabric_goes_on_in_another_world(mixes):
+    whole = [batch['id'].tolist() for batch in setup(alone(), content(mixes['uneven'])).train]
+    loader = setup(alone(), content(mixes['uneven'])).train
+    for number, batch in enumerate(loader):
+        if number in (1, 2):  # of which the second step fails on two ranks
+            loader.rescale(Topology(rank=number - 1, world_size=2), None if number == 1 else 16)
+        found = batch['id'].tolist()
+        assert set(found) <= set(whole[number if number < 3 else number - 1])
+    assert loader.global_batch_size == 8
+    assert number == len(whole)

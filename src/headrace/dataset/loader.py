@@ -241,7 +241,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 return
             with self._place_kept():
                 batches.close()
-        yield from self._pass([turn])
+        yield from self._passes([turn])
 
     def peek(self) -> Any:
         """The first batch of the next `iter`, which hands the same object out; None if that has no batch.
@@ -263,7 +263,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 if self._peeked is not None:
                     self._peeked[1].close()
                 turns: list[object] = []
-                batches = self._pass(turns)
+                batches = self._passes(turns)
                 self._peeked = key, batches, next(batches, None), turns
         return self._peeked[2]
 
@@ -280,8 +280,19 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """The next pass: where it begins, and what decides its batches."""
         return self.next_pass(), self._batches, self.dataset.order_key
 
-    def _pass(self, turns: list[object]) -> Generator[Any]:
-        """Batches of the next pass. Without a turn the first one comes twice: to be looked at, and in its turn."""
+    def _passes(self, turns: list[object]) -> Generator[Any]:
+        """Batches of the next pass, of one plan after another if it is rescaled."""
+        running, self._counters.is_rescaled = None, False
+        while (running := (yield from self._pass(turns, running))) is not None:
+            self._counters.is_rescaled = True
+
+    def _pass(
+        self, turns: list[object], running: Iterator[WorkerBatch] | None
+    ) -> Generator[Any, None, Iterator[WorkerBatch] | None]:
+        """Batches of the next pass, or its rest after a rescale; returns what still runs if another rescale ends it.
+
+        Without a turn the first one comes twice: to be looked at, and in its turn.
+        """
         progress, evaluates, copies = self.dataset.progress, self.fixed_epoch is not None, copies_to(self.device)
         epoch, _ = place = self._cursor.begin = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
@@ -297,8 +308,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         ends_here, last, source = ending_here(), plan.num_batches - 1, None
         self._epoch_under_way, self._is_passing = epoch, True
+        goes_on = self._cursor.is_rescaled = False
         try:
-            source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
+            source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
             if pack is not None:
                 batches = pack(batches)
@@ -318,8 +330,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
+                if self._cursor.is_rescaled:
+                    goes_on = progress.next(rank=self.dataset.topology.rank)[0] <= epoch
+                    return source if goes_on else None
+            return None
         finally:
-            if ends_here():
+            if ends_here() and not goes_on:
                 self._end_pass(epoch, source)
 
     @property
@@ -459,15 +475,49 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             return batches
         return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _workers(self, reader: Reader[Any], keys: Iterator[Any]) -> Iterator[WorkerBatch]:
+    def _workers(
+        self, reader: Reader[Any], keys: Iterator[Any], running: Iterator[WorkerBatch] | None
+    ) -> Iterator[WorkerBatch]:
         # A state may change the order, which persistent workers would not know.
-        key = self._batches, self.dataset.order_key
+        batches = self._batches
+        key = batches.global_batch_size, self.dataset.order_key
         if self._worker_pool is None or self._worker_pool_key != key:
-            self._worker_pool, self._worker_pool_key = WorkerPool(reader, self, self.dataset.progress), key
+            self._worker_pool = WorkerPool(reader, self, self.dataset.progress, batches)
+            self._worker_pool_key, running = key, None
             self._counters.begin_pass(new_processes=True)
-        return self._worker_pool.batches(keys)
+        return self._worker_pool.batches(keys, batches, running)
 
     # -- the position ----------------------------------------------------------------------------------------------
+
+    def rescale(self, topology: Topology, position: Mapping[str, Any] | int | None = None) -> None:
+        """Have other ranks read on from the next batch, in the processes and in the pass of now.
+
+        Global batches stay as they are, and their rows are dealt to the replicas of the new topology. A `for` loop over
+        the loader goes on with the next batch. Batches that were read ahead for the topology before are dropped. Each
+        rank that stays calls it, with the same position. A rank that joins makes a loader, and loads that state.
+
+        Args:
+            topology: rank and world size from now on.
+            position: where to go on, such as before a step that failed: a state of this run, or a number of samples of
+                the current epoch. None: where `state_dict` is.
+
+        Raises:
+            TopologyError: the replicas cannot share the global batch; nothing has changed then.
+            ConfigError: there is no such position.
+            ResumeError: `position` belongs to other data or another order; or batches of one of MosaicML Streaming's
+                orders depend on the ranks.
+        """
+        last = self.handed_out
+        # A process group that was formed anew may be detected, with another size.
+        size = self.global_batch_size if last is None else last[0].global_batch_size
+        if not isinstance(position, Mapping):
+            epoch, sample = self._current()
+            position = self._state_at(epoch, sample if position is None else position, size)
+        batches = replace(self._batches, global_batch_size=size, topology=topology)
+        batches = self.dataset.rescale(ResumeState.from_dict(position), batches)
+        object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
+        self.load_state_dict(position)
+        self._cursor.is_rescaled = True
 
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
@@ -480,12 +530,15 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
         Valid at any time, also before the first batch; takes microseconds, and asks no other rank.
         """
-        state = self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
+        return self._state_at(*self._current(), self.global_batch_size)
+
+    def _state_at(self, epoch: int, sample: int, global_batch_size: int) -> dict[str, int | str]:
+        state = self.dataset.resume_state(epoch, sample, global_batch_size, self.remainder).to_dict()
         told = self.dataset.progress.trainer_epoch
         # Keys are the same everywhere, unless a limit or a longer loader has parted the two counts.
         return state if told in (None, state['epoch']) else {**state, _TRAINER_EPOCH: told}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
 
         Raises:

@@ -239,13 +239,15 @@ def _copy(header: list[int], epoch: int, sample: int) -> Progress:
 class Cursor:
     """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
 
-    __slots__ = ('begin', 'handed_out')
+    __slots__ = ('begin', 'handed_out', 'is_rescaled')
 
     def __init__(self) -> None:
         self.begin: tuple[int, int] | None = None
         """Epoch and first sample of a pass that has given no batch yet."""
         self.handed_out: tuple[BatchPlan, int] | None = None
         """The plan and number of the last batch."""
+        self.is_rescaled = False
+        """Whether the plan of the pass under way is over, because other ranks read on."""
 
     @property
     def position(self) -> tuple[int, int] | None:

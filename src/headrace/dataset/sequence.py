@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from headrace.dataset.progress import Progress
@@ -116,6 +117,23 @@ class SampleSequence:
         """Set rank and world size, from the next `len` or `iter` on."""
         self._topology = self._replicated(topology)
         self.run.forget_topology()
+
+    def rescale(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
+        """Set the topology of `batches`, in which the run can go on from a state.
+
+        Returns:
+            The batches of now.
+
+        Raises:
+            TopologyError, ConfigError: the replicas cannot share the batches.
+            ResumeError: the state belongs to other data, another order or other batches.
+        """
+        batches = replace(batches, topology=self._replicated(batches.topology))
+        self.run.plan(*self.run.resume(state, batches.world), batches)  # refuses before anything moves
+        self.bind(batches.topology)
+        if self._batch_size is not None:
+            self._batch_size = batches.batch_size
+        return batches
 
     def _replicated(self, topology: Topology) -> Topology:
         return with_replication(topology, self.replication, type(self).__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
-from headrace.order import BatchPlan, Remainder, ResumeState
+from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ class GlobalBatches:
     dataset: StreamingDataset
     global_batch_size: int
     remainder: Remainder
+
+    def rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Refuse: nothing would say the batch size of each rank to the trainer."""
+        raise ConfigError(
+            f'The trainer makes the loaders of this tracker for its own ranks, and cannot change to {topology}. Begin '
+            f'anew from a checkpoint; or use a StreamingDataLoader and a PositionTracker in a loop of your own.'
+        )
 
 
 TrackedBatches: TypeAlias = 'StreamingDataLoader | GlobalBatches'
@@ -211,11 +218,12 @@ class PositionTracker:
     def follow(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Batches of the loader's next pass, each counted as it is handed out."""
         self.begin()
+        begun = self._begun()
         for batch in loader:
             self.handed_out()
             yield batch
-        if self._pass is not None and not self._pass.handed_out:
-            self._pass.is_over = True  # an empty pass must not come again
+        if self._pass is begun and not begun.handed_out:
+            begun.is_over = True  # an empty pass must not come again
 
     def begin(self, places: Places | None = None) -> None:
         """Begin a pass, or repeat an untrained one, whose first batch may have failed.
@@ -365,6 +373,25 @@ class PositionTracker:
         before = [(resume.epoch, resume.sample_in_epoch) for resume in resumes]
         self.rolled_over = self._epochs_between(before, self.next(), is_over=is_over)
         self._warn_of_batch_sizes(entries)
+
+    def rescale(self, topology: Topology, state: Mapping[str, Any] | None = None) -> None:
+        """Have other ranks read on, as `StreamingDataLoader.rescale` of each loader; passes that are under way go on.
+
+        Args:
+            topology: rank and world size from now on.
+            state: where to go on, as `state_dict` gives it; None: after the trained batches, so that a step that failed
+                comes again.
+
+        Raises:
+            TopologyError, ConfigError, ResumeError: as `StreamingDataLoader.rescale` and `load_state_dict`.
+        """
+        state = self.state_dict() if state is None else state
+        for loader, entry in zip(self.loaders, self._entries(state), strict=True):
+            loader.batches.rescale(topology, entry['position'])
+        is_passing = self.has_begun
+        self.load_state_dict(state)
+        if is_passing:
+            self.begin()
 
     def _epochs_between(self, before: Places, after: Places, *, is_over: bool) -> int:
         """A trainer's epochs from one place to another; for a single loader, skipped ones count too."""

@@ -97,6 +97,10 @@ class FabricLoader:
         """
         self.loader.load_state_dict(state)
 
+    def rescale(self, topology: Topology, position: Mapping[str, Any] | int | None = None) -> None:
+        """Have other ranks read on; see `StreamingDataLoader.rescale`."""
+        self.loader.rescale(topology, position)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FabricLoaders:

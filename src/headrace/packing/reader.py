@@ -145,23 +145,25 @@ class PackedReader(Reader[ChunkKey]):
         self._packing_of_stream = np.array([self._packings.index(packing) for packing in run.packings])
         self._mixture = run.documents.mixture
         self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)
-        self._batch_size = batches.batch_size
-        lanes, topology = lanes or run.lanes, batches.topology
-        self._topology = topology
+        lanes = lanes or run.lanes
         self._document_order = lanes.documents  # for workers, which have no lanes
-        if lanes.count == 1:  # of a whole pass, or of the only rank
-            self._own = self._of_node = range(1)
-        else:
-            first = topology.node + topology.nodes * topology.local_replica
-            self._own = range(first, lanes.count, topology.replicas)
-            self._of_node = range(topology.node, lanes.count, topology.nodes)
-        self._own, self._of_node = map(lanes.documents.lanes_at, (self._own, self._of_node))
         self._encoders: list[Encoder] = []  # of each packing
         self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
-        self._row: int | None = None
+        self.rescale(batches)
         self._coming = ComingDocuments(lanes.documents, self._packing.sequence_length)
         self.prefetches = True
         """Whether to fetch shards ahead. Only one reader of a process may."""
+
+    def rescale(self, batches: BatchSpec) -> None:
+        self._row: int | None = None
+        self._batch_size, self._topology = batches.batch_size, batches.topology
+        count, topology = self._document_order.lanes, batches.topology
+        if count == 1:  # of a whole pass, or of the only rank
+            own = of_node = range(1)
+        else:
+            own = range(topology.node + topology.nodes * topology.local_replica, count, topology.replicas)
+            of_node = range(topology.node, count, topology.nodes)
+        self._own, self._of_node = map(self._document_order.lanes_at, (own, of_node))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encoders': [], '_orders': OrderedDict(), '_row': None}

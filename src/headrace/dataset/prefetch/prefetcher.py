@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -70,13 +71,23 @@ class Prefetcher:
 
     # -- the reader ------------------------------------------------------------------------------------------------
 
-    def follow(self, upcoming: Upcoming, *, first: int, starved: Callable[[], float] | None = None) -> None:
+    def follow(
+        self,
+        upcoming: Upcoming,
+        *,
+        first: int,
+        batches: int | None = None,
+        starved: Callable[[], float] | None = None,
+    ) -> None:
         """Look ahead along another sequence of batches, from number `first` on.
 
-        `starved`: gives the total seconds that batches were late; None: the reader's waits for shards count.
+        `batches`: the limit in batches, which another batch size changes; None: as before. `starved`: gives the total
+        seconds that batches were late; None: the reader's waits for shards count.
         """
         self.pause()
         self._horizon.follow(upcoming, first=first)
+        if batches is not None:
+            self._horizon.limits = replace(self._horizon.limits, batches=batches)
         self._starvation.source = starved
         self._logged.clear()
         self._schedule.concurrency.begin(self._starvation.seconds)

@@ -110,6 +110,10 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     def __getitem__(self, key: Key) -> WorkerBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Read the data of a key, in this process."""
 
+    @abstractmethod
+    def rescale(self, batches: BatchSpec) -> None:
+        """Read for another rank from the next key on."""
+
     @property
     def sent_to_workers(self) -> dict[str, Any]:
         """The objects of users that workers get, by their names."""
@@ -209,6 +213,10 @@ class BatchReader(Reader[BatchKey]):
             mark = np.zeros(len(ids), np.bool_) if bad_rows is None else bad_rows
             batch = BAD_SAMPLE_KEY.put(batch, torch.from_numpy(mark))
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
+
+    def rescale(self, batches: BatchSpec) -> None:
+        vars(self).update(self.__getstate__())  # a copy has nothing of a pass
+        self._batches = batches
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
         if self._is_columnar and not self._source.pool.has_tensors:

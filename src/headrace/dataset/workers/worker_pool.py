@@ -27,20 +27,24 @@ from headrace.dataset.workers.shutdown import end_at_once, end_with_rank, signal
 from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.dataset.workers.worker_context import PipeQueue, worker_context
 from headrace.errors import ConfigError
+from headrace.order import BatchSpec
 
 
 class WorkerPool:
     """The workers of one reader; they live on from pass to pass with `persistent_workers`."""
 
-    def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress) -> None:
+    def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress, batches: BatchSpec) -> None:
         import_module('numpy.random')  # PyTorch seeds it in each worker: imported once, before they are forked
 
         self._keys = _Keys()
-        self._passes = 0
         self._context = worker_context(like.multiprocessing_context)
+        self._passes = self._context.RawValue('q', 0)  # workers see it
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         # A copy has no plan of a pass, which could hold a permutation as long as the workers live.
-        self._reader = _WorkerReader(copy.copy(reader), prefetch_factor=like.prefetch_factor or 2)
+        self._reader = _WorkerReader(
+            copy.copy(reader), batches, self._passes, prefetch_factor=like.prefetch_factor or 2
+        )
+        self._batches = batches
         self._workers = like.num_workers
         self._loader = _Loader(
             self._reader,
@@ -58,11 +62,23 @@ class WorkerPool:
             pin_memory_device=like.pin_memory_device,
         )
 
-    def batches(self, keys: Iterator[Any]) -> Iterator[WorkerBatch]:
-        """Begin a pass over these keys."""
-        self._passes += 1
-        self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys)
-        if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
+    def batches(
+        self, keys: Iterator[Any], batches_of: BatchSpec, running: Iterator[WorkerBatch] | None = None
+    ) -> Iterator[WorkerBatch]:
+        """Begin a pass.
+
+        Args:
+            keys: of its batches.
+            batches_of: the rank that they are read for; may differ from the first reader's in the topology.
+            running: the pass before, which a rescale ended. Its processes go on, and what they have read is dropped.
+        """
+        self._passes.value += 1
+        changed = None if batches_of == self._batches else batches_of
+        self._keys.keys = map(_PassKey, itertools.repeat(self._passes.value), keys, itertools.repeat(changed))
+        if isinstance(running, _Batches) and running.runs:
+            running._reset(self._loader)  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
+            return running
+        if self._passes.value == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
             self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
         batches: _Batches | None = None
         try:
@@ -97,6 +113,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
     """PyTorch's iterator, but its end waits for no worker that sends a large batch, which nobody is going to read."""
 
     rings: SlotRings | None
+    runs = True
+    """Whether the workers wait for keys."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._ends_here = ending_here()
@@ -106,6 +124,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         if not self._ends_here():  # PyTorch's would end the workers of the parent
             return
+        self.runs = False
         results = getattr(self, '_worker_result_queue', None)  # a constructor may have failed
         if isinstance(results, PipeQueue):
             pinning = getattr(self, '_pin_memory_thread_done_event', None)
@@ -177,14 +196,17 @@ class _PassKey(NamedTuple):
     pass_number: int
     """Counted from 1."""
     key: Any
+    batches: BatchSpec | None
+    """The rank that the pass is read for; None: that of the first one."""
 
 
 class _WorkerReader(Dataset[Any]):
     """The reader in a worker. Each batch takes the counters of reads along that have changed since the last one."""
 
-    def __init__(self, reader: Reader[Any], *, prefetch_factor: int) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader[Any], batches: BatchSpec, passes: Any, *, prefetch_factor: int) -> None:
+        self._reader, self._first_batches, self._batches = reader, batches, batches
         self._prefetch_factor = prefetch_factor
+        self._passes, self._pass_number = passes, 1
         self.rings: SlotRings | None = None
         """Memory for the batches of the workers that start next."""
         self._writer: SlotWriter | None = None
@@ -192,6 +214,13 @@ class _WorkerReader(Dataset[Any]):
 
     def __getitem__(self, asked: _PassKey) -> Any:
         """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
+        if asked.pass_number < self._passes.value:
+            return None  # nobody gets it
+        if asked.pass_number != self._pass_number:
+            self._pass_number, batches = asked.pass_number, asked.batches or self._first_batches
+            if batches != self._batches:
+                self._batches = batches
+                self._reader.rescale(batches)
         worker = torch.utils.data.get_worker_info()
         if self.rings is None or worker is None:
             return self._read(asked)
