@@ -14,7 +14,7 @@ from headrace import MDSWriter, Stream, StreamingDataset
 from headrace.cli import main
 from headrace.convert import copy_dataset, merge_index, reshard, tokenize
 from headrace.convert.parts import PartedDataset, WrittenPart
-from headrace.errors import ConfigError, StreamError
+from headrace.errors import ConfigError
 from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
 from headrace.format.compression import unpack_head
 from headrace.format.costs import TAIL, costs_block, stored_costs
@@ -113,11 +113,29 @@ def test_wrong_columns_are_refused_before_the_first_sample(tmp_path: Path, cost:
         MDSWriter(out=str(tmp_path), columns=columns, cost=cost)
 
 
-def test_negative_numbers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match='A cost is a whole number from 0'):  # noqa: SIM117
-        with MDSWriter(out=str(tmp_path), columns={'n': 'int'}, cost='n') as writer:
-            writer.write({'n': -1})
-    assert not (tmp_path / 'index.json').exists()
+@pytest.mark.parametrize(
+    'bad', [-1, np.int64(-1), 1 << 32, np.int64(-1).tobytes()], ids=['', 'numpy', 'large', 'bytes']
+)
+def test_numbers_that_are_no_costs_are_refused_with_their_sample_only(tmp_path: Path, bad: Any) -> None:
+    with MDSWriter(out=str(tmp_path), columns={'n': 'int64', 'text': 'str'}, cost='n') as writer:
+        writer.write({'n': 7, 'text': ''})
+        with pytest.raises(ValueError, match=r"Sample 1, column 'n': A cost is a number from 0 to 2\^32 - 1, but got"):
+            writer.write({'n': bad, 'text': ''})
+        for values in ([1, 2, bad], np.array([1, 2, -1])):
+            with pytest.raises(ValueError, match=r"Sample \d, column 'n': A cost is a number .*, but got"):
+                writer.write_batch({'n': values, 'text': ['', '', '']})
+        writer.write_batch({'n': np.array([1, 2, 3]), 'text': ['', '', '']})
+    dataset = StreamingDataset(local=str(tmp_path), batch_size=1, cost='n', bucket=1)
+    costs = dataset.pool.streams[0].costs
+    assert costs is not None
+    assert costs.values.tolist() == [7, 1, 2, 3]
+
+
+def test_a_conversion_leaves_out_rows_without_a_cost(tmp_path: Path) -> None:
+    (tmp_path / 'a.jsonl').write_text('{"n": 3}\n{"n": -1}\n{"n": 5}\n')
+    arguments = [str(tmp_path / 'a.jsonl'), str(tmp_path / 'data'), '--cost', 'n', '--on-error', 'skip']
+    assert main(['convert', *arguments]) == 0
+    assert [sample['n'] for sample in StreamingDataset(local=str(tmp_path / 'data'), batch_size=1)] == [3, 5]
 
 
 def write(folder: Path, first: int, count: int, cost: str | None = 'text', **more: Any) -> Path:

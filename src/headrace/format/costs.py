@@ -36,16 +36,17 @@ _CONFIG: Final = 4096
 """Bytes of a shard's configuration, mostly fewer."""
 
 
-def check_cost_column(layout: Layout, name: str) -> None:
-    """Refuse a `cost` of a writer that is no column, or one of whose values some may have no length.
+def check_cost_column(layout: Layout, name: str) -> np.dtype[Any] | None:
+    """The type of a `cost` of numbers of a writer; None for one whose lengths are costs.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is no column, or one of whose values some may have no length.
     """
     for column in layout.columns:
-        is_number = column.value_type is not None and (column.shape or column.value_type.kind in 'iu')
-        if column.name == name and (is_number or column.is_text or isinstance(column.encoding, (Bytes, NDArray))):
-            return
+        is_number = column.value_type is not None and not column.shape and column.value_type.kind in 'iu'
+        has_length = column.is_text or column.shape or isinstance(column.encoding, (Bytes, NDArray))
+        if column.name == name and (is_number or has_length):
+            return column.value_type if is_number else None
     raise ConfigError(
         f'`cost` of a writer names a column of whole numbers, texts, bytes or arrays, but is {name!r}, and the columns '
         f'are {", ".join(column.name for column in layout.columns)}. Name another one, or add a column of numbers.'

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from headrace.format.costs import TAIL, check_cost_column, costs_block, costs_of_values
+from headrace.format.costs import MAX_COST, TAIL, check_cost_column, costs_block, costs_of_values
 from headrace.format.encoder import (
     DEFAULT_SIZE_LIMIT,
     MAX_OFFSET,
@@ -43,8 +43,8 @@ _CODES: Final = {
 _FLOATS: Final = frozenset({float, int, bool, *(np.dtype(code).type for code in '?bhilqBHILQefd')})
 
 
-def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | None]:
-    """A function that returns the bytes of a sample, or None if its values are not of the usual types.
+def compile_encoder(layout: Layout, cost: str | None = None) -> Callable[[Mapping[str, Any]], bytes | None]:
+    """A function that returns the bytes of a sample; None if a value is not of the usual type, or no `cost`.
 
     Its code is generated for the schema, and knows the usual types only. For all others, and for values that cannot be
     stored, the encodings decide, one by one, with their messages. Numbers and the sizes of values are packed together.
@@ -67,6 +67,8 @@ def compile_encoder(layout: Layout) -> Callable[[Mapping[str, Any]], bytes | Non
                 lines.append(f'if type(v{i}) is not int: return None')
             elif code in 'fd':  # others have a `__float__` that may say infinity
                 lines.append(f'if type(v{i}) not in floats: return None')
+            if column.name == cost:
+                lines.append(f'if not 0 <= v{i} <= {MAX_COST}: return None')
             parts[-1].append(f'v{i}')
             formats[-1] += code
             continue
@@ -158,11 +160,11 @@ class MDSEncoder(ShardEncoder):
         sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
         self._layout = Layout(Schema('mds', names, encodings, sizes))
         self._encodings = tuple((column.name, column.size, column.encoding) for column in self._layout.columns)
+        self._cost_type = None if cost is None else check_cost_column(self._layout, cost)
         if cost is not None:
-            check_cost_column(self._layout, cost)
             self._sample_overhead = 8
         super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
-        self._encode_plain = compile_encoder(self._layout)
+        self._encode_plain = compile_encoder(self._layout, cost)
 
     def _sizes_of_empty_shard(self) -> tuple[int, int]:
         return 0, 8 + len(self._config) + (0 if self._cost is None else TAIL)
@@ -183,6 +185,8 @@ class MDSEncoder(ShardEncoder):
                     sizes.append(len(value))
                 elif len(value) != size:
                     raise _wrong_size(size, len(value))
+                if not self._are_costs(name, value):
+                    raise _wrong_cost(encoding.decode(value))
                 values.append(value)
         except Exception:
             self._column = name
@@ -221,7 +225,7 @@ class MDSEncoder(ShardEncoder):
     def _encode_column(self, column: Column, values: Sequence[Any], number: int) -> _Encoded:
         """The encoded values of a column; errors count samples from `number`."""
         stored = column.encoding.encode_array(values)
-        if stored is not None:
+        if stored is not None and self._are_costs(column.name, stored):
             return stored
         if column.is_text:
             with contextlib.suppress(TypeError, UnicodeError):
@@ -236,11 +240,20 @@ class MDSEncoder(ShardEncoder):
                     raise _wrong_size(size, len(data))
                 if len(data) > MAX_OFFSET:
                     raise too_long(len(data))
+                if not self._are_costs(column.name, data):
+                    raise _wrong_cost(encoding.decode(data))
                 done.append(data)
         except Exception as error:
             name_place(error, f'Sample {number + len(done)}, column {column.name!r}')
             raise
         return done
+
+    def _are_costs(self, name: str, data: bytes | np.ndarray[Any, Any]) -> bool:
+        """Whether the values of a column, encoded, can be costs if they have to."""
+        if name != self._cost or self._cost_type is None:
+            return True
+        numbers = np.frombuffer(data, self._cost_type)
+        return bool(((numbers >= 0) & (numbers <= MAX_COST)).all())
 
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         count = len(sizes)
@@ -262,6 +275,13 @@ def _wrong_size(size: int, found: int) -> ValueError:
     return ValueError(
         f'A value has {size} bytes, but got {found} bytes. Bytes are stored as they are: give the encoded value, or '
         f'the value itself.'
+    )
+
+
+def _wrong_cost(value: int) -> ValueError:
+    return ValueError(
+        f'A cost is a number from 0 to 2^32 - 1, but got {value}. Correct it, or name another column as `cost` of the '
+        f'writer.'
     )
 
 
