@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     'fewer rows than ranks': ({'global_batch_size': 6}, TopologyError, 'it is 6. The nearest that they divide: 7'),
     'per device': ({'global_batch_size': None, 'batch_size': 8}, ConfigError, '`uneven` deals a `global_batch_size`'),
     'twice': ({'batch_size': 8}, ConfigError, 'both given'),
+    'none': ({'global_batch_size': 0}, TopologyError, 'it is 0. The nearest that they divide: 7'),
     'unknown': ({'uneven': 'fill'}, ConfigError, "one of .'pad', 'ragged'., or None, got 'fill'"),
     'MosaicML': ({'shuffle_algo': 'py1e'}, ConfigError, "native order.* got shuffle_algo 'py1e'"),
     'of one stream': ({'batching_method': 'per_stream'}, ConfigError, 'native order.* got batches of one stream'),
@@ -217,6 +218,24 @@ def test_a_plain_loader_of_uneven_batches_is_refused(make_dataset: Any) -> None:
     dataset = StreamingDataset(local=str(make_dataset()), global_batch_size=8, uneven='pad', topology=Topology())
     with pytest.raises(ConfigError, match=r'StreamingDataLoader, or leave both out'):
         next(iter(dataset))
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'), [({'uneven': 'fill'}, "got 'fill'"), ({'global_batch_size': 0}, 'it is 0')]
+)
+def test_wrong_values_are_refused_before_ranks_are_known(make_dataset: Any, options: Any, message: str) -> None:
+    options = {'global_batch_size': 8, **options}
+    with pytest.raises(ConfigError, match=message):
+        StreamingDataset(local=str(make_dataset()), **options)
+
+
+def test_a_loader_has_the_batch_size_of_the_ranks_that_there_are(make_dataset: Any) -> None:
+    dataset = StreamingDataset(local=str(make_dataset(samples=SAMPLES)), global_batch_size=BATCH, uneven='pad')
+    loader = StreamingDataLoader(dataset)
+    assert loader.batch_size == BATCH
+    for rank in (StreamingDataLoader(dataset, topology=Topology(world_size=7)), loader):
+        assert rank.batch_size == len(next(iter(rank))['id']) == 10
+        assert '10 samples per device' in repr(rank)
 
 
 def test_a_batch_size_beside_a_global_one_is_refused(make_dataset: Any) -> None:

@@ -307,8 +307,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             self.check_columns(PADDING_KEY)
         if loss_weight is not None:
             self.check_columns(LOSS_WEIGHT_KEY)
-        if global_batch_size is not None and topology is not None:
-            check_batch_size(global_batch_size, self.topology, uneven)
+        if global_batch_size is not None:
+            check_batch_size(global_batch_size, self.topology if topology else Topology(), uneven)
         self.skipping_reader: SkippingReader | None = None
         """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':

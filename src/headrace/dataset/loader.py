@@ -110,6 +110,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             )
         if not isinstance(num_workers, bool):  # PyTorch counts with truth values here
             check_kind('num_workers', num_workers, 'int')
+        if topology is not None:
+            dataset.bind(topology)
         if batch_size is None:
             batch_size = dataset.batch_size
         if batch_size is None:
@@ -127,8 +129,6 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             dataset.check_columns(PADDING_KEY)
         if mark_streams:
             dataset.check_columns(STREAM_KEY)
-        if topology is not None:
-            dataset.bind(topology)
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -190,6 +190,17 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return loader_facts(self)
 
     # -- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per device. With the dataset's `global_batch_size`, the most of a rank, for the ranks of now."""
+        given = self.__dict__['batch_size']
+        return self.dataset.batch_size if given is None else given
+
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # Where trainers look that copy a loader.
+        self.__dict__['batch_size'] = value if self.dataset.global_batch_size is None else None
 
     @property
     def global_batch_size(self) -> int:
