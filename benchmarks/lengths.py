@@ -1,4 +1,4 @@
-"""Padding and balance with samples of different lengths: headrace's `bucket` and `balance` beside other samplers.
+"""Padding and balance with samples of different lengths: `bucket`, `batch_cost` and `balance` beside other samplers.
 
     python benchmarks/lengths.py [--samples 200000] [--ranks 8] [--rows 32] [--json OUT]
 
@@ -8,6 +8,8 @@ lengths are log-normal with a sigma of 1. Speech-like ones are log-normal with a
 the largest sum of costs to the mean rank, averaged over steps; "squared" does so for squared costs.
 
 - random: headrace's order as it is.
+- batch_cost: the budget is Lhotse's of all ranks, but at least that of a row of the longest sample for each rank. The
+  most rows are 8 times those of other contenders, and so is a window.
 - group_by_length: `LengthGroupedSampler` of transformers, whose batches are cut into ranks in turn.
 - Lhotse: `DynamicBucketingSampler` with 30 duration buckets, if it is installed; each rank has its own, of the same
   mean number of rows.
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from headrace.order import OrderConfig, StreamSize, Topology
+from headrace.order.config import BatchCost
 from headrace.order.run import Run
 from headrace.order.topology import BatchSpec
 
@@ -34,7 +37,7 @@ class Costs:
     digest = ''
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
-        self.values = values
+        self.values, self.largest = values, int(values.max())
 
     def __call__(self, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.values[ids]
@@ -49,6 +52,9 @@ def lengths(kind: str, samples: int) -> np.ndarray[Any, Any]:
 
 def ours(values: np.ndarray[Any, Any], ranks: int, rows: int, **how: Any) -> Steps:
     balance = how.pop('balance', None)
+    if 'batch_cost' in how:
+        budget = max(int(values.mean() * rows * ranks), ranks * int(values.max()))
+        how['batch_cost'], rows = BatchCost(budget, ranks), rows * 8
     stream = StreamSize(name='a', shard_sizes=np.full(len(values) // 1000, 1000))
     run = Run([stream], OrderConfig(shuffle=True, num_canonical_nodes=8, **how), costs=Costs(values), balance=balance)
     plans = [
@@ -110,6 +116,10 @@ def main() -> None:
         'balance 2': lambda values, *world: ours(values, *world, balance=2.0),
         **{f'bucket {n}': lambda values, *world, n=n: ours(values, *world, bucket=n) for n in (16, 64, 256)},
         'bucket 64, balance 1': lambda values, *world: ours(values, *world, bucket=64, balance=1.0),
+        **{
+            f'batch_cost, {how}': lambda values, *world, how=how: ours(values, *world, batch_cost=True, **how)
+            for how in ({'bucket': 8}, {'bucket': 64}, {'bucket': 64, 'balance': 1.0})
+        },
         'group_by_length': grouped,
         'Lhotse': lhotse,
     }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.errors import ResumeError
+from headrace.errors import ConfigError, ResumeError
 
 pytest.importorskip('accelerate', reason='pip install -e ".[recipes]"')
 pytest.importorskip('transformers', reason='pip install -e ".[recipes]"')
@@ -106,3 +106,12 @@ def test_a_model_gets_padded_tokens_and_their_mask(tmp_path: Path) -> None:
     training.model = training.model_wrapped = OfTokens()
     training.train()
     assert sum(training.model.seen, []) == [1 + number % 5 for number in range(24)]
+
+
+def test_epochs_of_different_lengths_are_refused(tmp_path: Path) -> None:
+    with MDSWriter(columns={'x': 'int'}, out=str(tmp_path / 'data')) as writer:
+        for number in range(24):
+            writer.write({'x': number})
+    dataset = StreamingDataset(local=str(tmp_path / 'data'), batch_size=8, cost='x', batch_cost=200)
+    with pytest.raises(ConfigError, match='as many batches as the first, but with `batch_cost` they differ'):
+        trainer(StreamingTrainer, StreamingDataLoader(dataset), tmp_path)

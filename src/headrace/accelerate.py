@@ -61,7 +61,7 @@ class AccelerateLoader(DataLoaderStateMixin):
             for batch in self.loader:
                 assert self.loader.handed_out is not None
                 plan, number = self.loader.handed_out
-                self.end_of_dataloader = number == plan.num_batches - 1
+                self.end_of_dataloader = not plan.batches(number + 1, 1)
                 yield send_to_device(batch, self._accelerator.device) if self._moves else batch
         finally:
             self.end()

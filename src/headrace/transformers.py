@@ -24,7 +24,7 @@ from headrace.accelerate import topology_of
 from headrace.dataset import StreamingDataLoader
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.tracker import describe_start
-from headrace.errors import ResumeError
+from headrace.errors import ConfigError, ResumeError
 from headrace.metrics.meter import DataMeter, print_line
 from headrace.order.topology import with_replication
 
@@ -45,9 +45,17 @@ class StreamingMixin:
         loader: the training data, in place of `train_dataset`.
         args: of the Trainer.
         kwargs: of the Trainer.
+
+    Raises:
+        ConfigError: the loader's dataset has a `batch_cost`.
     """
 
     def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
+        if loader.dataset.run.asked.order.batch_cost is not None:
+            raise ConfigError(
+                "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with `batch_cost` "
+                'they differ. Use `bucket` alone, or train with Lightning, Composer, Accelerate or your own loop.'
+            )
         super().__init__(*args, **kwargs)
         trainer: Any = self
         # Otherwise it would read what was trained once more, only to leave it out.

@@ -94,12 +94,15 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'uneven': None,
         'topology': None,
         'bucket': None,
+        'batch_cost': None,
         'balance': None,
+        'loss_weight': None,
     }
     expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
-    assert {*keys, 'schedule', 'bucket', 'balance', 'global_batch_size', 'uneven'} == own
+    later = {'bucket', 'batch_cost', 'balance', 'loss_weight', 'global_batch_size', 'uneven'}
+    assert {*keys, 'schedule', *later} == own
 
 
 def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ class Costs:
     def __init__(self, samples: int, seed: int = 0, most: int = 1000) -> None:
         self.values = np.random.default_rng(seed).integers(0, most, samples)
 
+    @property
+    def largest(self) -> int:
+        return int(self.values.max())
+
     def __call__(self, ids: Any) -> Any:
         return self.values[ids]
 
@@ -208,5 +212,5 @@ def test_balance_refuses_other_orders_and_costs_are_needed() -> None:
     for how in others:
         with pytest.raises(ConfigError, match='`balance` needs the native order'):
             run_of([[64]], Costs(64), balance=1, **how)
-    with pytest.raises(ConfigError, match='need the costs of the samples'):
+    with pytest.raises(ConfigError, match='need costs of samples'):
         Run([StreamSize(name='a', shard_sizes=np.array([8]))], OrderConfig(bucket=2))

@@ -18,6 +18,7 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, T
 from headrace.config.build import build_dataset
 from headrace.config.load import load_config
 from headrace.errors import ConfigError, ResumeError, ShardError, StreamError
+from headrace.order.config import BatchCost
 from headrace.packing import PackedDataset, Packing
 from headrace.selection import costs as costs_module
 from headrace.sources.source_store import SourceStore
@@ -78,12 +79,23 @@ def test_costs_are_measured_once(data: Path, tmp_path: Path, caplog: pytest.LogC
         assert 'Measured the cost' in caplog.text
 
 
-@pytest.mark.parametrize('how', [{'bucket': 5}, {'balance': 1}, {'bucket': 5, 'balance': 2}], ids=str)
-@pytest.mark.parametrize('batching', ['random', 'stratified'])
+BUDGET: dict[str, Any] = {'budget': 12 * int(LENGTHS.max()), 'multiple': 12}
+BATCHES: list[dict[str, Any]] = [{'bucket': 5}, {'balance': 1}, {'bucket': 5, 'balance': 2}]
+
+
+@pytest.mark.parametrize(
+    ('how', 'batching'),
+    [
+        *((how, batching) for how in BATCHES for batching in ('random', 'stratified')),
+        ({'batch_cost': BUDGET, 'bucket': 2}, 'random'),
+        ({'batch_cost': BUDGET, 'bucket': 2, 'balance': 1}, 'random'),
+    ],
+    ids=str,
+)
 def test_a_run_resumes_on_other_ranks(data: Path, more: Path, how: dict[str, Any], batching: str) -> None:
     def loader(topology: Topology, workers: int) -> StreamingDataLoader:
         streams = [Stream(local=str(data), name='a'), Stream(local=str(more), name='b')]
-        size = 24 // topology.replicas
+        size = (96 if 'batch_cost' in how else 24) // topology.replicas
         dataset = StreamingDataset(
             streams=streams,
             cost='size',
@@ -97,6 +109,22 @@ def test_a_run_resumes_on_other_ranks(data: Path, more: Path, how: dict[str, Any
 
     worlds = [World(ranks=1), World(ranks=4, nodes=2), World(ranks=3), World(ranks=2, workers=2)]
     check_resume(loader, worlds, epochs=2, every=4)
+
+
+def test_batches_within_a_budget(data: Path) -> None:
+    how: dict[str, Any] = {'local': str(data), 'batch_size': 48, 'shuffle': True, 'cost': 'size', 'batch_cost': BUDGET}
+    loader = StreamingDataLoader(StreamingDataset(**how), collate_fn=collate, remainder='drop')
+    for epoch in range(2):
+        batches = [batch['id'] for batch in loader]
+        assert len(batches) == loader.plan(epoch).total_batches
+        assert sorted(int(i) for batch in batches for i in batch) == list(range(SAMPLES))
+        assert all(len(batch) * LENGTHS[batch].max() <= BUDGET['budget'] for batch in batches)
+        assert len({len(batch) for batch in batches}) > 1
+    with pytest.raises(ConfigError, match='takes samples one by one. Use headrace.StreamingDataLoader'):
+        iter(StreamingDataset(**how))
+    with pytest.raises(ConfigError, match=f'may cost {12 * LENGTHS[:SAMPLES].max()}, but the budget is 99'):
+        how['batch_cost'] = {'budget': 99, 'multiple': 12}
+        StreamingDataset(**how)
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -297,6 +325,7 @@ def test_kept_costs_need_no_lock_and_come_back_if_they_are_deleted(data: Path, t
     [
         ({'bucket': 4}, 'names no `cost`'),
         ({'balance': 1}, 'names no `cost`'),
+        ({'batch_cost': 9000}, 'names no `cost`'),
         ({'bucket': 4, 'cost': 'token'}, "names the column 'token', but its columns are"),
         ({'bucket': 4, 'cost': 'half'}, 'A cost is a whole number'),
         ({'bucket': 4, 'cost': 'code'}, r'which has None \(NoneType\)'),
@@ -322,6 +351,14 @@ def test_yaml_has_the_keys(data: Path, tmp_path: Path) -> None:
     dataset = build_dataset(config, topology=Topology())
     assert dataset.order_config.bucket == 4
     assert spread(dataset) < spread(StreamingDataset(local=str(data), batch_size=8, shuffle=True))
+    budget = f'{{budget: {BUDGET["budget"]}, multiple: 4}}'
+    path.write_text(f'global_batch_size: 8\ntrain: {{local: "{data}", cost: size, batch_cost: {budget}}}\n')
+    config = load_config(path).train
+    assert config is not None
+    assert build_dataset(config, topology=Topology()).order_config.batch_cost == BatchCost(BUDGET['budget'], 4)
+    path.write_text(f'global_batch_size: 8\ntrain: {{local: "{data}", cost: size, batch_cost: {{rows: 8}}}}\n')
+    with pytest.raises(ConfigError, match='batch_cost.*must be the budget of a global batch, a whole number'):
+        load_config(path)
 
 
 def test_the_record_of_a_run_has_the_settings(data: Path, tmp_path: Path) -> None:
@@ -335,6 +372,7 @@ def test_the_record_of_a_run_has_the_settings(data: Path, tmp_path: Path) -> Non
         shuffle=True,
         cost='text',
         bucket=4,
+        batch_cost=8 * 16,
         balance=2,
     )
     recorded = loader_config(StreamingDataLoader(dataset, batch_size=8))

@@ -27,6 +27,14 @@ def test_nothing_is_waited_for_where_the_network_is_quick(simulated_run):
     assert simulated.epoch_seconds == pytest.approx(20)
 
 
+def test_batches_within_a_budget_have_their_mean_number_of_rows(simulated_run):
+    cost = {'cost': 'x', 'batch_cost': {'budget': 6000, 'multiple': 2}}
+    simulated = simulated_run(step_seconds=0.5, bandwidth=1e12, loader={**cost, 'shuffle': True})
+    assert simulated.epoch_batches == len(simulated.steps)
+    assert simulated.global_batch_size == 6
+    assert simulated.samples_per_second == pytest.approx(12)
+
+
 @pytest.mark.parametrize('workers', [0, 2])
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_the_network_bounds_the_epoch(simulated_run, workers, shuffle):

@@ -175,8 +175,8 @@ class StreamingPosition(Callback):
         _shorten_as_mosaicml(state, loader, dataset)
         length = state.dataloader_len
         is_new = length is not self._length_set  # from the trainer's caller, or from `len`
-        if dataset.skip and length is not None and is_new and isinstance(loader, StreamingDataLoader):
-            self._subset = int(length) if int(length) < loader.longest_epoch else None
+        if dataset.epochs_differ and length is not None and is_new and isinstance(loader, StreamingDataLoader):
+            self._subset = int(length) if int(length) < loader.told_length else None
         self._is_checked = False
         time = state.timestamp
         is_replaced = not is_first and last is not dataset and int(time.batch_in_epoch) > 0
@@ -215,7 +215,7 @@ class StreamingPosition(Callback):
 
     def _set_length(self, state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
         """Set the length of the current epoch to its batches, or to the subset's if they are fewer."""
-        if not dataset.skip or not dataset.has_length:
+        if not dataset.epochs_differ:
             return
         batches = _plan(loader, dataset, int(state.timestamp.epoch), 0).total_batches
         batches = batches if self._subset is None else min(batches, self._subset)

@@ -14,9 +14,20 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.resolver import yaml_text
-from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_skip
+from headrace.config.validate import (
+    AtLeast,
+    Bytes,
+    Count,
+    MoreThan,
+    Named,
+    OneOf,
+    Parsed,
+    read_batch_cost,
+    read_skip,
+)
 from headrace.decoding import Decode
 from headrace.format import get_hashes
+from headrace.order.config import BatchCost
 from headrace.order.mixture.rules import (
     exhaustion_errors,
     mixture_errors,
@@ -98,7 +109,7 @@ class SelectionConfig(TransferConfig):
     """Columns to read, such as `[text, id]`. Default: all."""
 
     cost: str | None = None
-    """Column whose length or number is a sample's cost, for `bucket` and `balance`."""
+    """Column whose length or number is a sample's cost, for `bucket`, `batch_cost` and `balance`."""
 
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
     """Images and sound to read as tensors, such as `{image: {size: 224}}`: see `docs/images.md`."""
@@ -234,6 +245,9 @@ class DatasetConfig(SelectionConfig):
 
     bucket: Annotated[int, AtLeast(1)] | None = None
     """Batches of a window whose samples are sorted by `cost`: see `docs/lengths.md`."""
+
+    batch_cost: Annotated[BatchCost, Parsed(read_batch_cost, 'a number, or a mapping')] | None = None
+    """Cut batches of a window so that rows times the longest `cost` are at most this: see `docs/lengths.md`."""
 
     balance: Annotated[float, MoreThan(0)] | None = None
     """Deal rows to ranks so that sums of `cost` to this power are nearly equal: 1, or 2 for attention."""

@@ -34,6 +34,7 @@ from typing import (
 from headrace.config.problems import LONGEST_NAME, Path, Problem, closest, did_you_mean, dotted, shown
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.order.config import BATCH_COST_RULE, BatchCost
 from headrace.order.skip import read_range
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
@@ -117,6 +118,15 @@ def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, 
     wrong = [(i, rule) for i, rule in enumerate(found) if isinstance(rule, str)]
     mistakes += [Mistake((i,), items[i], rule) for i, rule in wrong]
     return () if wrong else tuple((begin, end) for begin, end in items)
+
+
+def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
+    """Read a budget of cost, for `Parsed`; add its mistake to `mistakes`."""
+    try:
+        return BatchCost.of(value)
+    except ConfigError:
+        mistakes.append(Mistake((), value, BATCH_COST_RULE))
+        return None
 
 
 T = TypeVar('T')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count, takewhile
 from typing import Any, get_args
 
 import numpy as np
@@ -69,6 +70,7 @@ from headrace.order import (
     Topology,
     parse_skip,
 )
+from headrace.order.config import BatchCost
 from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
 from headrace.order.topology import Uneven, check_batch_size
@@ -124,6 +126,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             'per_stream' for global batches of one stream each, or 'device_per_stream' for device batches of one.
         bucket: batches of a window of the sequence. Its samples are sorted by cost, so that those of a batch have
             similar ones; its batches are shuffled. See ``docs/lengths.md``.
+        batch_cost: the most that a global batch may cost, in rows times the longest, so that batches differ in their
+            numbers of rows. `batch_size` is the most. A number, or a mapping: `budget`; `multiple`, which divides the
+            rows and must divide by the ranks, 8 by default; and `sum`, True for the sum of costs. `bucket` is 64 then
+            by default.
         balance: deal the rows of a global batch to the ranks of a node so that their sums of cost to this power are
             nearly equal, with equal numbers of rows. 1, or 2 for attention.
         loss_weight: put the weight of each row into every batch, under `headrace.LOSS_WEIGHT`. The mean of weight times
@@ -198,6 +204,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         shuffle_block_size: int | None = None,
         batching_method: str = 'random',
         bucket: int | None = None,
+        batch_cost: int | Mapping[str, Any] | BatchCost | None = None,
         balance: float | None = None,
         loss_weight: LossWeight | None = None,
         allow_unsafe_types: bool = False,
@@ -238,8 +245,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             raise ConfigError(
                 f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
             )
-        if self.is_packed and (bucket is not None or balance is not None):
-            raise ConfigError('Rows of packed data have one length, so `bucket` and `balance` do nothing. Remove them.')
+        if self.is_packed and not bucket is balance is batch_cost is None:
+            raise ConfigError(
+                'Rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing. Remove them.'
+            )
         if self.is_packed and loss_weight == 'cost':
             raise ConfigError("Rows of packed data have one length, so their weight is `loss_weight` 'samples'.")
         check_predownload(predownload, batch_size)
@@ -257,6 +266,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         )
         if not self.is_packed and any(stream.packing is not None for stream in self.streams):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
+        batch_cost = BatchCost.of(batch_cost)
         asked = OrderConfig.of(locals())
         check_balance(balance, asked)
         defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
@@ -265,7 +275,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             defaults,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
-            has_costs=bucket is not None or balance is not None or loss_weight == 'cost',
+            has_costs=asked.bucket is not None or balance is not None or loss_weight == 'cost',
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, opened)
@@ -443,7 +453,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
         epoch, start = plan.order.epoch, plan.start
-        keys = (BatchKey(epoch, start, number, asked.continues) for number in range(plan.num_batches))
+        numbers = takewhile(lambda number: plan.batches(number, 1), count())
+        keys = (BatchKey(epoch, start, number, asked.continues) for number in numbers)
         return Pass(plan, self.reader_of(plan, asked), keys)
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
@@ -477,6 +488,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             raise ConfigError(
                 'A plain DataLoader knows neither the rows of batches under `uneven` nor the weights of `loss_weight`. '
                 'Use a headrace.StreamingDataLoader, or leave both out.'
+            )
+        if self.run.asked.order.batch_cost is not None:
+            raise ConfigError(
+                'With `batch_cost` the dataset cuts the batches, but a plain DataLoader, or a loop over the dataset, '
+                'takes samples one by one. Use headrace.StreamingDataLoader, or remove `batch_cost`.'
             )
         return self._plain_pass()
 

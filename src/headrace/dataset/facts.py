@@ -33,11 +33,16 @@ def dataset_facts(dataset: StreamingDataset) -> Facts:
     shuffled = f'shuffled with seed {order.seed}' if order.shuffle else 'not shuffled'
     rows.append(('order', f'{order.algorithm or "native"}, {shuffled}'))
     if dataset.global_batch_size is not None:
-        rows.append(('batch', f'{dataset.global_batch_size:,} samples over all ranks'))
+        rows.append(('batch', _bounded(dataset, f'{dataset.global_batch_size:,} samples over all ranks')))
     elif dataset.batch_size is not None:
-        rows.append(('batch', f'{dataset.batch_size:,} samples per device'))
+        rows.append(('batch', _bounded(dataset, f'{dataset.batch_size:,} samples per device')))
     title = f'{count_text(dataset.num_samples, "sample")} of {count_text(len(streams), "stream")}'
     return Facts(f'{type(dataset).__name__}: {title}', rows)
+
+
+def _bounded(dataset: StreamingDataset, size: str) -> str:
+    cost = dataset.run.asked.order.batch_cost
+    return size if cost is None else f'at most {size}, and a cost of {cost.budget:,} over all ranks'
 
 
 def loader_facts(loader: StreamingDataLoader) -> Facts:
@@ -49,7 +54,10 @@ def loader_facts(loader: StreamingDataLoader) -> Facts:
     except ConfigError:  # the launcher's variables contradict one another
         where = following = 'unknown: so are the ranks'
     own = [
-        ('batch', f'{loader.batch_size:,} samples per device, remainder {loader.remainder!r}'),
+        (
+            'batch',
+            f'{_bounded(loader.dataset, f"{loader.batch_size:,} samples per device")}, remainder {loader.remainder!r}',
+        ),
         ('workers', str(loader.num_workers)),
         ('position', where + fixed),
         ('next', f'iter begins at {following}; peek() only looks there'),

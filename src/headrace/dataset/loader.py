@@ -163,6 +163,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.mark_streams = mark_streams
         self.counts_skipped = False
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
+        self.told_length = 0
+        """What `len` was when a trainer last asked for it, under `counts_skipped`."""
         self.trainers_sampler: object = EpochHint(dataset.progress)
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None
@@ -217,13 +219,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def longest_epoch(self) -> int:
-        """Batches of an epoch without a range of ``skip``."""
+        """Batches of the current epoch without a range of ``skip``; only `batch_cost` makes epochs differ."""
         return self.plan().epoch_batches
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank.
 
-        It belongs to the current pass until its last batch, and then to the next pass. Only `skip` makes epochs differ.
+        It belongs to the current pass until its last batch, and then to the next pass. Only `skip` and `batch_cost`
+        make epochs differ. With `batch_cost` the whole epoch is cut, which takes seconds for 10 million samples.
 
         Raises:
             TypeError: the dataset's epoch has no end.
@@ -231,7 +234,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if not self.dataset.has_length:
             raise TypeError("This loader has no length: its dataset's epoch does not end.")
         if self.counts_skipped:
-            return self.longest_epoch
+            self.told_length = self.longest_epoch
+            return self.told_length
         return self.plan(self.next_pass()[0] if self._epoch_under_way is None else self._epoch_under_way).total_batches
 
     # -- iteration -------------------------------------------------------------------------------------------------
@@ -317,7 +321,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             )
         )
         self._counters.begin_pass(new_processes=not self.persistent_workers)
-        ends_here, last, source = ending_here(), plan.num_batches - 1, None
+        ends_here, source = ending_here(), None
         self._epoch_under_way, self._is_passing = epoch, True
         goes_on = self._cursor.is_rescaled = False
         try:
@@ -334,10 +338,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     yield received.batch
                 if progress.turn is not turns[0] and not evaluates:
                     progress.refuse_turns()
-                own_samples = received.rows
-                if number == last:
+                own_samples, is_last = received.rows, not plan.batches(number + 1, 1)
+                if is_last:
                     self._epoch_under_way = None
-                if number == last or plan.uneven:  # others have no padding
+                if is_last or plan.uneven:  # others have no padding
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()

@@ -163,6 +163,11 @@ class SampleSequence:
         return True
 
     @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may have different numbers of batches: `skip` shortens some, `batch_cost` cuts each anew."""
+        return self.has_length and (bool(self.skip) or self.run.asked.order.batch_cost is not None)
+
+    @property
     def skipped_documents(self) -> Ranges:
         """Ranges of ids of documents that `skip` names; only packed data has documents."""
         return ()
@@ -327,7 +332,7 @@ class SampleSequence:
         if not handed_out:
             return start
         plan = self.run.plan(epoch, start, self.run.last_batches or self.batch_spec())
-        batches = min(-(-handed_out // plan.global_batch_size), plan.num_batches)
+        batches = plan.batches_of(handed_out)
         return plan.end(batches - 1) if batches else start
 
     def position_of(self, num_samples: int) -> int:

@@ -67,8 +67,8 @@ class LoaderPosition:
 
     @property
     def epochs_differ(self) -> bool:
-        """Whether epochs may differ in length, because ``skip`` shortens some. An epoch without end is the only one."""
-        return bool(self.dataset.skip) and self.dataset.has_length
+        """Whether epochs may differ in length. An epoch without end is the only one."""
+        return self.dataset.epochs_differ
 
     def forget_plans(self) -> None:
         """Forget the plans of the last pass: an order may hold much memory."""

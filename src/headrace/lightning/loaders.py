@@ -156,8 +156,8 @@ def check_other_loaders(position: TrainPosition, data: Any, batches: int | float
     if not position.ends_epochs_of(batches):
         raise ConfigError(
             f'A StreamingDataModule cannot resume together with {names}: an epoch of {batches} batches does not end '
-            f'with its own data. Combine them with `CombinedLoader(..., "min_size")`, without `skip`, or give the '
-            f'other data to the module, as one of several datasets in `train`.'
+            f'with its own data. Combine them with `CombinedLoader(..., "min_size")`, without `skip` and `batch_cost`, '
+            f'or give the other data to the module, as one of several datasets in `train`.'
         )
     if all(hasattr(loader, 'load_state_dict') for loader in others):
         return None

@@ -53,8 +53,52 @@ ORDER_ARGUMENTS: Final = {
     'sampling_method': 'sampling',
     'sampling_granularity': 'sampling_granularity',
     'bucket': 'bucket',
+    'batch_cost': 'batch_cost',
 }
 """Arguments of a dataset, and their names in `OrderConfig`."""
+
+
+BATCH_COST_RULE: Final = (
+    'must be the budget of a global batch, a whole number, or a mapping of `budget` and perhaps `multiple`, another '
+    'one, and `sum`, true or false'
+)
+_DEFAULT_BUCKET = 64  # with `batch_cost`
+
+
+def _are_positive(*values: object) -> bool:
+    return all(type(value) is int and 1 <= value < 1 << 62 for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """The most that a global batch costs: it has as many rows as that allows, and the global batch size at most."""
+
+    budget: int
+    """The most of rows times the cost of the longest one, as if all ranks padded to it."""
+    multiple: int = 8
+    """Divides the rows of every batch but an epoch's last, so that ranks that divide it get equally many."""
+    sum: bool = False
+    """Whether the budget is that of the sum of the rows' costs, for models that do not pad."""
+
+    @classmethod
+    def of(cls, raw: object) -> BatchCost | None:
+        """The value of an argument or a key ``batch_cost``: a number is the budget; None: batches have one size.
+
+        Raises:
+            ConfigError: it is neither that nor a mapping of the fields.
+        """
+        if raw is None or isinstance(raw, BatchCost):
+            return raw
+        given: Any = {'budget': raw} if type(raw) is int else raw
+        found = cls(**given) if isinstance(given, Mapping) and {'budget'} <= {*given} <= {*cls.__slots__} else None
+        if found is None or type(found.sum) is not bool or not _are_positive(found.budget, found.multiple):
+            raise ConfigError(f'`batch_cost` {BATCH_COST_RULE}, got {raw!r:.100}.')
+        return found
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The value that YAML and checkpoints have."""
+        return {'budget': self.budget, 'multiple': self.multiple, 'sum': self.sum}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +125,9 @@ class OrderConfig:
     """Samples of a shard that are chosen together. The native order knows it with ``fixed`` sampling only."""
     bucket: int | None = None
     """Batches of a window, whose samples are sorted by cost: see `headrace.order.lengths`. None: no windows."""
+    batch_cost: BatchCost | None = None
+    """Batches of a window are cut by cost, and the global batch size is the most rows of one; None: all have it. With
+    it, ``bucket`` is 64 by default."""
     costs: str = ''
     """The identity of the costs, with ``bucket``."""
     global_batch_size: int | None = None
@@ -98,6 +145,8 @@ class OrderConfig:
     def __post_init__(self) -> None:
         bounds = {'device_batches': 1, 'bucket': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1}
         bounds['sampling_granularity'] = 1
+        if self.batch_cost is not None and self.bucket is None:
+            object.__setattr__(self, 'bucket', _DEFAULT_BUCKET)
         for name, least in bounds.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -106,6 +155,11 @@ class OrderConfig:
             raise ConfigError(
                 f"`bucket` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
                 f'{self.algorithm!r} and batching_method {self.batching!r}. Change these, or remove `bucket`.'
+            )
+        if self.batch_cost is not None and self.batching != 'random':
+            raise ConfigError(
+                f"`batch_cost` needs batching_method 'random', since batches of different sizes cannot keep the "
+                f"streams' shares, but got {self.batching!r}. Change it, or remove `batch_cost`."
             )
         if (self.bucket or 0) > MAX_BUCKET:
             raise ConfigError(f'bucket must be at most {MAX_BUCKET:,} batches, got {self.bucket}.')
@@ -179,6 +233,12 @@ class OrderConfig:
             ConfigError: the batching needs canonical nodes or device batches that divide the global batch; or the
                 canonical nodes are too many for the streams.
         """
+        cost = self.batch_cost
+        if cost is not None and self.global_batch_size is not None and self.global_batch_size % cost.multiple:
+            raise ConfigError(
+                f"The global batch size, the most rows of a batch, must be a multiple of `batch_cost`'s `multiple`, "
+                f'{cost.multiple}, but got {self.global_batch_size}. Change one of them.'
+            )
         nodes = self.canonical_nodes(mixture.num_shards, num_nodes)
         if nodes * len(mixture.streams) > max(_MAX_PLACES, len(mixture.streams)):
             raise ConfigError(
@@ -216,7 +276,8 @@ class OrderConfig:
             return num_nodes * _MOSAICML_CANONICAL_NODES.get(str(self.algorithm), 1)
         parts = shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
         nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
-        return math.gcd(nodes, self.global_batch_size or nodes)
+        divided = self.global_batch_size if self.batch_cost is None else self.batch_cost.multiple
+        return math.gcd(nodes, divided or nodes)
 
     def warn_of_small_blocks(self, mixture: Mixture) -> None:
         """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share.

@@ -3,26 +3,33 @@
 Both are pure functions of the sequence and of the samples' costs, such as their numbers of tokens.
 
 `BucketedOrder` reorders windows of the sequence. A window's samples are sorted by cost and cut into batches, which come
-in shuffled order. So a batch has little padding, and still differs from pass to pass. `BalancedPlan` keeps the batches,
-and deals the rows of each to the replicas of a node. All get as many rows as by position, and nearly the same sum of
-cost. The longest row is dealt first, to the replica with the least: Graham's longest processing time rule (1969).
+in shuffled order. So a batch has little padding, and still differs from pass to pass. With `BatchCost`, batches have as
+many rows as a budget of cost allows.
+
+`BalancedPlan` keeps the batches, and deals the rows of each to the replicas of a node. All get as many rows as by
+position, and nearly the same sum of cost. The longest row is dealt first, to the replica with the least: Graham's
+longest processing time rule (1969).
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
+from array import array
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from headrace.errors import ConfigError
-from headrace.order.plan import Plan
+from headrace.errors import ConfigError, TopologyError
+from headrace.order.plan import Cuts, Plan
 from headrace.order.protocols import Order
 from headrace.order.random.hashing import derive, hash_text, keyed_order
-from headrace.order.skip import in_whole_batches
+from headrace.order.skip import in_whole_batches, merged
+from headrace.redaction import logger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +37,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.order.arrays import IntArray
-    from headrace.order.config import OrderConfig
+    from headrace.order.config import BatchCost, OrderConfig
     from headrace.order.native.order import NativeOrder
-    from headrace.order.skip import Skip
-    from headrace.order.topology import BatchSpec
+    from headrace.order.skip import Skip, UnskippedPositions
+    from headrace.order.topology import BatchSpec, Remainder
 
 CostsOf: TypeAlias = 'Callable[[IntArray], IntArray]'
 """Gives the costs int64[n] of global sample ids int64[n]."""
@@ -47,11 +54,18 @@ class Costs(Protocol):
         """The identity of all of them, for checkpoints."""
         ...
 
+    @property
+    def largest(self) -> int:
+        """The largest of them."""
+        ...
+
     def __call__(self, ids: IntArray) -> IntArray:
         """Return the costs int64[n] of global sample ids int64[n]."""
         ...
 
 
+_log = logger_of(__name__)
+_MANY_WINDOWS = 1000  # a second or more
 _KEY = hash_text('headrace bucketed order 1')
 _KEPT = 3  # windows: a worker reads in one, and the prefetch looks into the next
 
@@ -62,6 +76,10 @@ class BucketedOrder(Order):
     Windows of ``config.bucket`` batches begin at the epoch's first position; the last one may be shorter. Position p
     keeps its remainder modulo the greatest common divisor of canonical nodes and batch size, so a node still reads its
     own shards. With stratified batching it keeps its stream, too.
+
+    With ``config.batch_cost``, a window has as many samples, and batches begin with the longest sample that is left.
+    They have as many rows as the budget allows, a multiple of ``multiple`` and at most the global batch size. The rest
+    of the last window, fewer than ``multiple``, is the epoch's last batch.
     """
 
     def __init__(self, inner: NativeOrder, config: OrderConfig, costs: CostsOf) -> None:
@@ -69,11 +87,15 @@ class BucketedOrder(Order):
         assert config.bucket is not None
         self._inner, self._costs = inner, costs
         self.mixture, self.epoch, self.first, self.units = inner.mixture, inner.epoch, inner.first, 0
-        self.num_canonical_nodes = math.gcd(inner.num_canonical_nodes, config.global_batch_size)
-        self._batch, self._window = config.global_batch_size, config.bucket * config.global_batch_size
+        self._batch_cost = config.batch_cost
+        self._batch, self.window = config.global_batch_size, config.bucket * config.global_batch_size
+        self.num_canonical_nodes = math.gcd(inner.num_canonical_nodes, self.multiple)
         self._keeps_streams = config.batching == 'stratified'
         self._key = derive(_KEY, config.seed, self.epoch) if config.shuffle else None
         self._known: dict[int, tuple[IntArray, IntArray]] = {}
+        self._ends: dict[int, IntArray] = {}
+        self.num_windows = -(-(len(self) - self.first) // self.window)
+        """How many windows there are."""
 
     def at(self, positions: IntArray) -> IntArray:
         if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= len(self)):
@@ -81,7 +103,7 @@ class BucketedOrder(Order):
                 f'positions must be in [{self.first}, {len(self)}), got {positions.min()} to {positions.max()}.'
             )
         ids = np.empty(len(positions), np.int64)
-        windows, places = np.divmod(positions - self.first, self._window)
+        windows, places = np.divmod(positions - self.first, self.window)
         for window in np.unique(windows).tolist():
             where = (windows == window).nonzero()[0]
             ids[where] = self._ids(window)[0][places[where]]
@@ -91,23 +113,82 @@ class BucketedOrder(Order):
         """The ids of a window by place, and the place that each had in the inner order's window."""
         found = self._known.get(window)
         if found is None:
-            begin = self.first + window * self._window
-            positions = np.arange(begin, min(begin + self._window, len(self)))
+            begin = self.first + window * self.window
+            positions = np.arange(begin, min(begin + self.window, len(self)))
             ids = self._inner.at(positions)
             classes = positions % self.num_canonical_nodes
             if self._keeps_streams:
                 classes = classes * len(self.mixture.streams) + self.mixture.streams_of(ids)
-            batches = np.arange(len(positions)) // self._batch
-            if self._key is not None:
-                batches = _ranks(self._key, window, -(-len(positions) // self._batch))[batches]
-            places = np.empty(len(positions), np.int64)
-            # `lexsort` is stable, so ties are by position. The last key counts most.
-            places[np.lexsort((batches, classes))] = np.lexsort((self._costs(ids), classes))
+            if self._batch_cost is not None:
+                places, ends = self._cut(window, self._batch_cost, classes, self._costs(ids))
+                self._ends[window] = begin + ends
+            else:
+                batches = np.arange(len(positions)) // self._batch
+                if self._key is not None:
+                    batches = _ranks(self._key, window, -(-len(positions) // self._batch))[batches]
+                places = np.empty(len(positions), np.int64)
+                # `lexsort` is stable, so ties are by position. The last key counts most.
+                places[np.lexsort((batches, classes))] = np.lexsort((self._costs(ids), classes))
             found = ids[places], places
             if len(self._known) == _KEPT:
                 del self._known[next(iter(self._known))]
             self._known[window] = found
         return found
+
+    def _cut(self, window: int, cost: BatchCost, classes: IntArray, costs: IntArray) -> tuple[IntArray, IntArray]:
+        """The former places of a window's samples, and where its batches end, from the window's begin on."""
+        places, multiple = np.empty(len(costs), np.int64), cost.multiple
+        places[np.argsort(classes, kind='stable')] = np.lexsort((-costs, classes))  # each class from its longest on
+        blocks, rest = divmod(len(costs), multiple)
+        rows = costs[places[: blocks * multiple]].reshape(blocks, multiple)
+        if cost.sum:
+            sums = np.concatenate([[0], np.cumsum(rows.sum(1))])
+            fits = sums.searchsorted(sums[:-1] + cost.budget, 'right') - 1 - np.arange(blocks)
+        else:
+            fits = cost.budget // np.maximum(rows.max(1), 1) // multiple
+        following, begins = (np.arange(blocks) + np.minimum(fits, self._batch // multiple)).tolist(), list[int]()
+        at = 0
+        while at < blocks:
+            begins.append(at)
+            at = following[at]
+        bounds = np.array([*begins, blocks]) * multiple
+        bounds[1:] = np.minimum(bounds[1:], blocks * multiple)
+        ranks = np.arange(len(begins)) if self._key is None else _ranks(self._key, window, len(begins))
+        sizes = np.diff(bounds)[ranks]
+        ends = np.cumsum(sizes)
+        moved = np.repeat(bounds[ranks] - (ends - sizes), sizes) + np.arange(blocks * multiple)
+        return (
+            np.concatenate([places[moved], places[blocks * multiple :]]),
+            np.append(ends, len(costs)) if rest else ends,
+        )
+
+    def ends(self, window: int) -> IntArray:
+        """The positions after the batches of a window, with ``batch_cost``."""
+        if window not in self._ends:
+            self._ids(window)
+        return self._ends[window]
+
+    def window_of(self, position: int) -> int:
+        """The window that has a position; `num_windows` for the epoch's end."""
+        return self.num_windows if position == len(self) else (position - self.first) // self.window
+
+    def batch_at(self, position: int) -> tuple[int, int]:
+        """The positions [begin, end) of the batch that has a position below the epoch's end, with ``batch_cost``."""
+        window = self.window_of(position)
+        begin = self.first + window * self.window
+        ends = self.ends(window)
+        number = int(ends.searchsorted(position, 'right'))
+        return int(ends[number - 1]) if number else begin, int(ends[number])
+
+    @property
+    def multiple(self) -> int:
+        """Divides the rows of all batches but an epoch's last."""
+        return self._batch if self._batch_cost is None else self._batch_cost.multiple
+
+    @property
+    def whole_rows(self) -> int:
+        """The position at which a last batch of fewer rows than `multiple` begins; the epoch's end if none does."""
+        return len(self) - (len(self) - self.first) % self.multiple
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
         if len(self.mixture.streams) == 1 or self._keeps_streams:
@@ -115,13 +196,13 @@ class BucketedOrder(Order):
         counts = np.zeros(len(self.mixture.streams), np.int64)
         at = begin
         while at < end:
-            start = at - (at - self.first) % self._window
-            whole = end - (end - self.first) % self._window if end < len(self) else end
+            start = at - (at - self.first) % self.window
+            whole = end - (end - self.first) % self.window if end < len(self) else end
             if at == start and whole > at:  # windows as a whole have the same samples
                 counts += self._inner.stream_counts(at, whole)
                 at = whole
                 continue
-            stop = min(start + self._window, end)
+            stop = min(start + self.window, end)
             streams = self.mixture.streams_of(self.at(np.arange(at, stop)))
             counts += np.bincount(streams, minlength=len(counts))
             at = stop
@@ -129,10 +210,10 @@ class BucketedOrder(Order):
 
     def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
         del stream
-        first = start - (start - self.first) % self._window if start > self.first else self.first
+        first = start - (start - self.first) % self.window if start > self.first else self.first
         found = self._inner.find(sample_id, first)
-        for window, positions in groupby(found, lambda position: (position - self.first) // self._window):
-            begin = self.first + window * self._window
+        for window, positions in groupby(found, lambda position: (position - self.first) // self.window):
+            begin = self.first + window * self.window
             now = np.argsort(self._ids(window)[1])  # the place of each of the inner order's places
             yield from (at for at in sorted(begin + int(now[p - begin]) for p in positions) if at >= start)
 
@@ -145,10 +226,104 @@ class BucketedOrder(Order):
         skip: Skip = (),
         initial_nodes: int | None = None,  # noqa: ARG002
     ) -> Plan:
-        plan = self._inner.plan(batches, start, epoch=epoch, skip=skip)
+        plan, cost = self._inner.plan(batches, start, epoch=epoch, skip=skip), self._batch_cost
+        if cost is not None:
+            if cost.multiple % batches.topology.replicas and batches.uneven is None:
+                raise TopologyError(
+                    f'`batch_cost` makes batches of a multiple of {cost.multiple} rows, which the '
+                    f'{batches.topology.replicas} data-parallel replicas do not divide. Start a new run with '
+                    f'a `multiple` that they divide, such as `batch_cost: {{budget: {cost.budget}, multiple: '
+                    f'{math.lcm(cost.multiple, batches.topology.replicas)}}}`. A run that resumes needs its own: set '
+                    f'`uneven: pad`, or use ranks that divide it.'
+                )
+            ranges = merged((self.batch_at(begin)[0], self.batch_at(end - 1)[1]) for begin, end in plan.skip)
+            return replace(plan, order=self, skip=ranges, cut=partial(WindowCuts, self))
         # Otherwise later batches would not begin where those of windows do.
         ranges = in_whole_batches(plan.skip, self.first, self._batch, len(self))
         return replace(plan, order=self, skip=ranges)
+
+
+class WindowCuts(Cuts):
+    """Batches of a `BucketedOrder` that are cut by cost. A window is cut when a batch of it is asked for.
+
+    Raises:
+        ConfigError: the first position is in the middle of a batch.
+    """
+
+    __slots__ = ('_begins', '_order', '_unskipped', '_window')
+
+    def __init__(self, order: BucketedOrder, start: int, unskipped: UnskippedPositions, remainder: Remainder) -> None:
+        if (start - order.first) % order.window and start < len(order) and order.batch_at(start)[0] != start:
+            begin, end = order.batch_at(start)
+            raise ConfigError(
+                f'With `batch_cost` a pass begins where a batch does, but position {start} is in the middle of one. '
+                f'The nearest are {begin} and {end}.'
+            )
+        self._unskipped, self._order, self._window = unskipped, order, order.window_of(start)
+        kept = len(order) if remainder != 'drop' else order.whole_rows
+        self.stop = max(unskipped.before(kept), unskipped.before(start))
+        self.multiple = order.multiple
+        self._begins = array('q', [unskipped.before(start)])
+
+    def _cut_next(self) -> bool:
+        """Cut the next window, if there is one."""
+        if self._window == self._order.num_windows:
+            return False
+        numbers = np.minimum(self._unskipped.befores(self._order.ends(self._window)), self.stop)
+        before = self._begins[-1]
+        self._begins.extend(np.unique(numbers[numbers > before]).tolist())  # skipped batches have none
+        self._window += 1
+        return True
+
+    @property
+    def count(self) -> int:
+        left = self._order.num_windows - self._window
+        if left > _MANY_WINDOWS:
+            _log.info(
+                'Counting the batches of epoch %d in %d windows, since its length is asked.', self._order.epoch, left
+            )
+        while self._cut_next():
+            pass
+        return len(self._begins) - 1
+
+    def has(self, k: int) -> bool:
+        while len(self._begins) <= k + 1 and self._cut_next():
+            pass
+        return k + 1 < len(self._begins)
+
+    def begin(self, k: int) -> int:
+        return self._begins[k if self.has(k) else -1]
+
+    def begins(self, batches: range) -> IntArray:
+        self.has(batches.stop - 1)
+        return np.array(self._begins[batches.start : batches.stop + 1], np.int64)
+
+    def batch_of(self, number: int) -> int:
+        while self._begins[-1] <= number and self._cut_next():
+            pass
+        return bisect.bisect_right(self._begins, number) - 1
+
+
+def check_batch_cost(cost: BatchCost | None, costs: Costs, skip: Skip) -> None:
+    """Check that the budget has room for the fewest rows of the longest sample, and that `skip` counts samples.
+
+    Raises:
+        ConfigError: it has not, or `skip` does not.
+    """
+    if cost is None:
+        return
+    most = cost.multiple * costs.largest
+    if most > cost.budget:
+        raise ConfigError(
+            f'A batch of `batch_cost` has at least {cost.multiple} rows, its `multiple`. The longest sample costs '
+            f'{costs.largest}, so such a batch may cost {most}, but the budget is {cost.budget}. Raise the budget to '
+            f'{most}, lower `multiple`, or leave longer samples out by `where`.'
+        )
+    if any(bound.unit == 'ba' for bounds in skip for bound in bounds):
+        raise ConfigError(
+            'With `batch_cost` batches differ in size, so `skip` cannot count them in `ba`. Count samples: '
+            '`headrace explain` says which samples a batch has.'
+        )
 
 
 def check_balance(balance: float | None, config: OrderConfig) -> None:
@@ -177,7 +352,7 @@ def _ranks(key: int, window: int, batches: int) -> IntArray:
 class BalancedPlan(Plan):
     """A plan whose batches have the same rows, dealt to the replicas of a node by cost.
 
-    The last batch of an epoch is dealt by position if it is not full.
+    The last batch of an epoch is dealt by position if it is not full, or no multiple of ``batch_cost``'s.
     """
 
     costs: CostsOf = lambda ids: ids
@@ -188,7 +363,7 @@ class BalancedPlan(Plan):
     def positions(self, k: int) -> IntArray:
         begin, rows = self._numbers(k)
         by_position = Plan.positions(self, k)
-        if rows < self.global_batch_size:
+        if rows % self._cuts.multiple:
             return by_position
         topology = self.topology
         of_node = self._unskipped.at(begin + np.array(self._rows_of(begin, rows, topology.node, topology.nodes)))

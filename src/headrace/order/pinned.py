@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from headrace.errors import ConfigError
-from headrace.order.config import MAX_CANONICAL_NODES
+from headrace.order.config import MAX_CANONICAL_NODES, BatchCost
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
@@ -60,6 +60,7 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         'shuffle': (isinstance(pinned.get('shuffle'), bool), 'true or false'),
     }
     optional: dict[str, tuple[bool, str]] = {
+        'batch_cost': (_is_batch_cost(pinned.get('batch_cost')), 'a budget of cost'),
         'bucket': (is_count(pinned.get('bucket'), 1, MAX_EPOCH_SIZE), 'a number of batches'),
         'costs': (_is_text(pinned.get('costs')), 'text'),
         'count': (is_count(pinned.get('count')), 'a number of samples'),
@@ -86,6 +87,13 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         yield f'schedule must be one of these streams: {wrong}'
     if 'origin' in pinned:
         yield from _wrong_origin(pinned['origin'], streams, nodes)
+
+
+def _is_batch_cost(value: object) -> bool:
+    try:
+        return BatchCost.of(value) is not None
+    except ConfigError:
+        return False
 
 
 def _is_text(value: object) -> bool:

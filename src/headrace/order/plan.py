@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,38 +15,74 @@ from headrace.order.skip import Ranges, UnskippedPositions, merged
 from headrace.order.topology import Remainder, Uneven, check_batch_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.order.arrays import IntArray
     from headrace.order.protocols import Order
     from headrace.order.topology import Topology
 
 
-class EqualCuts:
-    """Where batches of one size begin, from a number on. Numbers are those of positions that are not skipped."""
+class Cuts(ABC):
+    """Where batches begin, from a number on. Numbers are those of positions that are not skipped."""
 
-    __slots__ = ('_first', '_size', 'count', 'stop')
+    __slots__ = ('multiple', 'stop')
 
-    def __init__(self, first: int, end: int, size: int, remainder: Remainder) -> None:
-        samples, self._first, self._size = end - first, first, size
-        self.count = samples // size if remainder == 'drop' else -(-samples // size)
-        """How many there are."""
-        self.stop = min(first + self.count * size, end)
-        """The number after the last batch."""
+    multiple: int
+    """Divides the rows of every batch, but perhaps of an epoch's last."""
+    stop: int
+    """The number after the last batch."""
 
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many batches there are."""
+
+    @abstractmethod
     def has(self, k: int) -> bool:
         """Whether there is a batch k >= 0."""
-        return k < self.count
 
+    @abstractmethod
     def begin(self, k: int) -> int:
         """The first number of batch k; `stop` if there is none."""
-        return min(self._first + k * self._size, self.stop)
 
+    @abstractmethod
     def begins(self, batches: range) -> IntArray:
         """The first numbers of consecutive batches and of the one after them, int64[batches + 1]."""
-        return np.minimum(self._first + np.arange(batches.start, batches.stop + 1) * self._size, self.stop)
 
+    @abstractmethod
     def batch_of(self, number: int) -> int:
         """The batch that has a number; `count` for `stop`."""
-        return (number - self._first) // self._size
+
+
+CutFrom: TypeAlias = 'Callable[[int, UnskippedPositions, Remainder], Cuts]'
+"""Cuts batches from a position on."""
+
+
+class EqualCuts(Cuts):
+    """Batches of one size."""
+
+    __slots__ = ('_count', '_first')
+
+    def __init__(self, first: int, end: int, size: int, remainder: Remainder) -> None:
+        samples, self._first, self.multiple = end - first, first, size
+        self._count = samples // size if remainder == 'drop' else -(-samples // size)
+        self.stop = min(first + self._count * size, end)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def has(self, k: int) -> bool:
+        return k < self._count
+
+    def begin(self, k: int) -> int:
+        return min(self._first + k * self.multiple, self.stop)
+
+    def begins(self, batches: range) -> IntArray:
+        return np.minimum(self._first + np.arange(batches.start, batches.stop + 1) * self.multiple, self.stop)
+
+    def batch_of(self, number: int) -> int:
+        return (number - self._first) // self.multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +124,11 @@ class Plan(BatchPlan):
     last rows."""
     by_row: bool = False
     """Deal rows by their number in the batch, not by their position, so that a replica has the same in each batch."""
+    cut: CutFrom | None = None
+    """Cuts batches of different sizes: ``global_batch_size`` is the most rows of one, and batch k is the k-th of them
+    from ``start`` on. None: all batches have one size."""
     _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
-    _cuts: EqualCuts = field(init=False, repr=False, compare=False)
+    _cuts: Cuts = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_batch_size(self.global_batch_size, self.topology, self.uneven)
@@ -103,8 +143,9 @@ class Plan(BatchPlan):
         object.__setattr__(self, '_unskipped', UnskippedPositions(len(self.order), self.skip))
         object.__setattr__(self, '_cuts', self._cut(self.start, self._unskipped))
 
-    def _cut(self, start: int, unskipped: UnskippedPositions) -> EqualCuts:
-        """The batches from a position on, in numbers of unskipped positions."""
+    def _cut(self, start: int, unskipped: UnskippedPositions) -> Cuts:
+        if self.cut is not None:
+            return self.cut(start, unskipped, self.remainder)
         return EqualCuts(unskipped.before(start), unskipped.size, self.global_batch_size, self.remainder)
 
     @property
@@ -118,6 +159,14 @@ class Plan(BatchPlan):
     @property
     def epoch_batches(self) -> int:
         return self._cut(0, UnskippedPositions(len(self.order), ())).count
+
+    def batches_of(self, samples: int) -> int:
+        last = min(self._cuts.begin(0) + samples, self._cuts.stop) - 1
+        return self._cuts.batch_of(last) + 1
+
+    @property
+    def epochs_differ(self) -> bool:
+        return self.cut is not None
 
     def batches(self, first: int, most: int) -> range:
         return range(first, first + most) if self._cuts.has(first + most - 1) else range(first, self.num_batches)

@@ -149,6 +149,10 @@ class BatchPlan(ABC):
         """Return the batches from one on, at most ``most``. It may be much faster than `num_batches`."""
         return range(first, self.num_batches)[:most]
 
+    def batches_of(self, samples: int) -> int:
+        """Return the batches that so many samples make, the last one perhaps in part."""
+        return min(-(-samples // self.global_batch_size), self.num_batches)
+
     @property
     @abstractmethod
     def total_batches(self) -> int:
@@ -168,6 +172,11 @@ class BatchPlan(ABC):
     @abstractmethod
     def batches_before(self) -> int:
         """Whole batches that the samples before the position make."""
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs have different numbers of batches, even without ``skip``."""
+        return False
 
     @property
     def is_skipped(self) -> bool:

@@ -69,7 +69,7 @@ def resume(
         return replace(mixture, takeover=state.takeover), state
     assert state.epoch_size is not None  # else nothing can differ
     pinned = state.pinned
-    then = replace(config, bucket=None)
+    then = replace(config, bucket=None, batch_cost=None)
     if 'global_batch_size' in pinned:
         size, devices = pinned['global_batch_size'], pinned.get('device_batches')
         then = replace(then, global_batch_size=size, device_batches=devices)
@@ -80,9 +80,15 @@ def resume(
             f'With `bucket` another mixture takes over where a window ends, every {window} samples, but the '
             f'checkpoint is at sample {state.sample_in_epoch} of its epoch. Resume at the end of a window or an epoch.'
         )
+    is_whole = config.batch_cost is not None or 'batch_cost' in pinned
+    if is_whole and state.sample_in_epoch not in (0, state.epoch_size):
+        raise ResumeError(
+            f'With `batch_cost` another mixture takes over where an epoch ends, but the checkpoint is at sample '
+            f'{state.sample_in_epoch} of {state.epoch_size}. Resume at the end of an epoch.'
+        )
     order = NativeOrder(recorded_mixture(pinned, state.epoch_size), then, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
-    if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:
+    if sample > mixture.epoch_size or (sample == state.epoch_size and (is_whole or sample < mixture.epoch_size)):
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
         takeover = replace(takeover, epoch=state.epoch, sample=0, begin=takeover.begin + sample)
     return replace(mixture, takeover=takeover), state

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance
+from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance, check_batch_cost
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder
 from headrace.order.native.order import NativeOrder
@@ -82,9 +82,10 @@ class Run:
             )
         check_balance(balance, asked)
         if costs is None and (asked.bucket is not None or balance is not None):
-            raise ConfigError('`bucket` and `balance` need the costs of the samples. Name a column in `cost`.')
+            raise ConfigError('`bucket`, `batch_cost` and `balance` need costs of samples. Name a column in `cost`.')
         if costs is not None and asked.bucket is not None:
             asked = replace(asked, costs=costs.digest)
+            check_batch_cost(asked.batch_cost, costs, skip)
         self._streams, self._asked, self._costs, self._balance = tuple(streams), asked, costs, balance
         self._epoch_size, self._schedule = epoch_size, schedule
         self._when_exhausted: Exhaustion = when_exhausted
@@ -309,7 +310,9 @@ class Run:
 
 def _batches_by(config: OrderConfig) -> str:
     """The setting by which the order depends on the batch size."""
-    return f'{config.batching} batching' if config.bucket is None else '`bucket`'
+    if config.bucket is None:
+        return f'{config.batching} batching'
+    return '`bucket`' if config.batch_cost is None else '`batch_cost`'
 
 
 def make_order(
@@ -339,7 +342,8 @@ def make_order(
     if family is None:
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
     if config.bucket is not None and costs is not None:
-        return BucketedOrder(NativeOrder(mixture, replace(config, bucket=None), epoch), config, costs)
+        inner = NativeOrder(mixture, replace(config, bucket=None, batch_cost=None), epoch)
+        return BucketedOrder(inner, config, costs)
     return family(mixture, config, epoch, load)
 
 

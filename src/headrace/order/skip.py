@@ -236,6 +236,12 @@ class UnskippedPositions:
             return self.size
         return int(self._firsts[run]) + max(position - int(self._begins[run]), 0)
 
+    def befores(self, positions: IntArray) -> IntArray:
+        """As `before`, int64[n]."""
+        runs = np.searchsorted(self._ends, positions, side='right')
+        begins, firsts = np.append(self._begins, positions.max(initial=0)), np.append(self._firsts, self.size)
+        return firsts[runs] + np.maximum(positions - begins[runs], 0)
+
     def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Ranges of the positions of unskipped ones from begin on and below end, in [0, size]."""
         runs = zip(self._begins.tolist(), self._firsts.tolist(), (self._ends - self._begins).tolist(), strict=True)

@@ -347,6 +347,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), deal
         pinned['global_batch_size'] = config.global_batch_size
     if config.bucket is not None:
         pinned |= {'bucket': config.bucket, 'costs': config.costs}
+    if config.batch_cost is not None:
+        pinned['batch_cost'] = config.batch_cost.plain
     if config.device_batches is not None:
         pinned['device_batches'] = config.device_batches
     if len(mixture.stages) > 1:
@@ -363,8 +365,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), deal
 
 
 def _is_of_mixture(key: str) -> bool:
-    names = ('epoch_size', 'global_batch_size', 'device_batches', 'bucket', 'costs', 'stages', 'schedule', 'streams')
-    return key in names or key.startswith('stream ')
+    names = ('epoch_size', 'global_batch_size', 'device_batches', 'stages', 'schedule', 'streams')
+    return key in names or key in ('bucket', 'batch_cost', 'costs') or key.startswith('stream ')
 
 
 def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:

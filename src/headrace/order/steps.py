@@ -36,11 +36,12 @@ def find_batch(
         number -= plan.num_batches
         epoch += 1
         plan = plan_of(epoch, 0)
-        if epoch >= _first_whole_epoch(plan, skip):  # from here on all epochs are alike
+        if epoch >= _first_whole_epoch(plan, skip):  # from here on all epochs are alike, except for `batch_cost`
             if not plan.num_batches:
                 raise ConfigError(f'the epochs of this loader have no batches from epoch {epoch} on.')
-            more, number = divmod(number, plan.num_batches)
-            return plan_of(epoch + more, 0), number
+            if not plan.epochs_differ:
+                more, number = divmod(number, plan.num_batches)
+                return plan_of(epoch + more, 0), number
     return plan, number
 
 

@@ -79,6 +79,11 @@ class DatasetCosts:
         self._offsets = np.cumsum([0, *(len(stream.values) for stream in streams)])
         self.digest = hashlib.blake2b(''.join(stream.digest for stream in streams).encode(), digest_size=8).hexdigest()
 
+    @property
+    def largest(self) -> int:
+        """The largest of them."""
+        return max((int(stream.values.max(initial=0)) for stream in self._streams), default=0)
+
     def __call__(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the costs int64[n] of sample ids int64[n]."""
         if len(self._streams) == 1:

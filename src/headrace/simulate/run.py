@@ -97,6 +97,8 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
             rank.end()
     plan = dataset.plan(topology=topology)
     global_batch_size = plan.global_batch_size
+    if plan.epochs_differ and total:  # that was the most rows
+        global_batch_size = round(plan.epoch_samples / total)
     if not steps:
         raise ConfigError(
             f'a simulation needs a batch, and {len(dataset)} samples fill no global batch of {global_batch_size}. '

@@ -158,6 +158,8 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
     }
     if type(order.seed) is not int:  # a default that nobody gave
         del values['shuffle_seed']
+    if order.batch_cost is not None:
+        values['batch_cost'] = order.batch_cost.plain
     if asked.schedule is not None:
         values['schedule'] = [dataclasses.asdict(point) for point in asked.schedule.points]
     given = {key: value for key, value in values.items() if value is not None}

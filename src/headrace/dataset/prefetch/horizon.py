@@ -60,8 +60,7 @@ def upcoming_batches(
 ) -> Iterator[UpcomingBatch]:
     """The shards of a rank's batches from `first` on, and of its node's if they share a cache with a limit."""
     step = max(1, _CHUNK // plan.topology.replicas_per_node)
-    for begin in range(first, plan.num_batches, step):
-        numbers = range(begin, plan.num_batches)[:step]
+    for numbers in itertools.takewhile(len, (plan.batches(begin, step) for begin in itertools.count(first, step))):
         of_node: Iterator[npt.NDArray[np.int64] | None] = itertools.repeat(None)
         if knows_of_node(source, plan.topology):
             positions = [plan.node_positions(number) for number in numbers]

@@ -411,8 +411,8 @@ class _Opening:
         if self.has_costs:
             if stream.cost is None:
                 raise StreamError(
-                    f'`bucket`, `balance` and `loss_weight: cost` need the costs of all samples, but stream '
-                    f'{stream.title} names no `cost`. Name a column, such as `cost: tokens`.'
+                    f'`bucket`, `batch_cost`, `balance` and `loss_weight: cost` need the costs of all samples, but '
+                    f'stream {stream.title} names no `cost`. Name a column, such as `cost: tokens`.'
                 )
             shards = replace(shards, identity=f'{identity} {stream.fingerprint}')  # also of what is selected
             stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection, self.measuring))

@@ -224,7 +224,7 @@ class Stream(StreamOptions, FactsRepr):
             ``docs/formats.md`` lists them. None: found by looking.
         format_options: options of the named format, such as ``{'delimiter': ';'}`` of 'csv'; ``docs/formats.md`` lists
             them.
-        cost: the column that says how long a sample is, for `bucket` and `balance` of a dataset: whole numbers, or
+        cost: the column that says how long a sample is, for `bucket`, `batch_cost` and `balance`: whole numbers, or
             texts, bytes or arrays, whose lengths count. All samples are read for it, once per machine.
         decode: columns that are read as tensors: 'tensor' or an `ImageTensor` for all columns of images, or a mapping
             from columns to these or to an `AudioTensor`. None: images are read as Pillow's, and sound as bytes.

@@ -1,0 +1,48 @@
+"""Batches cut by cost under Composer: its position counts their samples, and epochs end where the data does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.dataset import StreamingDataset
+from tests.support.trainers.composer_legs import Leg, run
+from tests.support.trainers.composer_runs import lines, trained
+
+pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
+
+COST: dict[str, Any] = {'cost': 'id', 'bucket': 2, 'batch_cost': {'budget': 300, 'multiple': 2}}
+
+
+def expected(data: str) -> list[list[list[int]]]:
+    dataset = StreamingDataset(local=data, shuffle=True, batch_size=8, shuffle_seed=7, **COST)
+    plans = [dataset.plan(epoch=epoch) for epoch in range(3)]
+    return [[sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)] for plan in plans]
+
+
+def test_epochs_end_where_their_data_does_and_resume(data: str, tmp_path: Path) -> None:
+    first = Leg('first', data, str(tmp_path), duration='3ep', dataset=COST, save=True)
+    run(first)
+    epochs, found = expected(data), lines(first)
+    assert len({len(batches) for batches in epochs}) > 1
+    assert list(trained(first, 1).values()) == sum(epochs, [])
+    assert [line['len'] for line in found] == [len(batches) for batches in epochs for _ in batches]
+    before = [sum(map(len, batches[:k])) for batches in epochs for k in range(len(batches))]
+    assert [line['sample_in_epoch'] for line in found] == before
+    for kind, behind in ('mid', 5), ('boundary', len(epochs[0])), ('second', 17):
+        rest = replace(first, name=f'rest-{kind}', save=False, load=f'{tmp_path}/first-{kind}.pt', workers=1)
+        run(rest)
+        assert list(trained(rest, 1).values()) == sum(epochs, [])[behind:]
+        assert [line['len'] for line in lines(rest)] == [line['len'] for line in found][behind:]
+
+
+def test_samples_and_subsets_are_counted(data: str, tmp_path: Path) -> None:
+    epochs = expected(data)
+    samples = sum(map(len, epochs[0])) + sum(map(len, epochs[1][:3]))
+    run(leg := Leg('samples', data, str(tmp_path), duration=f'{samples}sp', dataset=COST))
+    assert list(trained(leg, 1).values()) == epochs[0] + epochs[1][:3]
+    run(leg := Leg('subset', data, str(tmp_path), duration='2ep', subset=9, dataset=COST))
+    assert list(trained(leg, 1).values()) == epochs[0][:9] + epochs[1][:9]

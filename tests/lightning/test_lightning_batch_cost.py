@@ -1,0 +1,64 @@
+"""Batches cut by cost under Lightning: epochs of different lengths, which a run continues after any batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.trainers.lightning_oracle import records
+from tests.support.trainers.lightning_run import Crash, Run, dataset, train
+
+COST = {'cost': 'id', 'bucket': 2, 'batch_cost': {'budget': 300, 'multiple': 2}}
+
+
+@pytest.fixture
+def make(mixes: Any, tmp_path: Path) -> Any:
+    def make(name: str, **fields: Any) -> Run:
+        options: dict[str, Any] = {
+            'out': str(tmp_path),
+            'streams': mixes['even'],
+            'dataset': COST,
+            'validate': True,
+            **fields,
+        }
+        return Run(name=name, **options)
+
+    return make
+
+
+def expected(run: Run) -> list[list[list[int]]]:
+    plans = [dataset(run, batch_size=8).plan(epoch=epoch) for epoch in range(4)]
+    return [[sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)] for plan in plans]
+
+
+def trained(run: Run) -> list[list[int]]:
+    return [sorted(record['ids']) for record in records(run)[0]]
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_epochs_end_where_their_data_does(make: Any, workers: int) -> None:
+    run = make('whole', workers=workers, trainer={'max_epochs': 4})
+    train(run)
+    epochs = expected(run)
+    assert len({len(batches) for batches in epochs}) > 1
+    assert trained(run) == sum(epochs, [])
+    assert [record['epoch'] for record in records(run)[0]] == [e for e, part in enumerate(epochs) for _ in part]
+    assert [record['epoch'] for record in records(run, 'validation')[0] if not record['validation']] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('at', [1, 13, 24, 30])
+def test_it_continues_after_any_batch(make: Any, at: int) -> None:
+    first = make('first', crash_at=at, on_exception=True, trainer={'max_epochs': 4})
+    with pytest.raises(Crash):
+        train(first)
+    second = make('second', checkpoint=str(first.checkpoints / 'exception.ckpt'), trainer={'max_epochs': 4})
+    train(second)
+    assert trained(first) + trained(second) == sum(expected(first), [])
+
+
+def test_a_limit_is_that_of_each_epoch(make: Any) -> None:
+    run = make('half', trainer={'max_epochs': 3, 'limit_train_batches': 5})
+    train(run)
+    assert trained(run) == sum((batches[:5] for batches in expected(run)[:3]), [])
