@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from headrace import LOSS_WEIGHT, PADDING, StreamingDataLoader, StreamingDataset, Topology
+from headrace.config.build import build_dataset
+from headrace.config.load import load_config
 from headrace.errors import ConfigError, StreamError, TopologyError
 from headrace.packing import PackedDataset, Packing
+from headrace.watching.record import loader_config
 from tests.support.packings.packed_orders import write
 
 SAMPLES, BATCH = 330, 64
@@ -101,6 +104,16 @@ def test_balanced_rows_of_uneven_ranks_are_each_a_row_once(make_dataset: Any, po
         padded = [plan.ids(k).tolist() for plan in (rank.plan(0) for rank in loaders(folder, 7, 'pad', **options))]
         assert [row[: len(own)] for row, own in zip(padded, rows, strict=True)] == rows
         assert {len(row) for row in padded} == {10}
+
+
+def test_the_record_of_a_run_explains_its_uneven_rows(make_dataset: Any) -> None:
+    loader = loaders(make_dataset(samples=SAMPLES), 7, 'ragged')[3]
+    recorded = loader_config(loader)
+    assert recorded is not None
+    config = load_config({'train': recorded}).train
+    assert config is not None
+    again = build_dataset(config, topology=loader.dataset.topology).plan()
+    assert [again.ids(k).tolist() for k in range(6)] == [loader.plan().ids(k).tolist() for k in range(6)]
 
 
 @pytest.mark.parametrize('method', [{}, {'sequences_per_epoch': 'all'}], ids=['lanes', 'whole'])

@@ -150,6 +150,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         ],
         'global_batch_size': loader.global_batch_size,
         'remainder': loader.remainder,
+        'uneven': dataset.uneven,
         'epoch_size': asked.epoch_size,
         'when_exhausted': asked.when_exhausted,
         'balance': asked.balance,
