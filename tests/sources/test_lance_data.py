@@ -17,7 +17,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
-from headrace.errors import ConfigError, DiskFullError, FormatError, ShardError, StreamError
+from headrace.errors import ConfigError, DiskFullError, FormatError, ShardError, StorageError, StreamError
 from headrace.sources import lance_data
 from headrace.storage import open_store
 from headrace.testing import sources as contract
@@ -232,6 +232,8 @@ def test_a_missing_file_a_null_that_no_page_tells_of_and_killed_processes(tmp_pa
     assert read(tmp_path / 'a', tmp_path / 'e', **named) == expected(range(20))
     with pytest.raises(StreamError, match="`nulls` of .* is 'maybe'"):
         opened(tmp_path / 'a', tmp_path / 'f', format='lance', format_options={'nulls': 'maybe'})
+    with pytest.raises(StreamError, match="`nulls` of .* is \\[\\['maybe'\\]\\]"):
+        opened(tmp_path / 'a', tmp_path / 'g', format='lance', format_options={'nulls': [['maybe']]})
     found = opened(tmp_path / 'a', tmp_path / 'c', columns=['id'])
     for process in lance_data._idle[os.getpid()][1]:
         process.kill()
@@ -262,3 +264,31 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(lance_data, '_write', full)
     with pytest.raises(DiskFullError, match=f'{tempfile.gettempdir()} has no room for pages of Lance.* set TMPDIR'):
         dataset[0]
+
+
+def test_a_process_that_is_killed_or_cannot_start_is_no_bad_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / 'a', 12)
+    monkeypatch.setattr(lance_data, '_idle', {})
+    dataset = opened(tmp_path / 'a', tmp_path / 'b', columns=['id'], on_bad_sample='skip')
+    ask = lance_data._ask
+
+    def kill_and_ask(process: subprocess.Popen[bytes], line: bytes) -> Any:
+        process.kill()
+        return ask(process, line)
+
+    def no_process(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lance_data, '_ask', kill_and_ask)
+        with pytest.raises(StorageError, match='was killed'):
+            next(iter(StreamingDataLoader(dataset)))
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, 'Popen', no_process)
+        with pytest.raises(StorageError, match='cannot start'):
+            next(iter(StreamingDataLoader(dataset)))
+    turn, _ = lance_data._idle[os.getpid()]
+    assert not turn.locked()  # or each later read would wait for a minute
+    assert [int(sample['id']) for sample in dataset[:]] == [*range(12)]

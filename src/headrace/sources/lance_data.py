@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -29,7 +30,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.errors import ConfigError, DiskFullError, FormatError, MissingDependencyError, ShardError, StreamError
+from headrace.errors import (
+    ConfigError,
+    DiskFullError,
+    FormatError,
+    MissingDependencyError,
+    ShardError,
+    StorageError,
+    StreamError,
+)
 from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.sources.arrow_types import arrow_columns, common_columns, import_pyarrow, to_columns
 from headrace.sources.parquet import _joined
@@ -97,7 +106,7 @@ def index(
                 raise FormatError(f'Version {number} of {base} has the file {file.key}, which is missing. Restore it.')
     infos = [by_key[file.key] for fragment in found.fragments for file in fragment.files]
     layouts = dict(zip((info.key for info in infos), _layouts(store, infos, base), strict=True))
-    if not isinstance(nulls, list | tuple) or not {*nulls} <= {*found.schema.names}:
+    if not isinstance(nulls, list | tuple) or not all(name in found.schema.names for name in nulls):
         raise StreamError(f'`nulls` of a Lance dataset is a list of columns of {base}, but is {nulls!r:.200}.')
     with_nulls = {*nulls} & {*names}
     for fragment in found.fragments:
@@ -221,6 +230,7 @@ def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.Rec
 
     Raises:
         ShardError: Lance cannot read the data.
+        StorageError: its process was killed, or cannot start.
         MissingDependencyError: it is not installed.
     """
     pa = import_pyarrow('Lance datasets')
@@ -230,9 +240,9 @@ def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.Rec
         )
     turn, idle = _idle.setdefault(os.getpid(), (threading.Lock(), []))
     line = json.dumps({'path': str(folder), **asked}).encode() + b'\n'
-    has_turn = turn.acquire(timeout=_PATIENCE)
-    process, is_done = idle.pop() if idle else _start(), False
+    has_turn, process, is_done = turn.acquire(timeout=_PATIENCE), None, False
     try:
+        process = idle.pop() if idle else _start()
         try:
             stream = _ask(process, line)
         except (pa.ArrowException, OSError, ValueError):  # it may have ended while it was idle
@@ -243,12 +253,19 @@ def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.Rec
         is_done = True
         if b'error' in (stream.schema.metadata or {}):
             raise OSError(stream.schema.metadata[b'error'].decode())
+    except StorageError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
+        if process is not None and not is_done and _was_killed(process):
+            raise StorageError(
+                f'The process of Lance that read {source} was killed, as a system does that is short of memory. Use '
+                f'fewer workers or smaller pages, or give it more memory.'
+            ) from error
         raise ShardError(f'{source} cannot be read by Lance: {error!s:.400}. Restore it.') from error
     finally:
-        if is_done and not idle:
+        if process is not None and is_done and not idle:
             idle.append(process)
-        else:
+        elif process is not None:
             _end(process)
         if has_turn:
             turn.release()
@@ -265,7 +282,18 @@ def _ask(process: subprocess.Popen[bytes], line: bytes) -> Any:
 
 def _start() -> subprocess.Popen[bytes]:
     command = [sys.executable, str(Path(__file__).with_name('lance_process.py'))]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none)  # noqa: S603
+    except OSError as error:  # no fault of the data
+        raise StorageError(f'The process of Lance cannot start: {error}. Allow more processes, or memory.') from error
+
+
+def _was_killed(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process ended by a kill, and not by an error of its own, which damaged data can cause."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(1) == -signal.SIGKILL
+    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
