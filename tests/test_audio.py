@@ -92,6 +92,26 @@ def test_values_are_those_of_soundfile_and_soxr(kind, stored, audio):
         assert not found[:, 8_000:].any()
 
 
+@pytest.mark.parametrize('rate', [8_000, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize('stored', [1, 2])
+def test_an_mp3_that_does_not_say_its_length_is_read_whole(rate, stored):
+    values = np.sin(np.arange(3 * rate) / 20) * np.linspace(0, 1, 3 * rate) ** 8  # frames of very different sizes
+    values += np.random.default_rng(0).normal(size=len(values)) * np.linspace(0, 0.3, len(values)) ** 2
+    out = io.BytesIO()
+    soundfile.write(out, np.stack([values, values[::-1]][:stored], axis=1), rate, format='MP3')
+    whole = soundfile.read(io.BytesIO(out.getvalue()), dtype='float32', always_2d=True)[0]
+    data = out.getvalue()[out.getvalue().index(out.getvalue()[:2], 4) :]  # without the frame that says it
+    assert soundfile.SoundFile(io.BytesIO(data)).frames != len(whole)
+    tag = b'ID3\4\0\0' + bytes([0, 0, 2, 5]) + bytes(2 * 128 + 5)
+    for some in (data, tag + data, data + b'TAG' + b'x' * 125, data + data[:40]):
+        found = decoded(some, AudioTensor(sample_rate=rate, channels=stored))
+        late = 576  # the decoder's delay, which the frame also says
+        assert 0 <= found.shape[1] - late - len(whole) < 2 * 1152
+        assert np.abs(found[:, late : late + len(whole)] - whole.T).max() < 1e-6
+    with pytest.raises(FormatError, match=r'its MP3 frames end at byte \d+ of \d+'):
+        open_clip(data[:2000] + b'junk' * 40 + data[2000:], AudioTensor(sample_rate=rate, channels=stored))
+
+
 def test_crops_are_frames_of_the_file():
     data = sound(1, rate=8_000)  # 4000 frames, of which 1000 are kept
     options = {'sample_rate': 16_000, 'seconds': 0.125}

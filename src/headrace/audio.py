@@ -20,6 +20,10 @@ _MOST_RATE: Final = 1 << 20  # hertz
 # Data of an MP3 frame may begin up to 24 frames of 576 values earlier: 255 bytes, of which the smallest frames hold 11.
 _MP3_LEAD: Final = 32 * 576
 _SKIPPED: Final = 1 << 16  # frames decoded at once to be discarded
+_MP3_RATES: Final = (44_100, 48_000, 32_000)
+# Kilobits a second by their number in a frame's header, of MPEG 1, and of MPEG 2 and 2.5.
+_MPEG_1: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_MPEG_2: Final = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,8 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         ) from error
     try:
         file = soundfile.SoundFile(BytesIO(data))
+        if file.format == 'MP3' and (counted := _with_length(data)) is not data:
+            file = soundfile.SoundFile(BytesIO(counted))
     except soundfile.SoundFileError as error:
         raise _damaged(error) from error
     rate, stored = file.samplerate, file.channels
@@ -184,6 +190,40 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         )
     begin = 0 if audio.crop == 'start' else (file.frames - frames) // 2
     return Clip(file, audio, begin, frames, (audio.channels, samples))
+
+
+def _with_length(data: bytes) -> bytes:
+    """An MP3 that says how many frames it has: libsndfile guesses it by the first ones, and reads no more.
+
+    The number is in the first frame (``Xing``, ``Info`` or ``VBRI``). Where it is missing, a frame with it is added.
+    """
+    at = begin = 10 + sum(byte << 7 * (9 - n) for n, byte in enumerate(data[6:10], 6)) if data[:3] == b'ID3' else 0
+    count = 0
+    while (size := _mp3_frame(data[at : at + 4])) and at + size <= len(data):
+        if not count and any(name in data[at : at + size] for name in (b'Xing', b'Info', b'VBRI')):
+            return data
+        at, count = at + size, count + 1
+    if not size and not data.startswith((b'TAG', b'ID3', b'APETAGEX', b'LYRICS'), at) and data[at:].strip(b'\0'):
+        raise _damaged(f'its MP3 frames end at byte {at} of {len(data)}')
+    if not count:
+        return data
+    # Without a checksum, and with the ninth rate of bits, whose frames have room.
+    head = bytes([0xFF, data[begin + 1] | 1, 0x90 | data[begin + 2] & 0x0C, data[begin + 3]])
+    lead = (9, 17, 32)[(head[1] & 0x18 == 0x18) + (head[3] < 0xC0)]  # MPEG 1; not mono
+    told = head + bytes(lead) + b'Xing' + (1).to_bytes(4, 'big') + count.to_bytes(4, 'big')
+    return data[:begin] + told.ljust(_mp3_frame(head), b'\0') + data[begin:]
+
+
+def _mp3_frame(head: bytes) -> int:
+    """Bytes of the frame that begins with these 4 bytes; 0: they begin no frame of MPEG layer 3."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2 or head[1] & 0x18 == 0x08:
+        return 0
+    bits, rate, version = head[2] >> 4, head[2] >> 2 & 3, head[1] >> 3 & 3
+    if not 0 < bits < 15 or rate == 3:
+        return 0
+    hertz = _MP3_RATES[rate] >> {3: 0, 2: 1, 0: 2}[version]
+    kilobits, values = (_MPEG_1[bits], 1152) if version == 3 else (_MPEG_2[bits], 576)
+    return kilobits * 125 * values // hertz + (head[2] >> 1 & 1)
 
 
 def _mixed(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
