@@ -1,0 +1,138 @@
+"""Tables read by headrace, and by the libraries that write them: Delta, Lance, and Parquet for comparison.
+
+    python benchmarks/tables.py [ROUNDS] [--json OUT]
+
+60,000 texts of 60 words in 12 files; 1% of the rows of Delta are deleted. Batches are of 64, without workers. The
+remote is in the page cache, and headrace's cache is empty at first. Each run is a process of its own, in interleaved
+rounds. Figures are seconds of processor time of all threads, but those with "wall": Delta and Lance begin in other
+processes.
+
+- "file order" is the third epoch without a shuffle. The libraries read so: deltalake by `to_pyarrow_dataset`, Lance by
+  `lance.torch.data.LanceDataset`. Their batches become tensors and lists of texts, too.
+- "shuffled" is the third epoch of headrace with a shuffle of all rows, whose batches take rows of all files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROWS, FILES, BATCH = 60_000, 12, 64
+READERS = ('parquet', 'delta', 'lance', 'deltalake', 'pylance')
+
+
+def write(root: Path) -> None:
+    import deltalake
+    import lance
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = random.Random(7)
+    words = ['word', 'token', 'sample', 'shard', 'epoch', 'batch', 'stream', 'cache', 'index', 'order']
+    table = pa.table({'id': range(ROWS), 'text': [' '.join(rng.choices(words, k=60)) for _ in range(ROWS)]})
+    (root / 'parquet').mkdir()
+    each = ROWS // FILES
+    for number in range(FILES):
+        part = table.slice(number * each, each)
+        pq.write_table(part, root / 'parquet' / f'{number:02}.parquet')
+        deltalake.write_deltalake(root / 'delta', part, mode='append')
+        lance.write_dataset(part, root / 'lance', mode='append' if number else 'create')
+        # A deletion of all files at once would join them.
+        deltalake.DeltaTable(root / 'delta').delete(f'id >= {number * each} and id % 100 = 7')
+
+
+def tensors(batch: Any) -> dict[str, Any]:
+    import torch
+
+    return {'id': torch.from_numpy(batch.column('id').to_numpy().copy()), 'text': batch.column('text').to_pylist()}
+
+
+def of_library(name: str, root: Path) -> Callable[[], Iterator[Any]]:
+    if name == 'deltalake':
+        from deltalake import DeltaTable
+
+        data = DeltaTable(root / 'delta').to_pyarrow_dataset()
+        return lambda: map(tensors, data.to_batches(batch_size=BATCH))
+    from lance.torch.data import LanceDataset
+
+    def to_tensors(batch: Any, **_: Any) -> Any:
+        return tensors(batch)
+
+    dataset = LanceDataset(root / 'lance', batch_size=BATCH, to_tensor_fn=to_tensors)
+    return lambda: iter(dataset)
+
+
+def cpu() -> float:
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+def run(name: str, root: Path) -> dict[str, float]:
+    """One process: its figures."""
+    import torch  # noqa: F401 - its import does not count
+
+    from headrace import StreamingDataLoader, StreamingDataset
+
+    found: dict[str, float] = {}
+
+    def epochs(open_one: Callable[[], Iterable[Any]], what: str) -> None:
+        for number in (1, 2, 3):
+            begin, wall = cpu(), time.perf_counter()
+            count = sum(len(batch['id']) for batch in open_one())
+            assert count >= ROWS * 0.98, count
+            found['epoch 1 wall' if number == 1 else what] = (
+                time.perf_counter() - wall if number == 1 else cpu() - begin
+            )
+
+    if name in ('deltalake', 'pylance'):
+        epochs(of_library(name, root), 'file order')
+        return found
+    with tempfile.TemporaryDirectory() as cache:
+        for what, shuffle in (('shuffled', True), ('file order', False)):
+            wall = time.perf_counter()
+            data = StreamingDataset(remote=str(root / name), local=f'{cache}/{what}', batch_size=BATCH, shuffle=shuffle)
+            found['open wall'] = time.perf_counter() - wall
+            epochs(lambda data=data: StreamingDataLoader(data), what)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('rounds', nargs='?', type=int, default=3)
+    parser.add_argument('--json', type=Path)
+    parser.add_argument('--run', nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run:
+        print(json.dumps(run(given.run[0], Path(given.run[1]))))
+        return
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
+    with tempfile.TemporaryDirectory() as root:
+        write(Path(root))
+        for _ in range(given.rounds):
+            for name in READERS:
+                command = [sys.executable, __file__, '--run', name, root]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    medians = {
+        name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()
+    }
+    columns = ('open wall', 'epoch 1 wall', 'file order', 'shuffled')
+    print(f'| reader | {" | ".join(columns)} |\n|{"---|" * 5}')
+    for name, one in medians.items():
+        print(f'| {name} | {" | ".join(f"{one[key]:.3f} s" if key in one else "none" for key in columns)} |')
+    if given.json:
+        given.json.write_text(json.dumps(medians, indent=1))
+
+
+if __name__ == '__main__':
+    main()
