@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,22 @@ def test_samples_of_a_list_are_those_taken_one_by_one(documents: StreamingDatase
         for sample, number in zip(found, ids, strict=True):
             np.testing.assert_array_equal(sample['tokens'], documents[number]['tokens'], strict=True)
             sample['tokens'][:] = 0  # each may be changed, and changes no other
+
+
+@pytest.mark.parametrize('encoding', ['ndarray:float32', 'ndarray:float32:10000'])
+def test_a_kept_sample_of_a_list_keeps_no_large_arrays_of_others(tmp_path: Path, encoding: str) -> None:
+    with MDSWriter(out=str(tmp_path), columns={'sound': encoding}) as writer:
+        for number in range(200):
+            writer.write({'sound': np.full(10_000, number, np.float32)})
+    dataset = StreamingDataset(local=str(tmp_path))
+    dataset[0]
+    tracemalloc.start()
+    try:
+        kept = dataset[:][7]
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept['sound'].nbytes <= size < 1 << 20
 
 
 def test_a_list_with_a_damaged_sample_is_refused(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_arrays_decoded_together_are_those_decoded_one_by_one(
         return
     with contextlib.suppress(FormatError):  # one is damaged
         kinds = {(value.dtype, value.ndim) for value in (mds_decode(name, one) for one in stored)}
-        assert len(kinds) != 1 or kinds.pop()[1] > 1
+        assert len(kinds) != 1 or kinds.pop()[1] > 1 or ends[-1] > 1 << 20
 
 
 @given(arrays)

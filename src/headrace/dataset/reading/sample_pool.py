@@ -5,6 +5,7 @@ A batch is located once. The prefetch and the reader share its `Places`.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
 _ROWS_OF_SHARD: Final = 4
 _SAMPLES: Final = 1024  # that are read together by their ids
+_SHARED_ROW: Final = 1024  # bytes of an array that shares memory with those of other samples
 _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages
 
 
@@ -236,10 +238,11 @@ class SamplePool:
         return sample
 
     def samples(self, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Samples as `sample` gives them. Arrays of some hundred samples share memory."""
+        """Samples as `sample` gives them. Small arrays share memory, a megabyte at most."""
         columns = self.columns
-        if columns is None or self.has_tensors or any(array and not array[1] for array in columns.arrays.values()):
-            return [self.sample(sample_id) for sample_id in ids]  # numbers of a batch have other types
+        # Numbers of a batch have other types.
+        if columns is None or self.has_tensors or not all(map(_may_share, columns.arrays.values())):
+            return [self.sample(sample_id) for sample_id in ids]
         found: list[dict[str, Any]] = []
         for first in range(0, len(ids), _SAMPLES):
             some = np.array(ids[first : first + _SAMPLES], np.int64)
@@ -293,6 +296,11 @@ class SamplePool:
         if tensors is not None:
             tensors.decode_batch(columns, *places[:2], failed)
         return columns
+
+
+def _may_share(array: tuple[np.dtype[Any], tuple[int, ...]] | None) -> bool:
+    """Whether samples that are read together may have a column of a dtype and shape; None: of a list."""
+    return array is None or (array[1] != () and math.prod(array[1]) * array[0].itemsize <= _SHARED_ROW)
 
 
 def _gather_each(

@@ -37,6 +37,8 @@ DTYPES: Final = tuple(_CODE_OF_NAME)
 _SUPPORTED: Final = ', '.join(DTYPES)
 
 _MAX_SAMPLE_BYTES: Final = (1 << 32) - 1
+_MOST_TOGETHER: Final = 1 << 20
+"""Bytes of values that share memory: of more, a kept value would keep much, and numpy copies each as fast."""
 _MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
 
 
@@ -197,7 +199,10 @@ class NDArray(Encoding):
         self, data: memoryview, begins: IntArray, ends: IntArray
     ) -> list[np.ndarray[Any, np.dtype[Any]]] | None:
         """Arrays of one dtype with one axis, by a single copy of their values. A kept one keeps all in memory."""
-        if type(self).decode is not NDArray.decode or not len(begins) or int((ends - begins).min()) < 2:
+        sizes = ends - begins
+        if type(self).decode is not NDArray.decode or not len(sizes) or int(sizes.min()) < 2:
+            return None
+        if int(sizes.sum()) > _MOST_TOGETHER:
             return None
         stored, dtype = np.frombuffer(data, np.uint8), self.dtype
         if dtype is None:
