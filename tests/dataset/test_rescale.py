@@ -240,6 +240,8 @@ def test_a_peek_is_of_the_new_world(folders):
     assert next(iter(loader)) is peeked
     loader.rescale(Topology())
     assert sorted(loader.peek()['id'].tolist()) == expected.batches[1]
+    loader.rescale(Topology())
+    assert [sorted(batch['id'].tolist()) for batch in loader] == expected.batches[1 : expected.ends[0]]
 
 
 def test_a_pass_of_evaluation_is_rescaled_and_ends(folders):

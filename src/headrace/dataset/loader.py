@@ -532,7 +532,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         batches = self.dataset.rescale(ResumeState.from_dict(position), batches)
         object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
         self.load_state_dict(position)
-        self._cursor.is_rescaled = True
+        self._cursor.is_rescaled = self._peeked is None  # `iter` sees what became of a pass that was looked at
 
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
