@@ -80,6 +80,8 @@ class SamplesById:
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
         """One sample by its global id, or a list of samples. Negative ids count from the end. Lists may hold lists.
 
+        Arrays of a list may share memory: a kept one holds that of some hundred others. Copy it to keep it alone.
+
         Raises:
             IndexError: there is no such sample.
             TypeError: it is none of these.
