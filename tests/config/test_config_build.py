@@ -225,6 +225,17 @@ def test_ranks_share_the_batches_of_one_sequence(data: Path) -> None:
     assert together == alone
 
 
+def test_a_file_deals_uneven_batches_and_their_weights(data: Path) -> None:
+    keys: dict[str, Any] = {'global_batch_size': 10, 'uneven': 'ragged', 'loss_weight': 'samples'}
+    loaders = [
+        build_loader(config(data, device_batch_size=None, **keys), topology=Topology(rank=rank, world_size=3))
+        for rank in range(3)
+    ]
+    first = [next(iter(loader)) for loader in loaders]
+    assert sorted(sum((batch['id'].tolist() for batch in first), [])) == list(range(10))
+    assert sum(float(batch['loss_weight'].mean()) for batch in first) == pytest.approx(3)
+
+
 @pytest.mark.parametrize(
     'drop', [{'remainder': 'drop'}, {'loader': {'drop_last': True}}], ids=['remainder', 'drop_last']
 )

@@ -373,6 +373,14 @@ CASES = [
         ),
     ),
     (
+        'uneven device batches',
+        changed(global_batch_size=None, train__device_batch_size=4, train__uneven='pad'),
+        (
+            "train.uneven: got uneven: 'pad', device_batch_size: 4; "
+            '`uneven` deals a `global_batch_size`; give it in place of `device_batch_size`'
+        ),
+    ),
+    (
         'no batch size',
         changed(global_batch_size=None),
         'train: has no batch size; give `global_batch_size` or `device_batch_size`, here or at the top level',

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace import StreamingDataset
+from headrace import StreamingDataset, Topology
 from headrace.lightning import StreamingDataModule
+from headrace.lightning.sources import LoaderSource
 from headrace.mixing import load_config
 from tests.support.trainers.data_modules import ids, quiet
 from tests.support.trainers.lightning_oracle import judge, records
@@ -25,6 +26,14 @@ def test_a_source_is_a_dataset_or_what_makes_one(kind, run):
     module = StreamingDataModule(train=source, batch_size=10)
     quiet(run).fit(Model(run), module)
     assert sorted(i for batch in ids(run) for i in batch) == list(range(60))
+
+
+def test_a_global_batch_is_dealt_anew_on_other_ranks(run):
+    dataset = StreamingDataset(local=run.streams['a'], global_batch_size=10, uneven='pad')
+    source = LoaderSource('train', '', dataset, {})
+    for ranks, rows in ((1, 10), (3, 4), (4, 3)):
+        source.open(Topology(world_size=ranks))
+        assert (source.batch_size, dataset.batch_size) == (rows, rows)
 
 
 @pytest.mark.parametrize('kind', ['path', 'mapping', 'config'])
