@@ -108,8 +108,6 @@ class TarSource:
             window = StreamWindow(unpack(algorithm, _chunks(data), where), where)
         try:
             yield from self._batches(window, found, where)
-        except ShardError:
-            raise
         except FormatError as error:
             raise ShardError(str(error)) from error
 

@@ -224,9 +224,7 @@ class Examples:
                 continue
             if name not in self.features:
                 if len(self.features) == MAX_FEATURES:
-                    raise RecordError(
-                        int(rows[first]), f'has features beyond the {MAX_FEATURES} that a dataset can have'
-                    )
+                    raise _too_many(int(rows[first]))
                 self.features[name] = _Lists.none(self.count)
             lists, where = self.features[name], rows[ours]
             is_new[ours] = lists.kinds[where] == 0

@@ -156,8 +156,6 @@ class TfRecordSource:
             for block in _blocks(window, found.key, found.ranges[0][0] if found.ranges else 0):
                 rows += len(block.starts)
                 yield self._columns(block)
-        except ShardError:
-            raise
         except FormatError as error:
             raise ShardError(str(error)) from error
         if rows != found.rows:
