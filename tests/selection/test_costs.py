@@ -79,6 +79,28 @@ def test_costs_are_measured_once(data: Path, tmp_path: Path, caplog: pytest.LogC
         assert 'Measured the cost' in caplog.text
 
 
+def test_a_cost_alone_says_what_the_settings_would_gain(
+    data: Path, more: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(how: dict[str, Any], *costs: str | None) -> str:
+        caplog.clear()
+        folders = zip((data, more), costs, strict=True)
+        streams = [Stream(local=str(folder), name=folder.name, cost=cost) for folder, cost in folders]
+        dataset = StreamingDataset(streams=streams, batch_size=8, shuffle=True, **how)
+        loader = StreamingDataLoader(dataset, batch_size=8, collate_fn=collate)
+        with caplog.at_level(logging.INFO, 'headrace.dataset'):
+            for _ in range(2):
+                next(iter(loader))
+        return caplog.text
+
+    assert said({}, 'tokens', 'size').count('`bucket: 64` would make it') == 1
+    assert '`bucket' not in said({'bucket': 60}, 'tokens', 'size')
+    assert '`bucket' not in said({}, 'tokens', None)
+    ranks = said({'topology': Topology(world_size=4)}, 'tokens', 'size')
+    assert 'the rank with the most work has ' in ranks
+    assert 'padding' not in said({'topology': Topology(rank=1, world_size=4)}, 'tokens', 'size')
+
+
 BUDGET: dict[str, Any] = {'budget': 12 * int(LENGTHS.max()), 'multiple': 12}
 BATCHES: list[dict[str, Any]] = [{'bucket': 5}, {'balance': 1}, {'bucket': 5, 'balance': 2}]
 
@@ -267,7 +289,7 @@ def costs_of(dataset: StreamingDataset) -> list[int]:
 
 def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
     write_other(tmp_path / 'data', 'megatron')
-    how: dict[str, Any] = {'batch_size': 8, 'cost': 'tokens', 'local': str(tmp_path / 'cache')}
+    how: dict[str, Any] = {'batch_size': 8, 'local': str(tmp_path / 'cache')}
     StreamingDataset(remote=str(tmp_path / 'data'), **how)
     before = (tmp_path / 'data/a.idx').stat()
     idx = bytearray((tmp_path / 'data/a.idx').read_bytes())
@@ -275,7 +297,7 @@ def test_damaged_lengths_are_refused(tmp_path: Path) -> None:
     (tmp_path / 'data/a.idx').write_bytes(idx)
     os.utime(tmp_path / 'data/a.idx', ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(ShardError, match='the lengths of its documents contradict their tokens'):
-        StreamingDataset(remote=str(tmp_path / 'data'), **how, bucket=4)
+        StreamingDataset(remote=str(tmp_path / 'data'), **how, cost='tokens', bucket=4)
 
 
 @pytest.mark.parametrize('damage', [None, 'cut', 'bit'])

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from headrace import StreamingDataset
+from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
 from headrace.dataset.prefetch.schedule import Concurrency
 from headrace.errors import ConfigError, TopologyError
@@ -76,6 +76,26 @@ def test_nodes_that_download_the_same_shards_are_noted(simulated_run, simulated_
         simulated_run(loader={**shuffled, 'remote': None, 'local': str(simulated_remote)}, nodes=2, ranks=2).notes()
         == []
     )
+
+
+def test_padding_and_unequal_work_are_figures_where_a_cost_is_named(simulated_run, tmp_path):
+    lengths = np.random.default_rng(0).integers(1, 100, 512)
+    with MDSWriter(out=str(tmp_path / 'texts'), columns={'tokens': 'ndarray:uint8'}) as writer:
+        for length in lengths.tolist():
+            writer.write({'tokens': np.zeros(length, np.uint8)})
+    loader = {'remote': str(tmp_path / 'texts'), 'shuffle': True}
+    assert 'padding' not in dict(simulated_run(loader=loader, ranks=4).rows())
+    simulated = simulated_run(loader={**loader, 'cost': 'tokens'}, ranks=4)
+    padding, slowest = simulated.notes()
+    assert padding.startswith('batches that are padded to their longest row are ')
+    assert '`bucket: 64` would make it' in padding
+    assert '`balance: 1` would make it' in slowest
+    rows = dict(simulated.rows())
+    assert rows['padding'].endswith(' % of the places, if ranks pad to their longest row')
+    assert rows['most work'] == f'{simulated.lengths.slowest:.2f} times that of the mean rank'
+    assert simulated.to_json()['lengths']['padding'] == simulated.lengths.padding > 0.1
+    json.dumps(simulated.to_json(), allow_nan=False)
+    assert simulated_run(loader={**loader, 'cost': 'tokens', 'bucket': 64, 'balance': 1}, ranks=4).notes() == []
 
 
 def test_data_that_are_local_need_no_network(simulated_run, simulated_remote):

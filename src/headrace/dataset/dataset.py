@@ -269,13 +269,15 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         batch_cost = BatchCost.of(batch_cost)
         asked = OrderConfig.of(locals())
         check_balance(balance, asked)
+        named = cost is not None or all(stream.cost is not None for stream in self.streams)
+        has_costs = named or asked.bucket is not None or balance is not None or loss_weight == 'cost'
         defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
         opened = open_streams(
             self.streams,
             defaults,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
-            has_costs=asked.bucket is not None or balance is not None or loss_weight == 'cost',
+            has_costs=has_costs and not self.is_packed,
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, opened)
@@ -391,7 +393,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.
-        if is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker):
+        is_first = is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker)
+        if is_first:
             self._is_checked = True
             if self.cache_limit is not None:
                 warn_without_room(self.cache_limit, self.pool.streams, *self.read_order(), topology.nodes)
@@ -405,7 +408,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
                 warn_of_shared_shards(self.pool.streams, *self.read_order(), topology.nodes)
         if place is not None and place != progress.next(rank=topology.rank):
             progress.load(*place)
-        return self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)
+        plan = self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)
+        if is_first and (waste := self.run.length_waste(plan)) is not None:
+            for note in waste.notes():
+                _log.info('%s', note)
+        return plan
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The mixture and the order of the samples that are read; with packing, those of the documents."""

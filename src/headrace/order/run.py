@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
+from headrace.order.length_waste import LengthWaste
 from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance, check_batch_cost
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder
@@ -212,6 +213,10 @@ class Run:
             fields_ = {one.name: getattr(plan, one.name) for one in fields(plan) if one.init}
             return BalancedPlan(**fields_, costs=self._costs, power=self._balance)
         return plan
+
+    def length_waste(self, plan: BatchPlan) -> LengthWaste | None:
+        """The waste of one of its plans by different costs; None: no costs are known, or there is no batch."""
+        return None if self._costs is None else LengthWaste.of(plan, self.config(), self._costs)
 
     def state(self, epoch: int, sample: int, world: World, batches: BatchSpec | None = None) -> ResumeState:
         """The state that continues at a position of an epoch.

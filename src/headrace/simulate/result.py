@@ -14,6 +14,7 @@ from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
 from headrace.order.config import SharedShards
+from headrace.order.length_waste import LengthWaste
 
 _STALL_SECONDS, _STALL_SHARE = 0.001, 0.05
 
@@ -122,6 +123,8 @@ class SimulatedRun:
     """The most that the cache held."""
     shared_shards: SharedShards | None = None
     """Whether several nodes download the same shards, and what avoids it."""
+    lengths: LengthWaste | None = None
+    """Padding and unequal work, where the configuration names a `cost`."""
 
     @property
     def first_batch_seconds(self) -> float:
@@ -183,7 +186,7 @@ class SimulatedRun:
 
     def to_json(self) -> dict[str, Any]:
         """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
-        names = ('conditions', 'steps', 'shared_shards')
+        names = ('conditions', 'steps', 'shared_shards', 'lengths')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
@@ -193,6 +196,7 @@ class SimulatedRun:
             'conditions': _without_infinity(vars(self.conditions)),
             **figures,
             **_without_infinity({name: getattr(self, name) for name in derived}),
+            'lengths': self.lengths and self.lengths._asdict(),
             'notes': self.notes(),
             'steps': [list(step) for step in self.steps],
         }
@@ -203,7 +207,7 @@ class SimulatedRun:
         rate = self.samples_per_second
         of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
         fetched, whole = human_size(self.epoch_fetched_bytes), human_size(self.dataset_bytes)
-        return [
+        found = [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
             ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
             ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
@@ -211,11 +215,18 @@ class SimulatedRun:
             ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
             ('cache', f'{human_size(self.cache_bytes)} at most in {steps:,} steps'),
         ]
+        if self.lengths is not None:
+            found += [
+                ('padding', f'{100 * self.lengths.padding:.1f} % of the places, if ranks pad to their longest row'),
+                ('most work', f'{self.lengths.slowest:.2f} times that of the mean rank'),
+            ]
+        return found
 
     def notes(self) -> list[str]:
-        """Sentences on what the run could avoid: several nodes that download the same shards."""
+        """Sentences on what the run could avoid: nodes that download the same shards, padding, and unequal work."""
         found = self.shared_shards
-        return [] if found is None else [f'{found.text}: {found.fix}.']
+        shared = [] if found is None else [f'{found.text}: {found.fix}.']
+        return shared + ([] if self.lengths is None else self.lengths.notes())
 
     def __str__(self) -> str:
         return '\n'.join([*text_table(self.rows()), *(f'  note: {note}' for note in self.notes())])

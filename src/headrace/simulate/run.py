@@ -26,9 +26,9 @@ _NODES = 4  # simulated at most; others do the same with other shards
 def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[], None] = lambda: None) -> SimulatedRun:
     """Simulate the first epochs of a run.
 
-    It reads the indexes of the streams, and shards only for a new filter `where`. The order, the batches, the shards of
-    each batch, and the prefetch are the true ones. Nodes above the fourth are taken for like the first four. Caches are
-    empty at the start.
+    It reads the indexes of the streams, and shards only for a new filter `where` or `cost`. The order, the batches, the
+    shards of each batch, and the prefetch are the true ones. Nodes above the fourth are taken for like the first four.
+    Caches are empty at the start.
 
     Args:
         config: the training loader.
@@ -117,6 +117,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
         cache_bytes=max(node.most_cached for node in nodes),
         shared_shards=downloads_of_nodes(dataset.pool.streams, *dataset.read_order(), conditions.nodes),
+        lengths=dataset.run.length_waste(plan),
     )
 
 
