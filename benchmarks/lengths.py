@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,15 @@ import numpy as np
 
 from headrace.order import OrderConfig, StreamSize, Topology
 from headrace.order.config import BatchCost
+from headrace.order.length_waste import padding_share, slowest_share
 from headrace.order.run import Run
 from headrace.order.topology import BatchSpec
 
 Steps = list[list[np.ndarray[Any, Any]]]
 """By step and rank, the lengths of the rows."""
+
+Contender = Callable[[np.ndarray[Any, Any], int, int], Steps]
+"""(lengths, ranks, rows of a rank) -> an epoch's steps."""
 
 
 class Costs:
@@ -93,14 +98,31 @@ def lhotse(values: np.ndarray[Any, Any], ranks: int, rows: int) -> Steps:
 
 
 def figures(steps: Steps) -> dict[str, float]:
-    real = sum(int(rows.sum()) for step in steps for rows in step)
-    padded = sum(len(rows) * int(rows.max()) for step in steps for rows in step)
+    return {
+        'padding': padding_share([rows for step in steps for rows in step]),
+        'max/mean': slowest_share(steps),
+        'squared': slowest_share(steps, 2),
+        'steps': len(steps),
+    }
 
-    def ratio(power: float) -> float:
-        sums = np.array([[float((rows.astype(float) ** power).sum()) for rows in step] for step in steps])
-        return float((sums.max(1) / sums.mean(1)).mean())
 
-    return {'padding': 1 - real / padded, 'max/mean': ratio(1), 'squared': ratio(2), 'steps': len(steps)}
+def _ours(**how: Any) -> Contender:
+    return lambda values, ranks, rows: ours(values, ranks, rows, **how)
+
+
+CONTENDERS: dict[str, Contender] = {
+    'random': _ours(),
+    'balance 1': _ours(balance=1.0),
+    'balance 2': _ours(balance=2.0),
+    **{f'bucket {n}': _ours(bucket=n) for n in (16, 64, 256)},
+    'bucket 64, balance 1': _ours(bucket=64, balance=1.0),
+    'bucket 64, balance 2': _ours(bucket=64, balance=2.0),
+    'batch_cost, bucket 8': _ours(batch_cost=True, bucket=8),
+    'batch_cost, bucket 64': _ours(batch_cost=True, bucket=64),
+    'batch_cost, bucket 64, balance 1': _ours(batch_cost=True, bucket=64, balance=1.0),
+    'group_by_length': grouped,
+    'Lhotse': lhotse,
+}
 
 
 def main() -> None:
@@ -110,25 +132,12 @@ def main() -> None:
     parser.add_argument('--rows', type=int, default=32)
     parser.add_argument('--json', type=Path)
     arguments = parser.parse_args()
-    contenders: dict[str, Any] = {
-        'random': ours,
-        'balance 1': lambda values, *world: ours(values, *world, balance=1.0),
-        'balance 2': lambda values, *world: ours(values, *world, balance=2.0),
-        **{f'bucket {n}': lambda values, *world, n=n: ours(values, *world, bucket=n) for n in (16, 64, 256)},
-        'bucket 64, balance 1': lambda values, *world: ours(values, *world, bucket=64, balance=1.0),
-        **{
-            f'batch_cost, {how}': lambda values, *world, how=how: ours(values, *world, batch_cost=True, **how)
-            for how in ({'bucket': 8}, {'bucket': 64}, {'bucket': 64, 'balance': 1.0})
-        },
-        'group_by_length': grouped,
-        'Lhotse': lhotse,
-    }
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in ('chat', 'speech'):
         values = lengths(kind, arguments.samples)
         print(f'\n{kind}: {arguments.samples:,} samples, {arguments.ranks} ranks x {arguments.rows} rows\n')
         print('| sampler | padding | max/mean | squared |\n|---|---|---|---|')
-        for name, contender in contenders.items():
+        for name, contender in CONTENDERS.items():
             try:
                 one = figures(contender(values, arguments.ranks, arguments.rows))
             except ImportError as error:

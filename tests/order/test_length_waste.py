@@ -23,6 +23,7 @@ class Costs:
 
     def __init__(self, samples: int, spread: float = 1.0) -> None:
         self.values = np.exp(np.random.default_rng(0).normal(5, spread, samples)).astype(np.int64)
+        self.largest = int(self.values.max())
 
     def __call__(self, ids: Any) -> Any:
         return self.values[ids]

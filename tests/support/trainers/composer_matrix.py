@@ -46,6 +46,7 @@ OPTIONS = {
     ),
     'replication=2': Option(fields={'replication': 2}),
     'plain DataLoader': Option(fields={'plain': True}),
+    'bucket=2, balance=1': Option(fields={'dataset': {'cost': 'id', 'bucket': 2, 'balance': 1}}),
     'shuffle_algo=py1e': Option(fields={'dataset': {'shuffle_algo': 'py1e', 'num_canonical_nodes': 2}}),
 }
 

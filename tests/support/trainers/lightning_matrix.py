@@ -59,6 +59,7 @@ OPTIONS = {
     'manual optimization': Option(fields={'manual': True}),
     'BatchSizeFinder': Option(fields={'find_batch_size': True, 'validate': True}),
     'batch size of 12': Option(second=lambda run: {'batch_size': 12 // run.replicas}),
+    'bucket=3, balance=1': Option(fields={'dataset': {'cost': 'id', 'bucket': 3, 'balance': 1}}),
     'two nodes': Option(second=lambda run: {'nodes': min(run.devices, 2)}),
 }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headrace.dataset import StreamingDataset
+from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.order import Plan, Topology
+from headrace.testing.oracle import World, walk
 
 Batch = tuple[list[int], int, int]
 """A global batch: its ids, sorted, and the epoch and the number that the trainer gave it."""
@@ -93,3 +96,27 @@ def _number(plan: Plan, start: int, limit: int | None) -> int:
     if limit is None:
         return plan.total_batches - plan.num_batches
     return start // plan.global_batch_size
+
+
+def check_states(
+    make_loader: Callable[[Topology, int], StreamingDataLoader],
+    trained: Sequence[frozenset[int]],
+    states: Mapping[int, dict[str, Any]],
+    worlds: Sequence[World],
+    epoch_batches: int,
+) -> None:
+    """Check that a trainer's states continue in other worlds, in turn, with the batches that it trained after them.
+
+    Args:
+        make_loader: makes one rank's loader, for these workers.
+        trained: the ids of all global batches.
+        states: by the number of batches before each.
+        worlds: those that resume.
+        epoch_batches: batches of an epoch.
+    """
+    assert len(states) >= len(trained) - 1
+    for (number, state), world in zip(states.items(), itertools.cycle(worlds), strict=False):
+        rest = list(trained[number:])
+        epochs = -(-len(rest) // epoch_batches)
+        walked = walk(make_loader, world, state=state, epochs=epochs) if epochs else ()
+        assert [batch.ids for batch in walked] == rest, f'resumed after {number} batches on {world}'
