@@ -197,8 +197,10 @@ def _with_length(data: bytes) -> bytes:
 
     The number is in the first frame (``Xing``, ``Info`` or ``VBRI``). Where it is missing, a frame with it is added.
     """
-    at = begin = 10 + sum(byte << 7 * (9 - n) for n, byte in enumerate(data[6:10], 6)) if data[:3] == b'ID3' else 0
-    count = 0
+    begin = count = 0
+    while data[begin : begin + 3] == b'ID3':  # of tags there may be several
+        begin += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(data[begin + 6 : begin + 10]))
+    at = begin
     while (size := _mp3_frame(data[at : at + 4])) and at + size <= len(data):
         if not count and any(name in data[at : at + size] for name in (b'Xing', b'Info', b'VBRI')):
             return data
