@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.reading.batch_reader import BatchKey
 from headrace.dataset.workers.worker_pool import _PassKey
 from headrace.errors import ResumeError, TopologyError
@@ -242,6 +242,41 @@ def test_a_peek_is_of_the_new_world(folders):
     assert sorted(loader.peek()['id'].tolist()) == expected.batches[1]
     loader.rescale(Topology())
     assert [sorted(batch['id'].tolist()) for batch in loader] == expected.batches[1 : expected.ends[0]]
+
+
+@pytest.mark.parametrize('tracked', [False, True])
+def test_a_new_process_group_that_is_detected_first_moves_nothing(folders, monkeypatch, tracked):
+    def detected(rank: int, ranks: int) -> None:
+        for name, value in {'RANK': rank, 'WORLD_SIZE': ranks, 'LOCAL_RANK': rank, 'LOCAL_WORLD_SIZE': ranks}.items():
+            monkeypatch.setenv(name, str(value))
+
+    detected(2, 4)
+    loader = StreamingDataLoader(StreamingDataset(local=str(folders / 'a'), batch_size=2))
+    tracker = PositionTracker(loader)
+    batches = tracker.follow(loader)
+    for _ in range(3):
+        next(batches)
+        tracker.trained()
+    detected(0, 2)
+    (tracker if tracked else loader).rescale(Topology(rank=0, world_size=2))
+    assert loader.state_dict()['sample_in_epoch'] == tracker.state_dict()['position']['sample_in_epoch'] == 24
+    assert (loader.global_batch_size, next(batches)['id'].shape) == (8, (4,))
+
+
+def test_a_pass_of_evaluation_that_was_left_begins_anew(folders):
+    loader = loader_of(folders, 'exact', Topology(), fixed_epoch=1)
+    whole = [batch['id'].tolist() for batch in loader]
+    next(iter(loader))
+    loader.rescale(Topology())
+    assert [batch['id'].tolist() for batch in loader] == whole
+
+
+def test_passes_of_evaluation_side_by_side_have_their_own_workers(folders):
+    loader = loader_of(folders, 'native', Topology(), workers=1, fixed_epoch=0)
+    first = iter(loader)
+    found = [next(first)['id'].tolist()]
+    whole = [batch['id'].tolist() for batch in loader]
+    assert found + [batch['id'].tolist() for batch in first] == whole
 
 
 def test_a_pass_of_evaluation_is_rescaled_and_ends(folders):

@@ -229,5 +229,10 @@ def test_several_loaders_are_rescaled_together(shards: Path, tmp_path: Path) -> 
             with pytest.raises(TopologyError, match='3 ranks must divide'):
                 tracker.rescale(Topology(world_size=3))
             tracker.rescale(Topology())
+    other = StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'short'), batch_size=6))
+    loaders = {'long': loader_of(shards), 'short': other}
+    with pytest.raises(TopologyError, match='4 ranks must divide the global batch size, but it is 6'):
+        PositionTracker(loaders).rescale(Topology(world_size=4))
+    assert (loaders['long'].batch_size, loaders['long'].dataset.topology) == (BATCH, Topology())
     with pytest.raises(ConfigError, match='makes the loaders of this tracker for its own ranks'):
         PositionTracker(GlobalBatches(loader_of(shards).dataset, BATCH, 'repeat')).rescale(Topology())

@@ -522,14 +522,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             ResumeError: `position` belongs to other data or another order; or batches of one of MosaicML Streaming's
                 orders depend on the ranks.
         """
-        last = self.handed_out
-        # A process group that was formed anew may be detected, with another size.
-        size = self.global_batch_size if last is None else last[0].global_batch_size
+        self.dataset.keep_topology(self.handed_out)
         if not isinstance(position, Mapping):
-            epoch, sample = self._current()
-            position = self._state_at(epoch, sample if position is None else position, size)
-        batches = replace(self._batches, global_batch_size=size, topology=topology)
-        batches = self.dataset.rescale(ResumeState.from_dict(position), batches)
+            # A pass of evaluation that was left is no place to go on from.
+            is_left = self.fixed_epoch is not None and (not self._is_passing or self._peeked is not None)
+            epoch, sample = self.next_pass() if is_left else self._current()
+            position = self._state_at(epoch, sample if position is None else position, self.global_batch_size)
+        batches = self.dataset.rescale(ResumeState.from_dict(position), replace(self._batches, topology=topology))
         object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
         self.load_state_dict(position)
         self._cursor.is_rescaled = self._peeked is None  # `iter` sees what became of a pass that was looked at

@@ -118,18 +118,25 @@ class SampleSequence:
         self._topology = self._replicated(topology)
         self.run.forget_topology()
 
-    def rescale(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
-        """Set the topology of `batches`, in which the run can go on from a state.
+    def keep_topology(self, last: tuple[BatchPlan, int] | None) -> None:
+        """Stay at the ranks of a loader's last batch: a process group that was formed anew may be detected by now."""
+        if self._topology is None and last is not None:
+            self.bind(last[0].topology)
 
-        Returns:
-            The batches of now.
+    def rescaled(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
+        """Batches whose topology is as the dataset replicates it, in which the run can go on from a state.
 
         Raises:
             TopologyError, ConfigError: the replicas cannot share the batches.
             ResumeError: the state belongs to other data, another order or other batches.
         """
         batches = replace(batches, topology=self._replicated(batches.topology))
-        self.run.plan(*self.run.resume(state, batches.world), batches)  # refuses before anything moves
+        self.run.plan(*self.run.resume(state, batches.world), batches)
+        return batches
+
+    def rescale(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
+        """Set the topology of `batches`; returns those of `rescaled`, and raises what it raises."""
+        batches = self.rescaled(state, batches)  # refuses before anything moves
         self.bind(batches.topology)
         if self._batch_size is not None:
             self._batch_size = batches.batch_size

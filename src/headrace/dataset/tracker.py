@@ -27,6 +27,10 @@ class GlobalBatches:
     global_batch_size: int
     remainder: Remainder
 
+    @property
+    def handed_out(self) -> None:
+        """The last batch: unknown here."""
+
     def rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Refuse: nothing would say the batch size of each rank to the trainer."""
         raise ConfigError(
@@ -102,6 +106,13 @@ class LoaderPosition:
                 epoch=epoch, start=start, global_batch_size=size or None, remainder=remainder
             )
         return plan
+
+    def check_rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:
+        """Raise what `rescale` would raise."""
+        batches = self.dataset.batch_spec(
+            global_batch_size=self.global_batch_size or None, remainder=self.remainder, topology=topology
+        )
+        self.dataset.rescaled(ResumeState.from_dict(position), batches)
 
     def after(self, place: tuple[int, int], batches: int, *, cycles: bool) -> tuple[int, int]:
         """The place after some batches from a place on. `cycles`: whether further epochs follow."""
@@ -385,8 +396,13 @@ class PositionTracker:
         Raises:
             TopologyError, ConfigError, ResumeError: as `StreamingDataLoader.rescale` and `load_state_dict`.
         """
+        for loader in self.loaders:
+            loader.dataset.keep_topology(loader.batches.handed_out)
         state = self.state_dict() if state is None else state
-        for loader, entry in zip(self.loaders, self._entries(state), strict=True):
+        entries = self._entries(state)
+        for loader, entry in zip(self.loaders, entries, strict=True):
+            loader.check_rescale(topology, entry['position'])  # all of them, before one changes
+        for loader, entry in zip(self.loaders, entries, strict=True):
             loader.batches.rescale(topology, entry['position'])
         is_passing = self.has_begun
         self.load_state_dict(state)

@@ -38,12 +38,10 @@ class WorkerPool:
 
         self._keys = _Keys()
         self._context = worker_context(like.multiprocessing_context)
-        self._passes = self._context.RawValue('q', 0)  # workers see it
+        self._passes = 0
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         # A copy has no plan of a pass, which could hold a permutation as long as the workers live.
-        self._reader = _WorkerReader(
-            copy.copy(reader), batches, self._passes, prefetch_factor=like.prefetch_factor or 2
-        )
+        self._reader = _WorkerReader(copy.copy(reader), batches, prefetch_factor=like.prefetch_factor or 2)
         self._batches = batches
         self._workers = like.num_workers
         self._loader = _Loader(
@@ -72,14 +70,17 @@ class WorkerPool:
             batches_of: the rank that they are read for; may differ from the first reader's in the topology.
             running: the pass before, which a rescale ended. Its processes go on, and what they have read is dropped.
         """
-        self._passes.value += 1
+        self._passes += 1
         changed = None if batches_of == self._batches else batches_of
-        self._keys.keys = map(_PassKey, itertools.repeat(self._passes.value), keys, itertools.repeat(changed))
+        self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys, itertools.repeat(changed))
         if isinstance(running, _Batches) and running.runs:
+            running.current.value = self._passes
             running._reset(self._loader)  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
             return running
-        if self._passes.value == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
+        if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
             self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
+            self._reader.current = self._context.RawValue('q', 0)
+        self._reader.current.value = self._passes
         batches: _Batches | None = None
         try:
             with signals_held(self._context.get_start_method()):
@@ -93,7 +94,7 @@ class WorkerPool:
             if refused is None:
                 raise
             raise refused from error
-        batches.rings = self._reader.rings  # they live as long
+        batches.rings, batches.current = self._reader.rings, self._reader.current  # they live as long
         return batches
 
     def _refusal_of_copies(self) -> ConfigError | None:
@@ -113,6 +114,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
     """PyTorch's iterator, but its end waits for no worker that sends a large batch, which nobody is going to read."""
 
     rings: SlotRings | None
+    current: Any
+    """The number of the pass that the workers read for, which they see."""
     runs = True
     """Whether the workers wait for keys."""
 
@@ -203,18 +206,20 @@ class _PassKey(NamedTuple):
 class _WorkerReader(Dataset[Any]):
     """The reader in a worker. Each batch takes the counters of reads along that have changed since the last one."""
 
-    def __init__(self, reader: Reader[Any], batches: BatchSpec, passes: Any, *, prefetch_factor: int) -> None:
+    def __init__(self, reader: Reader[Any], batches: BatchSpec, *, prefetch_factor: int) -> None:
         self._reader, self._first_batches, self._batches = reader, batches, batches
         self._prefetch_factor = prefetch_factor
-        self._passes, self._pass_number = passes, 1
+        self._pass_number = 1
         self.rings: SlotRings | None = None
         """Memory for the batches of the workers that start next."""
+        self.current: Any = None
+        """The number of the pass that these workers read for; of evaluation, several may run."""
         self._writer: SlotWriter | None = None
         self._reads: WorkerReads | None = None
 
     def __getitem__(self, asked: _PassKey) -> Any:
         """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
-        if asked.pass_number < self._passes.value:
+        if asked.pass_number < self.current.value:
             return None  # nobody gets it
         if asked.pass_number != self._pass_number:
             self._pass_number, batches = asked.pass_number, asked.batches or self._first_batches
