@@ -254,14 +254,15 @@ def test_threads_take_turns_at_one_process(tmp_path: Path, monkeypatch: pytest.M
     assert len(started) == 1
 
 
-def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize('call', ['mkdtemp', 'write'])
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     write(tmp_path / 'a', 12)
     dataset = opened(tmp_path / 'a', tmp_path / 'b')
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, 'No space left on device')
 
-    monkeypatch.setattr(lance_data, '_write', full)
+    monkeypatch.setattr(*((tempfile, 'mkdtemp') if call == 'mkdtemp' else (lance_data, '_write')), full)
     with pytest.raises(DiskFullError, match=f'{tempfile.gettempdir()} has no room for pages of Lance.* set TMPDIR'):
         dataset[0]
 

@@ -317,25 +317,27 @@ def _folder() -> Generator[Path]:
                 shutil.rmtree(old)
             finally:
                 os.close(lock)
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
-        with contextlib.suppress(FileNotFoundError):  # removed by another process, which saw it without a lock
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                break
-            os.close(lock)
     try:
-        yield folder
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=prefix))
+            with contextlib.suppress(FileNotFoundError):  # removed by another process, which saw it without a lock
+                lock = os.open(folder, os.O_RDONLY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if folder.exists():
+                    break
+                os.close(lock)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # not the cache folder, which others would make room in
             raise DiskFullError(
-                f'{folder.parent} has no room for pages of Lance. Make room there, or set TMPDIR to a larger disk.'
+                f'{tempfile.gettempdir()} has no room for pages of Lance. Make room there, or set TMPDIR to a larger '
+                f'disk.'
             ) from error
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def _write(path: Path, pieces: Sequence[tuple[int, bytes | memoryview]], size: int) -> None:
