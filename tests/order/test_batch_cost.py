@@ -88,16 +88,17 @@ def modelled(run: Run, costs: Costs, size: int, cost: BatchCost) -> list[list[li
     samples=st.integers(8, 90),
     multiple=st.sampled_from([1, 2, 4, 6]),
     rows=st.integers(1, 8),
-    room=st.integers(0, 3000),
+    room=st.floats(0, 30),
+    longest=st.sampled_from([100, 1 << 20]),
     by_sum=st.booleans(),
     remainder=st.sampled_from(['repeat', 'drop', 'exact']),
 )
 @settings(max_examples=30, deadline=None)
 def test_batches_agree_with_a_slow_model(
-    samples: int, multiple: int, rows: int, room: int, by_sum: bool, remainder: Remainder
+    samples: int, multiple: int, rows: int, room: float, longest: int, by_sum: bool, remainder: Remainder
 ) -> None:
-    costs, size = Costs(samples), rows * multiple
-    cost = BatchCost(multiple * costs.largest + room, multiple, by_sum)
+    costs, size = Costs(samples, longest), rows * multiple
+    cost = BatchCost(multiple * costs.largest + int(room * longest), multiple, by_sum)
     run = run_of(costs, cost)
     plan = plan_of(run, size, remainder=remainder)
     found, expected = ids_of(plan), modelled(run, costs, size, cost)

@@ -187,7 +187,7 @@ class _FetchingReader(BatchReader):
         return super().__getitem__(key)
 
     def _fetch(self, plan: BatchPlan, number: int) -> None:
-        if number in self._fetches or number >= plan.num_batches:
+        if number in self._fetches or not plan.batches(number, 1):
             return
         if self._threads is None or self._owner != os.getpid():
             self._threads, self._owner = ThreadPoolExecutor(_FETCHES, 'headrace-webvid'), os.getpid()

@@ -116,13 +116,13 @@ class BucketedOrder(Order):
             begin = self.first + window * self.window
             positions = np.arange(begin, min(begin + self.window, len(self)))
             ids = self._inner.at(positions)
-            classes = positions % self.num_canonical_nodes
-            if self._keeps_streams:
-                classes = classes * len(self.mixture.streams) + self.mixture.streams_of(ids)
             if self._batch_cost is not None:
-                places, ends = self._cut(window, self._batch_cost, classes, self._costs(ids))
+                places, ends = self._cut(window, self._batch_cost, self._costs(ids))
                 self._ends[window] = begin + ends
             else:
+                classes = positions % self.num_canonical_nodes
+                if self._keeps_streams:
+                    classes = classes * len(self.mixture.streams) + self.mixture.streams_of(ids)
                 batches = np.arange(len(positions)) // self._batch
                 if self._key is not None:
                     batches = _ranks(self._key, window, -(-len(positions) // self._batch))[batches]
@@ -135,10 +135,14 @@ class BucketedOrder(Order):
             self._known[window] = found
         return found
 
-    def _cut(self, window: int, cost: BatchCost, classes: IntArray, costs: IntArray) -> tuple[IntArray, IntArray]:
+    def _cut(self, window: int, cost: BatchCost, costs: IntArray) -> tuple[IntArray, IntArray]:
         """The former places of a window's samples, and where its batches end, from the window's begin on."""
-        places, multiple = np.empty(len(costs), np.int64), cost.multiple
-        places[np.argsort(classes, kind='stable')] = np.lexsort((-costs, classes))  # each class from its longest on
+        places, multiple, classes = np.empty(len(costs), np.int64), cost.multiple, self.num_canonical_nodes
+        keys = costs.max() - costs
+        if keys.max() < 1 << 16:
+            keys = keys.astype(np.uint16)  # numpy sorts these by radix, ten times as fast
+        for one in range(classes):  # each from its longest on; windows begin at multiples of their number
+            places[one::classes] = one + classes * keys[one::classes].argsort(kind='stable')
         blocks, rest = divmod(len(costs), multiple)
         rows = costs[places[: blocks * multiple]].reshape(blocks, multiple)
         if cost.sum:
