@@ -252,8 +252,9 @@ def test_states_name_the_budget_and_refuse_another() -> None:
         run_of(costs, BatchCost(1608, 8)).resume(state, World(1, 32))
     changing = run_of(costs, BatchCost(1608, 8))
     changing._may_change_mixture = True
-    with pytest.raises(ResumeError, match=f'where an epoch ends, but the checkpoint is at sample {place} of 200'):
-        changing.resume(state, World(1, 32))
+    for at in (place, plan_of(run, 32).end(0)):  # at the end of a window, and in one
+        with pytest.raises(ResumeError, match=f'where an epoch ends, but the checkpoint is at sample {at} of 200'):
+            changing.resume(run.state(0, at, World(1, 32)), World(1, 32))
     assert changing.resume(run.state(0, 200, World(1, 32)), World(1, 32)) == (1, 0)
 
 

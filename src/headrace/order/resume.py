@@ -73,18 +73,18 @@ def resume(
     if 'global_batch_size' in pinned:
         size, devices = pinned['global_batch_size'], pinned.get('device_batches')
         then = replace(then, global_batch_size=size, device_batches=devices)
+    is_whole = config.batch_cost is not None or 'batch_cost' in pinned
+    if is_whole and state.sample_in_epoch not in (0, state.epoch_size):
+        raise ResumeError(
+            f'With `batch_cost` another mixture takes over where an epoch ends, but the checkpoint is at sample '
+            f'{state.sample_in_epoch} of {state.epoch_size}. Resume at the end of an epoch.'
+        )
     window = pinned.get('bucket', 0) * pinned.get('global_batch_size', 1)
     begin = state.takeover.sample if state.epoch == state.takeover.epoch else 0
     if window and (state.sample_in_epoch - begin) % window and state.sample_in_epoch != state.epoch_size:
         raise ResumeError(
             f'With `bucket` another mixture takes over where a window ends, every {window} samples, but the '
             f'checkpoint is at sample {state.sample_in_epoch} of its epoch. Resume at the end of a window or an epoch.'
-        )
-    is_whole = config.batch_cost is not None or 'batch_cost' in pinned
-    if is_whole and state.sample_in_epoch not in (0, state.epoch_size):
-        raise ResumeError(
-            f'With `batch_cost` another mixture takes over where an epoch ends, but the checkpoint is at sample '
-            f'{state.sample_in_epoch} of {state.epoch_size}. Resume at the end of an epoch.'
         )
     order = NativeOrder(recorded_mixture(pinned, state.epoch_size), then, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
