@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.figures.results import Made, save_picture, write
 
-NAMES = ('ranks', 'resume', 'convergence', 'shuffle', 'egress')
+NAMES = ('ranks', 'resume', 'convergence', 'shuffle', 'egress', 'lengths')
 ROOT = Path(__file__).parents[2]
 
 

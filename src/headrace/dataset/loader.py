@@ -27,6 +27,7 @@ from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topolog
 from headrace.padding import Pad
 
 _TRAINER_EPOCH = 'trainer_epoch'
+_AHEAD = 64  # batches whose existence is asked for at once
 """Key of the epoch that a trainer has set on the sampler, in its own count."""
 
 
@@ -324,6 +325,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         ends_here, source = ending_here(), None
         self._epoch_under_way, self._is_passing = epoch, True
         goes_on = self._cursor.is_rescaled = False
+        known = 0  # batches that there are: a plan may find further ones at a cost
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
@@ -338,7 +340,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     yield received.batch
                 if progress.turn is not turns[0] and not evaluates:
                     progress.refuse_turns()
-                own_samples, is_last = received.rows, not plan.batches(number + 1, 1)
+                if number + 1 >= known:
+                    known = plan.batches(number + 1, _AHEAD).stop
+                own_samples, is_last = received.rows, number + 1 == known
                 if is_last:
                     self._epoch_under_way = None
                 if is_last or plan.uneven:  # others have no padding
