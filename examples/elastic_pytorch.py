@@ -1,0 +1,116 @@
+"""Training whose ranks come and go, by `torch.distributed` alone: `kill -9` a rank, and it gets a successor.
+
+usage: python examples/elastic_pytorch.py FOLDER RANKS STEPS (1 to 4 ranks; writes shards to FOLDER at the first call)
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from plain_pytorch import write_shards
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from headrace import PositionTracker, StreamingDataLoader, StreamingDataset, Topology
+
+
+def rank(folder: Path, port: int, steps: int) -> None:
+    name = os.getpid()
+    store: Any = TCPStore('127.0.0.1', port, timeout=timedelta(hours=1))  # its stubs lack `check`
+    dataset = StreamingDataset(remote=str(folder / 'shards'), local=str(folder / 'cache'), shuffle=True)
+    loader = StreamingDataLoader(dataset, 24, num_workers=1, persistent_workers=True, topology=Topology())
+    loader.peek()  # starts the worker, which would keep the connections of a group open if it were forked later
+    tracker, model = PositionTracker(loader), torch.nn.Embedding(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    # Outlives its group: a thread of the group that drops it needs the lock that `destroy_process_group` holds.
+    sums = torch.empty(1 + model.weight.numel())
+    world = step = 0
+
+    def has_changed() -> bool:
+        return store.check([f'world {world + 1}'])
+
+    def join() -> None:
+        """Form a group with the ranks of the next world that has this one, and go on where the foremost is."""
+        nonlocal world, step
+        while True:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            names = json.loads(store.get(f'world {(world := world + 1)}'))  # waits until there is one
+            if name not in names:
+                continue
+            store.set(f'{world} {name}', '')
+            while not (is_there := store.check([f'{world} {each}' for each in names])) and not has_changed():
+                time.sleep(0.01)
+            # The first rank decides for all of them whether this world begins.
+            if store.compare_set(f'begins {world}', '', 'yes' if is_there else 'no') != b'yes':
+                continue
+            me, size, ours = names.index(name), len(names), PrefixStore(f'group {world}', store)
+            try:
+                dist.init_process_group('gloo', store=ours, rank=me, world_size=size, timeout=timedelta(seconds=30))
+                trained = [0] * size
+                dist.all_gather_object(trained, step)
+                # The last step may have failed here and not there, and a new rank has trained none.
+                state: list[Any] = [step, model.state_dict(), optimizer.state_dict(), tracker.state_dict()]
+                dist.broadcast_object_list(state, trained.index(max(trained)))
+            except RuntimeError:  # one more is gone
+                continue
+            step = state[0]
+            model.load_state_dict(state[1])
+            optimizer.load_state_dict(state[2])
+            return tracker.rescale(Topology(rank=me, world_size=size), state[3])
+
+    def reduce() -> bool:
+        try:
+            dist.all_reduce(sums)
+        except RuntimeError:  # a rank is gone; the error keeps connections open until it is forgotten
+            return False
+        return True
+
+    join()
+    while step < steps:  # a pass ends with its epoch
+        for batch in tracker.follow(loader):
+            tokens = batch['tokens'].long()
+            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).mT, tokens[:, 1:])
+            (gradient,) = torch.autograd.grad(loss, model.weight)
+            torch.cat([loss.detach().view(1), gradient.view(-1)], out=sums)
+            if has_changed() or not reduce():
+                join()
+                continue
+            mean = sums / dist.get_world_size()
+            model.weight.grad = mean[1:].view_as(model.weight)
+            optimizer.step()
+            tracker.trained()
+            sys.stdout.write(json.dumps([name, world, step, mean[0].item(), batch['id'].tolist()]) + '\n')
+            sys.stdout.flush()
+            step += 1
+            if step == steps:
+                break
+
+
+def main() -> None:
+    folder, ranks, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    if not (folder / 'shards' / 'index.json').exists():
+        write_shards(folder / 'shards')
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    store, world, missing = TCPStore('127.0.0.1', 0, is_master=True), 0, ranks
+    alive: list[multiprocessing.Process] = []
+    while missing or alive:
+        alive += [multiprocessing.Process(target=rank, args=(folder, store.port, steps)) for _ in range(missing)]
+        for process in alive[len(alive) - missing :]:
+            process.start()
+        store.set(f'world {(world := world + 1)}', json.dumps([process.pid for process in alive]))
+        wait([process.sentinel for process in alive])
+        missing = sum(bool(process.exitcode) for process in alive)
+        alive = [process for process in alive if process.exitcode is None]
+
+
+if __name__ == '__main__':
+    main()
