@@ -34,6 +34,8 @@ class SampleSequence:
         topology: rank, world size and nodes; None: detected on request.
     """
 
+    global_batch_size: int | None = None  # a subclass may store `batch_size` before it is made
+
     def __init__(
         self,
         run: Run,
@@ -76,8 +78,8 @@ class SampleSequence:
         return self._batch_size if self.global_batch_size is None else self.batch_spec().batch_size
 
     @batch_size.setter
-    def batch_size(self, value: int) -> None:
-        if self.global_batch_size is not None and value != self.batch_size:
+    def batch_size(self, value: int | None) -> None:
+        if None not in (self.global_batch_size, value) and value != self.batch_size:
             raise ConfigError(
                 f'The dataset has `global_batch_size` {self.global_batch_size}, {self.batch_size} samples per device, '
                 f'but `batch_size` is to be {value}. Leave one of them out.'

@@ -76,7 +76,7 @@ def judge_chain(legs: Sequence[Trained], *, limit: int | None = None, fixed_epoc
                 epoch=order, start=start, global_batch_size=size, remainder=leg.remainder, topology=topology
             )
             stop = plan.stop if limit is None else min(plan.stop, limit * size)
-            expected = sorted(leg.data.order(order).at(plan.global_positions(0)).tolist())
+            expected = sorted(leg.data.order(order, size).at(plan.global_positions(0)).tolist())
             verdict.wrong_batches += batch != expected
             promised.update(expected)
             seen.update(batch)
