@@ -100,7 +100,7 @@ def _names(item: pytest.Item) -> set[str]:
     if not isinstance(item, pytest.Function):
         return set()
     values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
-    return {*item.fixturenames, *(value for value in values if isinstance(value, str))}
+    return {*item.fixturenames, *(value for value in values if isinstance(value, str) and value.isidentifier())}
 
 
 def read() -> dict[str, float]:
