@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -341,5 +342,28 @@ def test_a_killed_process_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(ENCODINGS, 'killer', Killer())
     with MDSWriter(out=str(tmp_path / 'data'), columns={'x': 'killer'}) as writer:
         writer.write({'x': b''})
+    with pytest.raises(StorageError, match='was killed'):
+        verify(tmp_path / 'data', jobs=2)
+
+
+class StoppedOrKilled(Encoding):
+    """Its values stop a process so that SIGTERM does not reach it, or kill it."""
+
+    def encode(self, obj: Any) -> bytes:
+        return bytes(obj)
+
+    def decode(self, data: Any) -> Any:
+        if bytes(data) == b'stop':
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(9)
+
+
+def test_a_killed_process_ends_the_others_although_they_do_not_hear_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENCODINGS, 'stopper', StoppedOrKilled())
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'x': 'stopper'}, size_limit=1) as writer:
+        writer.write({'x': b'stop'})
+        writer.write({'x': b'kill'})
     with pytest.raises(StorageError, match='was killed'):
         verify(tmp_path / 'data', jobs=2)

@@ -404,11 +404,15 @@ def _checking(store: Store, count: int) -> Generator[Check]:
     # A forked process knows encodings that the caller has registered.
     context = multiprocessing.get_context('fork' if sys.platform == 'linux' else None)
     reader, writer = context.Pipe(duplex=False)
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, context, _begin_worker, (reader, writer, store))
     try:
         pool.submit(os.getpid).result()  # forks all processes
+        workers = set(multiprocessing.active_children()) - others
         yield lambda shards: _in_order_of_ends(pool, shards, _AHEAD * count)
     except BrokenProcessPool as error:
+        for worker in workers:
+            worker.kill()  # the pool sends SIGTERM and waits, perhaps for a process that did not get to its defaults
         raise StorageError(
             'A process that checked shards was killed, perhaps because memory was short. Use fewer `jobs` (-j), and '
             '`state` (--state) to continue.'
