@@ -114,10 +114,7 @@ class Clip(NamedTuple):
     """Channels and samples of the tensor."""
 
     def read_into(self, out: npt.NDArray[np.float32], draw: float | None) -> None:
-        """Decode the clip into `out`, float32[channels, samples]; a FormatError if it is damaged.
-
-        `draw`: random number from 0 to below 1; None: a random crop is central.
-        """
+        """Decode into `out`, float32[channels, samples]; `draw`: from 0 to below 1, None: a random crop is central."""
         import soundfile
         import soxr
 
@@ -151,12 +148,7 @@ class Clips(list[Any]):
 
 
 def open_clip(data: bytes, audio: AudioTensor) -> Clip:
-    """A clip from the bytes of its file; no sample is decoded.
-
-    Raises:
-        FormatError: the bytes are no clip, or it has no samples, too many, or channels that cannot be mixed.
-        MissingDependencyError: soundfile or soxr is not installed.
-    """
+    """A clip from its file, undecoded; FormatError: it has no samples, too many, or channels that cannot be mixed."""
     try:
         import soundfile
         import soxr  # noqa: F401 # pyright: ignore[reportUnusedImport] - `read_into` needs it
@@ -193,10 +185,7 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
 
 
 def _with_length(data: bytes) -> bytes:
-    """An MP3 that says how many frames it has: libsndfile guesses it by the first ones, and reads no more.
-
-    The number is in the first frame (``Xing``, ``Info`` or ``VBRI``). Where it is missing, a frame with it is added.
-    """
+    """An MP3 whose first frame says how many there are: libsndfile reads only as many as it guesses."""
     begin = count = 0
     while data[begin : begin + 3] == b'ID3':  # of tags there may be several
         begin += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(data[begin + 6 : begin + 10]))

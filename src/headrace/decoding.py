@@ -71,11 +71,7 @@ class Decode:
 
     @classmethod
     def of(cls, raw: object) -> Decode | None:
-        """The same for a value given in Python; None: nothing is read as a tensor.
-
-        Raises:
-            StreamError: the value breaks a rule.
-        """
+        """The same for a value given in Python; None: nothing is read as a tensor."""
         return read_given('decode', raw, cls.read, StreamError)
 
     @property
@@ -86,16 +82,7 @@ class Decode:
     def columns(
         self, stored: Mapping[str, str], read: Sequence[str] | None, title: str
     ) -> Mapping[str, TensorSettings]:
-        """The columns of a shard that are read as tensors.
-
-        Args:
-            stored: the encodings of all its columns by name.
-            read: columns that are read; None: all.
-            title: of the stream, for messages.
-
-        Raises:
-            StreamError: a named column is not there, is not read, or holds no files; or no column holds images.
-        """
+        """The columns of a shard that are read as tensors; StreamError: a named one cannot be."""
         stored = {name: encoding for name, encoding in stored.items() if read is None or name in read}
         if self.every is not None:
             found = {name: self.every for name, encoding in stored.items() if encoding in _IMAGES}

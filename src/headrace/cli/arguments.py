@@ -26,11 +26,7 @@ STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wr
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that remembers its arguments that are paths, for the completion of shells.
-
-    Args:
-        paths: list to add them to, such as that of all commands.
-    """
+    """A parser that adds its arguments that are paths to `paths`, for the completion of shells."""
 
     def __init__(self, *args: Any, paths: list[argparse.Action] | None = None, **options: Any) -> None:
         self.paths = [] if paths is None else paths
@@ -54,11 +50,7 @@ def show_examples(parser: argparse.ArgumentParser, *examples: str, status: str =
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: str = 'the store') -> None:
-    """Declare how to reach a store.
-
-    `prefix`: for the second store of a command, as in ``--to-region``.
-    `of`: the store, for the help.
-    """
+    """Declare how to reach a store; `prefix`: for the second one of a command, as in ``--to-region``."""
     parser.add_argument(f'--{prefix}endpoint-url', metavar='URL', help=f"server of {of}, if not the vendor's own")
     parser.add_argument(f'--{prefix}region', help=f'region of {of}')
     parser.add_argument(f'--{prefix}anonymous', action='store_true', help=f'send unsigned requests to {of}')
@@ -84,7 +76,6 @@ def print_answer(arguments: argparse.Namespace, found: object, text: object) -> 
 
 
 def check_new_file(path: Path | None) -> None:
-    """Refuse a ``--write`` that names a file that is there."""
     if path is not None and path.exists():
         raise ConfigError(f'--write must name a new file, but {path} is there already.')
 
@@ -165,17 +156,13 @@ def format_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def count(text: str) -> int:
-    """The type of an argument that is a number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a number from 1, got {text!r}')
     return int(text)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') -> None:
-    """Declare the file and its overrides.
-
-    `or_else`: what may stand in its place, for the help; '': the file is required.
-    """
+    """Declare the file and its overrides; `or_else`: what may stand in its place, '': nothing."""
     if or_else:
         parser.add_argument('config', type=Path, nargs='?', help=f'YAML file of the loaders, {or_else}')
     else:
@@ -206,10 +193,7 @@ def is_config(what: str) -> bool:
 
 
 def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig | None:
-    """The training loader of the file that `add_data_arguments` declared; None: a dataset is given.
-
-    `purpose`: what needs the loader, for the message.
-    """
+    """The training loader of the file that `add_data_arguments` declared; None: a dataset is given."""
     if is_config(arguments.what):
         return _train_section(arguments.what, arguments.overrides, purpose)
     if arguments.what.endswith(('.yaml', '.yml')):
@@ -218,10 +202,7 @@ def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig |
 
 
 def train_of_dataset(arguments: argparse.Namespace, place: Mapping[str, str]) -> LoaderConfig:
-    """A training loader of the dataset that `add_data_arguments` declared.
-
-    `place`: `remote` and `local` of its stream.
-    """
+    """A training loader of the dataset that `add_data_arguments` declared, with its `place`."""
     from headrace.mixing import load_config
 
     options = store_options(arguments)
@@ -258,7 +239,6 @@ def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int
 
 
 def choose_loader(config: Config, name: str) -> LoaderConfig:
-    """The loader of a name, such as train or eval.books."""
     loaders = {} if config.train is None else {'train': config.train}
     for section in ('eval', 'test', 'predict'):
         of_section: tuple[LoaderConfig, ...] = getattr(config, section)
@@ -273,10 +253,6 @@ def choose_loader(config: Config, name: str) -> LoaderConfig:
 
 
 def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) -> None:
-    """Declare the configuration and the conditions.
-
-    `batches`: default of the batches of an epoch that are simulated.
-    """
     add_config_arguments(parser)
     add_topology_arguments(parser)
     parser.add_argument('--step-seconds', type=float, default=0.1, help='a training step without waiting for data')

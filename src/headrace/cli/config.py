@@ -32,7 +32,6 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 @command('config', _add_config)
 def _run_config(arguments: argparse.Namespace) -> int:
-    """Print the answer; a mistake in the file is raised, with all others."""
     if arguments.action == 'schema':
         from headrace.config.reference import json_schema
 
@@ -83,7 +82,6 @@ def _add_convert_config(parser: argparse.ArgumentParser) -> None:
 
 @command('convert-config', _add_convert_config)
 def _run_convert_config(arguments: argparse.Namespace) -> int:
-    """Print the configuration; keys without effect are named on stderr."""
     from headrace.mixing import config_of_foundry, to_mapping, to_yaml
 
     with warnings.catch_warnings(record=True) as caught:

@@ -204,7 +204,6 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_conversion(parser: argparse.ArgumentParser) -> None:
-    """Declare what `convert` and `tokenize` share."""
     parser.add_argument('out', help='folder or URL of the new dataset')
     parser.add_argument(
         '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
@@ -229,7 +228,6 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
 
 @command('convert', _add_convert)
 def _run_convert(arguments: argparse.Namespace) -> int:
-    """Convert; the bar goes to stderr, the report to stdout."""
     from headrace.convert import convert
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
@@ -237,7 +235,6 @@ def _run_convert(arguments: argparse.Namespace) -> int:
 
 
 def _print_report(arguments: argparse.Namespace, convert: Callable[..., ConversionReport]) -> int:
-    """Call `convert` or `tokenize` with the arguments that they share."""
     from headrace.convert.report import command_errors, report_lines
 
     with command_errors():
@@ -279,7 +276,6 @@ def _add_tokenize(parser: argparse.ArgumentParser) -> None:
 
 @command('tokenize', _add_tokenize)
 def _run_tokenize(arguments: argparse.Namespace) -> int:
-    """Tokenise; the bar goes to stderr, the report to stdout."""
     from headrace.convert import tokenize
     from headrace.packing import load_tokenizer
 

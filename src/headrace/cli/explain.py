@@ -286,7 +286,6 @@ def _run_explain(arguments: argparse.Namespace) -> int:
 
 
 def _find_batch(loader: StreamingDataLoader, arguments: argparse.Namespace) -> tuple[BatchPlan, int]:
-    """A plan with the requested batch, and its number there."""
     from headrace.order import find_batch
 
     batch, epoch = arguments.batch, arguments.epoch

@@ -41,7 +41,6 @@ class FirstData:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the data need a cache folder."""
         from headrace.storage.resolve import local_path
 
         return local_path(self.place) is None
@@ -53,7 +52,6 @@ class FirstData:
 
     @property
     def has_images(self) -> bool:
-        """Whether `decode` makes tensors of a column."""
         return 'image' in self.columns.values()
 
 
@@ -77,7 +75,6 @@ def look_at(place: str) -> FirstData:
 
 
 def _image_folder(place: str) -> FirstData | None:
-    """A folder of image files; None if there are none."""
     from headrace.convert.inputs.files import ImageFolder, list_images
     from headrace.convert.stored_dataset import PATIENT
     from headrace.storage import StoreOptions, open_store
@@ -397,12 +394,7 @@ class _Questions:
         self._is_silent = is_silent
 
     def __call__(self, question: str, given: Any, default: str | None, read: Callable[[str], _T]) -> _T:
-        """The answer.
-
-        `given`: the option's value; None: ask.
-        `default`: the answer that an empty line stands for, and that is taken if nothing is asked; None: there is none.
-        `read`: from the text to the answer; raises `HeadraceError`, `OSError` or `ArgumentTypeError` for a wrong one.
-        """
+        """The answer: `given`, or one that `read` accepts. An empty line, or nobody to ask, gives `default`."""
         if given is not None or (self._is_silent and default is not None):
             answer = default if given is None else given
             return read(str(answer))
@@ -438,7 +430,6 @@ def _framework(text: str) -> str:
 
 
 def _out(text: str) -> Path:
-    """The folder, in which neither file exists."""
     from headrace.storage.output import check_output
 
     folder = Path(text).expanduser()

@@ -40,7 +40,6 @@ def has_colours() -> bool:
 
 
 def print_thumbnails(values: Iterable[SampleValue]) -> None:
-    """Print the first picture of each value, in colours."""
     from headrace.errors import MissingDependencyError
     from headrace.inspect import thumbnail
 
@@ -64,7 +63,6 @@ def preview(dataset: StreamingDataset, sample_id: int) -> dict[str, SampleValue]
 
 
 def print_preview(heading: str, values: dict[str, SampleValue]) -> None:
-    """Print a sample: its heading, then a line for each value."""
     print(heading)
     for name, value in values.items():
         # The text of a picture begins with what its shape says.

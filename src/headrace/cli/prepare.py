@@ -184,7 +184,6 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
 
 @contextlib.contextmanager
 def _cache(config: LoaderConfig, *, is_cold: bool) -> Generator[LoaderConfig]:
-    """The loader with its own caches, or with empty ones."""
     if not is_cold:
         yield config
         return
@@ -308,7 +307,6 @@ def _refuse_local(arguments: argparse.Namespace) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> LoaderConfig:
-    """The training loader of the file, or one of the URL."""
     config = train_of_file(arguments, '`headrace warm`')
     if config is not None:
         _refuse_local(arguments)

@@ -45,10 +45,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 @command('run', _add_run)
 def _run_run(arguments: argparse.Namespace) -> int:
-    """Run the program in this process, as `python` would; returns the exit status.
-
-    `PYTHONPATH` gets the alias' folder, so that processes that the program starts have the alias, too.
-    """
+    """Run the program in this process as `python` would; processes that it starts have the alias, too."""
     from headrace.compat import FOLDER  # installs the alias
 
     if arguments.path:
@@ -136,7 +133,6 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
 
 @command('demo', _add_demo)
 def _run_demo(arguments: argparse.Namespace) -> int:
-    """Run the demo; 0 if its proof holds."""
     demo = _demo()
     frameworks = demo.FRAMEWORKS if arguments.framework == 'both' else (arguments.framework,)
     with printing_to_stderr(arguments.json):

@@ -36,14 +36,7 @@ class FoundState:
 
 
 def read_state(path: Path, key: str | None = None) -> FoundState:
-    """Read the position in a checkpoint.
-
-    Only its structure is read: no tensor, and no code that it names runs.
-
-    Args:
-        path: a file, or a folder with the files of one checkpoint.
-        key: the place of the position in it, keys joined by dots; None: there is one.
-    """
+    """Read the position in a checkpoint, or the one at `key`; no tensor is read, and no code runs."""
     from headrace.order import find_state
 
     is_archive = path.is_dir() or (path.is_file() and zipfile.is_zipfile(path))

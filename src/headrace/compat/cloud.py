@@ -117,7 +117,6 @@ class CloudUploader:
         retry: int = 2,
         exist_ok: bool = False,
     ) -> CloudUploader:
-        """An uploader; arguments as the class's."""
         return cls(out, keep_local, progress_bar, retry, exist_ok)
 
     def upload_file(self, filename: str) -> None:
@@ -143,6 +142,5 @@ class CloudUploader:
         return [f'{folder}/{info.key}'.lstrip('/') for info in self._store.list(prefix or '')]
 
     def clear_local(self, local: str) -> None:
-        """Remove a file here, unless `keep_local`."""
         if not self.keep_local:
             Path(local).unlink(missing_ok=True)

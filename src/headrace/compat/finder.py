@@ -58,16 +58,10 @@ class AliasModule(ModuleType):
 
 
 class AliasFinder(MetaPathFinder, Loader):
-    """Finds `streaming` and its submodules in the tables."""
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of the tables; None for modules of others.
-
-        Raises:
-            AliasError: a module or name that headrace does not have.
-        """
+        """The spec of a module of the tables, None for others; AliasError: headrace does not have it."""
         del path, target
         module, _, name = fullname.rpartition('.')
         # `from module import name` comes here if the module has no such attribute.
@@ -79,7 +73,6 @@ class AliasFinder(MetaPathFinder, Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An `AliasModule`."""
         return AliasModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -97,13 +90,11 @@ def submodules(module: str) -> list[str]:
 
 
 def load(entry: Alias) -> Any:
-    """The object that stands for a name."""
     module, _, name = entry.target.partition(':')
     return getattr(importlib.import_module(module), name)
 
 
 def absence(path: str, entry: Absent) -> str:
-    """The error's text for a name that headrace does not have."""
     return f'headrace stands for `streaming` here, and has no {path}. {entry.reason}'
 
 

@@ -163,7 +163,6 @@ class Reader(SamplesById):
         return self.get_raw_size() + (self.get_zip_size() or 0)
 
     def get_persistent_size(self, keep_zip: bool) -> int:
-        """Bytes that stay on disk."""
         return self.get_max_size() if keep_zip else self.get_raw_size()
 
 

@@ -11,8 +11,6 @@ __all__ = ['ABSENT_MODULES', 'MEMBERS', 'TABLES', 'Absent', 'Alias', 'Entry']
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name that headrace has."""
-
     target: str
     """Module and name of the object, as 'headrace.format:get_hash'. It is imported when it is first used."""
     difference: str = ''
@@ -26,8 +24,6 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A name that headrace does not have."""
-
     status: str
     """For the documentation: 'absent' or 'no meaning'."""
     reason: str

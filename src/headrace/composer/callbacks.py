@@ -204,10 +204,7 @@ class LossSpikes(Callback):
 
 
 def _run_folder(state: State, folder: str | None, writer: str) -> Path:
-    """The folder of a callback's files.
-
-    `folder`: as given, with Composer's placeholders; None: the local folder of `CheckpointSaver`.
-    """
+    """The folder of a callback's files, with Composer's placeholders; None: that of `CheckpointSaver`."""
     if folder is None:
         saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
         if saver is None:

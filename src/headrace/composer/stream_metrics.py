@@ -28,8 +28,6 @@ def stream_metrics(metric: PerStream | PerStreamMean) -> dict[str, Metric]:
 
 
 class _OfStream(WrapperMetric):
-    """One stream's value of a metric by stream."""
-
     def __init__(self, metric: PerStream | PerStreamMean, number: int) -> None:
         super().__init__()
         self._streams, self._number = metric.names, number

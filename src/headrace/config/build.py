@@ -135,10 +135,7 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
 def build_streams(
     config: LoaderConfig, load_packing: Callable[[StreamPackingConfig], StreamPacking] | None = None
 ) -> list[Stream]:
-    """The streams of one loader's configuration, with its defaults for transfers and selection; none is opened.
-
-    `load_packing` makes the packing of a stream, whose tokenizer it loads; None: streams have no packing.
-    """
+    """The streams of a loader, with its defaults, unopened; without `load_packing`, they have no packing."""
     from headrace.dataset.streams.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)

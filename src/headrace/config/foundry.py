@@ -133,8 +133,6 @@ _IN_CODE = 'do it in your `dataset_class` or `collate_fn`'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BatchSizes:
-    """The keys of the top level that batches depend on."""
-
     global_train_batch_size: Annotated[int, AtLeast(1)] | None = None
     device_eval_batch_size: Annotated[int, AtLeast(1)] | None = None
 
@@ -164,10 +162,7 @@ class _Stream(SelectionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dataset(DatasetConfig):
-    """The section ``dataset``, with Foundry's defaults.
-
-    It may have headrace's own keys: Foundry hands all arguments of `StreamingDataset` on to it.
-    """
+    """The section ``dataset`` with Foundry's defaults; Foundry hands headrace's own keys on."""
 
     streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] = 'py1e'
@@ -204,7 +199,6 @@ class _Dataset(DatasetConfig):
     shuffle_hard_negatives: Annotated[object, _lacks('contrastive pairs', False, instead=_IN_CODE)] = None
 
     def arguments(self) -> dict[str, Any]:
-        """Our loader's keys for this section."""
         values = {name: getattr(self, name) for name in field_types(DatasetConfig)}
         if self.shuffle_block_size is not None:
             values['shuffle_block_size'] = int(self.shuffle_block_size)  # Foundry, too, cuts a fraction off
@@ -237,8 +231,6 @@ class _Loader:
 
 
 class _Section:
-    """One loader of a file: its path and its section."""
-
     def __init__(self, path: Path, raw: Mapping[Any, Any], name: str) -> None:
         self.path, self.name = path, name
         self._raw, self._loader = raw, _Loader()
@@ -248,7 +240,6 @@ class _Section:
         return self.path[0] == 'train_loader'
 
     def read(self, validator: Validator, sizes: _BatchSizes) -> None:
-        """Read it; mistakes become problems of the validator."""
         own = ('name',) if self.is_training else ('name', 'label')
         raw = {key: _with_named_streams(value) for key, value in self._raw.items() if key not in own}
         kind, problems = self._raw.get('name'), validator.problems
@@ -287,7 +278,6 @@ class _Section:
 
     @property
     def packing_ratio(self) -> float:
-        """Samples for each sequence of a batch."""
         return (self._loader.dataset and self._loader.dataset.packing_ratio) or 1
 
     @property

@@ -200,7 +200,6 @@ class YamlSource:
         return mistakes
 
     def _parsed(self, text: str) -> tuple[str, Any]:
-        """``key=value`` as a key and a value, read as YAML; ``~key`` has no value."""
         key, equals, value = text.partition('=')
         if key.startswith('~') and not equals:
             return key, None
@@ -212,7 +211,6 @@ class YamlSource:
             raise YamlError(f'the value is {error}') from error
 
     def _override_one(self, label: str, key: str, value: Any) -> None:
-        """Set or remove one key, or raise a YamlError with the mistake."""
         parts = [match[1] if match[1] is not None else match[0] for match in _KEY_PART.finditer(key.removeprefix('~'))]
         if not parts:
             raise YamlError('names no key; write key=value')

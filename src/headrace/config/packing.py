@@ -26,7 +26,6 @@ from headrace.selection import Mistake
 
 
 def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
-    """Read a number of sequences, or `all`, for `Parsed`."""
     number, least = value, LEAST['sequences_per_epoch']
     if value == 'all':
         return 'all'

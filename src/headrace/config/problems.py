@@ -26,7 +26,6 @@ def closest(text: str, names: tuple[str, ...]) -> list[str]:
 
 
 def did_you_mean(suggestions: list[str]) -> str:
-    """The question for a message; empty without suggestions."""
     quoted = ' or '.join(f'"{name}"' for name in suggestions)
     return f'; did you mean {quoted}?' if quoted else ''
 
@@ -94,6 +93,5 @@ def refusal(*lines: str, count: int | None = None) -> ConfigError:
 
 
 def as_line(problem: Problem) -> str:
-    """A problem without its file: the key, the value received, the rule."""
     got = '' if problem.got is None else f'got {problem.got}; '
     return f'{dotted(problem.path) or "(top level)"}: {got}{problem.rule}'

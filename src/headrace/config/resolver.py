@@ -37,10 +37,7 @@ _OPEN: Any = object()
 
 
 def resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
-    """Plain values of some keys, or all but `variables`, their interpolations resolved.
-
-    A value without a resolution is omitted, and a problem noted.
-    """
+    """Values of some keys, or all but `variables`, interpolations resolved; others are omitted, and a problem."""
     resolver = _Resolver(values)
     wanted = [key for key in values if key != 'variables' and (keys is None or key in keys)]
     plain = {key: resolver.read(values[key], (key,), (key,), problems) for key in wanted}
@@ -52,8 +49,6 @@ class _UnresolvableError(Exception):
 
 
 class _Resolver:
-    """Evaluates the interpolations of one tree of raw values."""
-
     def __init__(self, values: dict[Any, Any]) -> None:
         self._values = values
         self._budget = Budget()
@@ -98,7 +93,6 @@ class _Resolver:
             return _UNRESOLVED
 
     def _evaluated(self, text: str, at: Path) -> Any:
-        """The value of a text with an interpolation at a place."""
         return self._once(at, lambda: self._made(text, at))
 
     def _once(self, key: Path | str, make: Callable[[], Any]) -> Any:
@@ -209,7 +203,6 @@ class _Resolver:
         return raw
 
     def call_back(self, number: int) -> Any:
-        """The value of a text of the tree."""
         if number in self._containers:
             return self._containers[number]
         at = self._places[number]
@@ -222,7 +215,6 @@ class _Resolver:
         return value
 
     def _plain(self, value: Any, depth: int) -> Any:
-        """A value of OmegaConf's as a plain one."""
         self._budget.charge(1)
         if depth > MAX_DEPTH:
             raise _UnresolvableError('cannot be resolved: nested too deeply')
@@ -319,7 +311,6 @@ def as_written(text: str, variables: Iterable[str]) -> str:
 
 
 def _interpolations_in(values: Any) -> Iterator[str]:
-    """The texts among raw values that hold interpolations."""
     if isinstance(values, dict):
         values = list(cast('dict[Any, Any]', values).values())
     if isinstance(values, list):

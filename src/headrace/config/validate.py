@@ -137,12 +137,7 @@ _DECODE_HINT = '; the value is text: write it without quotes, or, from the envir
 
 
 class Validator:
-    """Reads raw values into dataclasses, and collects their mistakes.
-
-    Args:
-        written: Gives what a file has in the place of a value, for messages: an interpolation, not what it resolves
-            to. Called with the value's path and the value.
-    """
+    """Reads raw values into dataclasses, and collects mistakes; `written` gives the text of a place, for messages."""
 
     def __init__(self, written: Callable[[Path, object], object] = lambda _, value: value) -> None:
         self.problems: list[Problem] = []
@@ -151,12 +146,7 @@ class Validator:
         self._earlier: dict[Path, list[Problem]] | None = None  # those from before, by each section around them
 
     def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
-        """The dataclass that `raw` describes; where a value is wrong, a problem is noted and the default stands.
-
-        `cls`: A dataclass all of whose fields have defaults.
-        `raw`: Plain values, interpolations resolved.
-        `also_known`: Keys that are not fields but that a misspelt key may have meant.
-        """
+        """The dataclass that `raw` describes, with defaults in the place of wrong values, which are noted."""
         hints = field_types(cls)
         values: dict[str, Any] = {}
         if 'name' in hints and path and isinstance(path[-1], str):
@@ -323,11 +313,7 @@ class Validator:
         return ', '.join(f'{key}: {self._shown((*path, key), value)}' for key, value in scalars.items()) or None
 
     def _suggest(self, key: str, here: tuple[str, ...]) -> list[str]:
-        """Allowed keys that are similar to an unknown one.
-
-        First this section's key that other programs call so, then a key of that name in a section within or around,
-        then the most similar ones.
-        """
+        """Keys similar to an unknown one: other programs' names of this section's, those around, the most similar."""
         if len(self.problems) >= _SUGGESTIONS or len(key) > LONGEST_NAME:
             return []
         path, cls, raw = self._outer[-1]
@@ -379,7 +365,6 @@ def choices_of(hint: Any, constraint: Any) -> tuple[str, ...]:
 
 
 def describe_number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes | None) -> str:
-    """``an integer of at least 1``, ``a number greater than 0``."""
     noun = 'an integer' if hint is int else 'a number'
     return noun if constraint is None else f'{noun} {constraint}'
 

@@ -33,8 +33,6 @@ class YamlError(ConfigError):
 
 
 class Budget:
-    """Counts the values of a configuration."""
-
     def __init__(self) -> None:
         self.used = 0
         """Values so far."""
@@ -115,8 +113,6 @@ _OPEN: Any = object()
 
 
 class _Reader:
-    """Builds values from the parser's events."""
-
     def __init__(self, text: str, budget: Budget) -> None:
         self._text, self._budget = text, budget
         self._anchors: dict[str, tuple[Any, int]] = {}

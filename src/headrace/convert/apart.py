@@ -36,13 +36,7 @@ def _resolved(place: Place) -> str:
 
 
 def check_apart(source: object, out: Place) -> None:
-    """Refuse an output within its source, which a restart would list; or around it, which would be emptied.
-
-    `source`: of `convert`. Only a path or URL has a place.
-
-    Raises:
-        ConfigError: they lie in one another, or the source is a glob that chooses files of the output.
-    """
+    """Refuse an output within its source, which a restart would list; or around it, which would be emptied."""
     if not isinstance(source, str | os.PathLike):
         return
     place: str = os.fspath(source)  # pyright: ignore[reportUnknownArgumentType] - a path of text
@@ -57,15 +51,7 @@ def check_apart(source: object, out: Place) -> None:
 
 
 def check_keeps(places: Iterable[Place], store: Store, *, are_files: bool = False) -> None:
-    """Refuse an output that holds inputs, which would be deleted, or that lies within one.
-
-    `places`: paths and URLs of the inputs. A text that names no file is none.
-    `are_files`: whether the inputs were listed as files. Nothing lies within one, so an empty folder needs no look at
-    each.
-
-    Raises:
-        ConfigError: as said. Nothing has been changed.
-    """
+    """Refuse an output that holds inputs, which would be deleted, or lies within one, if not all inputs `are_files`."""
     if not isinstance(store, LocalStore):
         for place in places:
             if split_url(place)[0] and _path(place) is None:
@@ -92,7 +78,6 @@ def check_keeps(places: Iterable[Place], store: Store, *, are_files: bool = Fals
 
 
 def _path(place: Place) -> str | None:
-    """As `local_path`, also of texts that are no valid URLs."""
     try:
         return local_path(place)
     except ConfigError:

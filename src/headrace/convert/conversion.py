@@ -226,7 +226,6 @@ def encodings_of(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | No
 
 
 def _schema_at(place: StorePlace) -> Schema | None:
-    """The columns of the dataset at `out`; None if there is none, or it has no shards."""
     index = place.read_if_there(INDEX)
     if index is None:
         return None
@@ -427,7 +426,6 @@ class Conversion:
                 self._found[record.task] = record
 
     def _run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
-        """Do the tasks without a record."""
         job = self._job
         if isinstance(self._source, IterableSamples):
             tasks, total, counts_rows = tasks_of_rows(self._source.chunks(job.size_limit)), None, True
@@ -524,7 +522,6 @@ class Conversion:
         return report
 
     def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
-        """Store the index of the shards `names`."""
         self._remove_leftovers(names, self._job.first_shard)
         self._place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
         replace_index(self._place, index)

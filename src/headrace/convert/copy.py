@@ -124,7 +124,6 @@ class _Copy:
         self.copied = self.copied_bytes = 0
 
     def run(self, jobs: int) -> None:
-        """Copy what is missing, then the index."""
         there = {info.key: info.size for info in self._target.list()}
         old_index = self._target.read_if_there(INDEX) if INDEX in there else None
         is_done = old_index == self._dataset.index

@@ -140,7 +140,6 @@ def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out
 
 
 def _parts_below(keys: Mapping[str, StorePlace], root: str) -> list[_Part]:
-    """The indexes below a root, in the order of their paths."""
     found = [
         key
         for key in sorted(keys)
@@ -221,11 +220,9 @@ def _own_shards(
     *,
     is_list: bool,
 ) -> list[ShardInfo]:
-    """Shards of the index to be replaced which no part lists. They stay, unless their files are gone.
+    """Shards of an index to be replaced that no part lists and whose files are there.
 
-    `written`: the places whose index is replaced.
-    `keys`: what is known to be there.
-    `is_list`: whether the caller has named the parts: then a part that has an index may be left out.
+    Only parts that the caller named may be left out with an index of their own.
     """
     listed = {
         f'{part.folder}/{_name(shard)}'.lstrip('/')
@@ -437,7 +434,6 @@ def _missing_shards(places: Sequence[StorePlace], shards: Iterable[ShardInfo], k
 
 
 def _kept(place: StorePlace) -> dict[str, int]:
-    """Name and bytes of each kept index, in their order."""
     found = [(info.key, info.size) for info in place.list('index.') if _KEPT.fullmatch(info.key)]
     return dict(sorted(found, key=lambda pair: _number(pair[0])))
 

@@ -55,8 +55,6 @@ _FLOATS: Final = {'float16', 'float32', 'float64', 'str_float'}
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """A finished part, as its task reports it to the driver."""
-
     number: int
     """Of the task; parts stand in the index in this order."""
     name: str
@@ -88,12 +86,7 @@ class PartWriter:
     """Whether samples that their columns cannot store are left out and counted."""
 
     def open(self, number: int) -> OpenPart:
-        """Begin a new part of the task `number`.
-
-        Raises:
-            ConfigError: the driver's mark is not there: the dataset is finished or given up, or `out` is a folder of
-                the driver's machine only.
-        """
+        """Begin a new part of a task; ConfigError: the driver's mark is gone, or on a folder of its machine only."""
         root = self.remote if self.remote is not None else self.folder
         assert root is not None
         retry = Retry(attempts=1 + self.options.get('retry', 2))
@@ -125,13 +118,7 @@ class OpenPart:
         self._reason = ''
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Write one sample.
-
-        Raises:
-            KeyError, AttributeError, TypeError, ValueError, OverflowError: a column cannot store it, and `skip_bad` is
-                not set.
-            StorageError: an upload failed.
-        """
+        """Write one sample. A value that no column stores is an error, unless `skip_bad` is set."""
         try:
             self._writer.write(sample)
         except _VALUE_ERRORS as error:
@@ -181,9 +168,7 @@ class OpenPart:
 class PartedDataset:
     """The driver's side: claims `out`, and makes the dataset of the parts that count.
 
-    Args:
-        out: a folder that all machines share, a URL, or both as ``(folder, URL)``. Then the folder is each machine's.
-        on_bad_sample: for samples that their columns cannot store: 'raise'; or 'skip', which counts them.
+    With a ``(folder, URL)`` the folder is each machine's own.
     """
 
     def __init__(
@@ -241,13 +226,9 @@ class PartedDataset:
         return PartWriter(folder, self.remote, mark, self._columns, self._options, self._skip_bad)
 
     def finish(self, parts: Iterable[WrittenPart], *, merge_index: bool = True) -> None:
-        """Make the dataset of the parts that count, and delete the others.
+        """Make the dataset of `parts`, one for each task, and delete the others.
 
-        Args:
-            parts: one for each task.
-            merge_index: whether `out` gets an index of all parts. If not, each part is a dataset with its own.
-
-        Once the index is stored, at the URL if there is one, no part that it lists is deleted.
+        Without `merge_index` each part is a dataset. Once the index is stored, no part that it lists is deleted.
         """
         assert self._claim is not None, 'begin() comes first'
         parts = sorted(parts, key=lambda part: part.number)
@@ -310,7 +291,6 @@ class PartedDataset:
         return main
 
     def _sweep(self, run: str, kept: set[str]) -> None:
-        """Delete the parts of this run that do not count."""
         names = re.compile(rf'part-\d+-{run}-[0-9a-f]+')
 
         def counts(name: str) -> bool:
@@ -369,7 +349,6 @@ def infer_columns(schema: pa.Schema, *, source: str) -> dict[str, str]:
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:
-    """The columns whose types are Arrow's own."""
     import pyarrow as pa
 
     return pa.schema([field for field in schema if not _is_of_engine(field.type)], schema.metadata)

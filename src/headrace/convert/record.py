@@ -90,17 +90,13 @@ class TaskRecord:
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> TaskRecord:
-        """The record of the values that `dataclasses.asdict` gave."""
         errors = tuple(InputError(**error) for error in found.pop('errors'))
         dropped = tuple(found.pop('dropped', ()))
         return cls(shards=tuple(found.pop('shards')), errors=errors, dropped=dropped, **found)
 
 
 def check_plan(found: bytes, plan: Mapping[str, object], out: str, *, append: bool) -> dict[str, Any]:
-    """Refuse to continue a conversion that began with other inputs or settings.
-
-    Returns the plan that was found, with those keys of its own that it has, such as `FIRST_SHARD`.
-    """
+    """The plan that was found; ConfigError: it is that of a conversion with other inputs or settings."""
     try:
         before: dict[str, Any] = json.loads(found)
     except ValueError:

@@ -74,7 +74,6 @@ def command_errors() -> Generator[None]:
 
 
 def report_lines(report: ConversionReport) -> list[str]:
-    """The report for a terminal: files, rows, bytes, rows a second, what was left out, and how to read the dataset."""
     per_second = max(report.seconds, 1e-9)
     rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
     time = f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}'

@@ -199,7 +199,6 @@ def _behind(
 
 
 def _stored_row(batch: Columns, encodings: Mapping[str, str]) -> list[bytes]:
-    """The first row as bytes of MDS."""
     values = ((encodings[name], batch[name][0]) for name in encodings)
     return [
         np.asarray(value).tobytes() if isinstance(value, np.ndarray | np.generic) else mds_encode(encoding, value)
@@ -269,7 +268,6 @@ def _shuffled(dataset: StoredDataset, names: Sequence[str], first: int, *, seed:
 
 
 def _read_bucket(file: BinaryIO, names: Sequence[str]) -> Columns:
-    """The columns of a bucket that this process wrote."""
     end = file.tell()
     file.seek(0)
     parts: list[Columns] = []

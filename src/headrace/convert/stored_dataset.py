@@ -72,10 +72,7 @@ def object_url(store: Store, key: str) -> str:
 
 
 def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT) -> BinaryIO:
-    """An object as an open file at its beginning: the local file itself, or a fetched copy without a name.
-
-    `size`: bytes that it must have, else a ChecksumError; None: any number.
-    """
+    """An object at its beginning: the local file, or a copy without a name; ChecksumError: not of `size` bytes."""
     folder = folder_of(store)
     if folder is not None:
         found = store.head(key).size
@@ -93,10 +90,7 @@ def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT
 
 
 def check_hashes(file: BinaryIO, info: FileInfo) -> None:
-    """Check an open file against all checksums of its entry in the index, from its beginning.
-
-    Checksums of algorithms that headrace does not know are passed over.
-    """
+    """Check an open file against all checksums in the index whose algorithms headrace knows."""
     known = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
     if not known:
         return
@@ -116,15 +110,9 @@ def raw_files(
     is_compressed: bool | None = None,
     step: Callable[[str], None] = lambda _: None,
 ) -> list[memoryview]:
-    """A shard's raw files, mapped: fetched, and unpacked if they are compressed. Checks all sizes and checksums.
+    """A shard's raw files, mapped; all sizes and checksums are checked, each after a call of `step`.
 
-    `is_compressed`: whether to take compressed files. None: as the index says, but raw files that a folder has.
-    `step`: called with the name of each check before it: 'size', 'checksum' or 'unpack'.
-
-    Raises:
-        ObjectNotFoundError: a file is missing.
-        FormatError: a file is not what the index says.
-        StorageError: the store failed.
+    `is_compressed`: whether to take compressed files; None: as the index says, but raw files that a folder has.
     """
     buffers: list[memoryview] = []
     for file in info.files:
@@ -177,12 +165,9 @@ def _is_number(encoding: str) -> bool:
 
 
 def with_stored_values(info: ShardInfo, is_decoded: Callable[[str], bool] = _is_number) -> ShardInfo:
-    """An MDS shard as one whose values are read as they are stored, without decoding.
+    """An MDS shard whose values are read as they are stored, so no image is encoded twice, and no pickle runs.
 
-    Columns of fixed-size numbers keep their encodings, whose values are the stored numbers. Every other column is read
-    as ``bytes``, which any writer stores unchanged. So no image is encoded twice, and no pickle runs.
-
-    `is_decoded`: whether columns of an encoding keep it.
+    Columns of which `is_decoded` is True keep their encodings. Others are ``bytes``, which any writer stores unchanged.
     """
     schema = info.schema
     if schema.format != 'mds':

@@ -76,8 +76,6 @@ _Samples: TypeAlias = 'Iterable[Mapping[str, Any] | BadRow]'
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run of inputs."""
-
     number: int
     begin: int
     """The first input."""
@@ -100,7 +98,7 @@ def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
 
 
 def cut_by_content(inputs: Inputs, size_limit: int) -> Iterator[Task]:
-    """As `cut`, with bounds that depend on the inputs nearby alone: other inputs elsewhere leave a task as it is.
+    """As `cut`, with bounds that depend on the inputs nearby alone, so that other inputs leave a task as it is.
 
     A task ends behind an input with a probability, drawn from the input's digest, that makes tasks a quarter of a shard
     long on average. At a whole shard it ends, too.
@@ -149,8 +147,6 @@ def _bounds(inputs: Inputs, count: int, size_limit: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a worker needs besides its tasks."""
-
     inputs: Inputs
     columns: Mapping[str, str]
     out: str
@@ -349,7 +345,6 @@ class _Worker:
         errors.append(InputError(name, text[:_LONGEST]))
 
     def _reads(self, task: Task) -> Iterator[tuple[int, Callable[[], _Samples]]]:
-        """The number of each input, and the function that reads it."""
         read, numbers = (task.inputs or self._job.inputs).read, iter(range(task.begin, task.end))
         if self._readers is None:
             for number in numbers:
@@ -407,8 +402,6 @@ def run_tasks(
 
 @dataclass(slots=True)
 class _Process:
-    """A worker, as the parent sees it."""
-
     process: BaseProcess
     connection: Connection
     counts: _Counts
@@ -417,10 +410,7 @@ class _Process:
 
 
 class _Pool:
-    """The worker processes of a conversion.
-
-    An executor of the standard library tells neither which process died, nor of what, and cannot end a busy one.
-    """
+    """Worker processes. An executor tells neither which one died, nor of what, and cannot end a busy one."""
 
     def __init__(self, job: Job, news: News, workers: int, start_method: str | None) -> None:
         self._job, self._news, self._workers = job, news, workers

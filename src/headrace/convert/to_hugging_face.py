@@ -100,7 +100,6 @@ class _Rows:
         return {**self.__dict__, '_stored': None}
 
     def open(self) -> StoredDataset:
-        """The dataset; each process has a store of its own."""
         if self._stored is None or self._stored[0] != os.getpid():
             self._stored = (os.getpid(), open_stored(self._url, self._options))
         return self._stored[1]
@@ -143,7 +142,6 @@ class _Rows:
 
 
 def _png(image: Any) -> dict[str, Any]:
-    """Raw pixels as a file, without loss."""
     file = io.BytesIO()
     image.save(file, 'PNG')
     return {'bytes': file.getvalue(), 'path': None}

@@ -235,8 +235,6 @@ def _shards_at(
 
 
 class _Tokenization(Conversion):
-    """A conversion whose finished dataset keeps its records."""
-
     _tasks: list[Task] | None
     """All tasks; None: an iterable gives them."""
     _by_digest: dict[str, TaskRecord]
@@ -286,10 +284,7 @@ class _Tokenization(Conversion):
         place.write(PLAN, json.dumps(plan, indent=1).encode())
 
     def _find_kept(self, plan: Mapping[str, Any], *, is_finished: bool) -> None:
-        """Read the records of the finished dataset.
-
-        `is_finished`: whether no later call has begun to bring it up to date.
-        """
+        """Read the records of the dataset; `is_finished`: no later call has begun to bring it up to date."""
         place = self._place
         anew = 'choose another `out`, or pass `exist_ok=True` to begin anew'
         try:

@@ -67,7 +67,6 @@ class Rate:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of values."""
         return self.batch_bytes / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -78,11 +77,7 @@ class Rate:
 def bench(
     config: LoaderConfig, *, workers: int, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Rate:
-    """Read batches for some seconds, one rank of one.
-
-    `config`: the loader; its own number of workers is not used.
-    `seconds`: how long, from the first batch on; at least two batches are read.
-    """
+    """Read at least two batches, and for some seconds after the first, as one rank of one."""
     loader = _loader(config, workers)
     waits: list[float] = []
     samples = size = 0

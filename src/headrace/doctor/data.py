@@ -121,7 +121,6 @@ def check_data(
 
 
 def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:
-    """Whether several nodes download the same shards."""
     config = OrderConfig(
         algorithm=train.shuffle_algo,
         shuffle=train.shuffle,
@@ -181,11 +180,7 @@ def _clock_of(server: str) -> Iterable[Finding]:
 
 
 def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int | None], int]) -> Iterable[Finding]:
-    """Room for the shards, and a file system that is quick.
-
-    `wanted`: the cache folder, which need not be there yet.
-    `claims`: bytes that earlier caches will take, by disk and by the limit that streams share; this one's are added.
-    """
+    """Room for the shards, on a quick disk. `claims`: bytes by disk and shared limit; this cache's are added."""
     folder = wanted
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -225,7 +220,6 @@ def _held(folder: Path) -> int:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that holds a folder; empty where the system does not say."""
     try:
         lines = Path('/proc/self/mounts').read_text().splitlines()
     except OSError:

@@ -144,7 +144,6 @@ class _Members(Compression):
         """What decompresses one member, with `eof` and `unused_data` after its end."""
 
     def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
-        """The content that the decoder makes of the next bytes."""
         yield decoder.decompress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -37,11 +37,7 @@ _CONFIG: Final = 4096
 
 
 def check_cost_column(layout: Layout, name: str) -> np.dtype[Any] | None:
-    """The type of a `cost` of numbers of a writer; None for one whose lengths are costs.
-
-    Raises:
-        ConfigError: it is no column, or one of whose values some may have no length.
-    """
+    """The type of a writer's `cost` of numbers; None if lengths are costs. ConfigError: no column, or no lengths."""
     for column in layout.columns:
         is_number = column.value_type is not None and not column.shape and column.value_type.kind in 'iu'
         has_length = column.is_text or column.shape or isinstance(column.encoding, (Bytes, NDArray))
@@ -54,11 +50,7 @@ def check_cost_column(layout: Layout, name: str) -> np.dtype[Any] | None:
 
 
 def costs_of_values(values: Any, column: str) -> npt.NDArray[np.int64]:
-    """The costs of the values of a column, an array [n, ...] or a list; int64[n].
-
-    Raises:
-        StreamError: a value is neither a whole number from 0 to `MAX_COST`, nor has a length.
-    """
+    """The costs int64[n] of values; StreamError: neither whole numbers from 0 to `MAX_COST`, nor with lengths."""
     if isinstance(values, np.ndarray):
         if values.ndim > 1:
             return np.full(len(values), values.shape[1], np.int64)
@@ -79,7 +71,6 @@ def costs_of_values(values: Any, column: str) -> npt.NDArray[np.int64]:
 
 
 def _length(value: Any) -> int:
-    """The cost of one value; negative if it has none."""
     return value if type(value) is int else len(value) if hasattr(value, '__len__') else -1
 
 
@@ -90,10 +81,7 @@ def costs_block(costs: npt.NDArray[np.int64], config: bytes) -> bytes:
 
 
 def stored_costs(info: ShardInfo, read: Callable[[int], bytes]) -> tuple[str, npt.NDArray[np.uint32]] | None:
-    """The column and the costs uint32[n] that an MDS shard holds; None if there are none, or damaged ones.
-
-    `read`: gives so many first bytes of the raw file, or fewer where it ends.
-    """
+    """The column and costs uint32[n] of an MDS shard, None if none are sound; `read` gives its first bytes."""
     table = 8 + 4 * info.samples
     data = read(table + 4 * info.samples + _CONFIG)
     begin = int.from_bytes(data[4:8], 'little')

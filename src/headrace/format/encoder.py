@@ -96,7 +96,6 @@ MAX_OFFSET: Final = (1 << 32) - 1
 
 
 def check_compression(compression: str | None) -> str | None:
-    """The algorithm with its level, or None."""
     if not compression:
         return None
     if not isinstance(compression, str):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers have types
@@ -108,7 +107,6 @@ def check_compression(compression: str | None) -> str | None:
 
 
 def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of hash algorithms, sorted."""
     given: Any = hashes
     if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
         raise ConfigError(f"`hashes` is a list of names, such as ['sha1'], but is {given!r}.")
@@ -148,12 +146,7 @@ def name_place(error: Exception, place: str) -> None:
 
 
 def as_sequence(name: str, values: Any) -> Sequence[Any]:
-    """The values of a column as a list or an array; tensors and the like say how they become arrays.
-
-    Raises:
-        ValueError: they are an array with masked values.
-        TypeError: they are one text, or become no list or array.
-    """
+    """The values of a column; tensors and the like become arrays. TypeError, ValueError: text, or masked values."""
     try:
         if isinstance(values, np.ma.MaskedArray):
             return cast('Sequence[Any]', unmasked(values))
@@ -231,7 +224,6 @@ class ShardEncoder(ABC):
 
     @property
     def _number(self) -> int:
-        """The number of the next sample, for messages."""
         return self.num_samples + self._refused
 
     def start_at(self, shard: int, samples: int) -> None:
@@ -486,10 +478,7 @@ class ShardEncoder(ABC):
 
     @abstractmethod
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
-        """The files of samples: the suffix of each name, and the bytes in pieces. Any thread may call it.
-
-        A piece may hold several samples, of `sizes` bytes.
-        """
+        """The suffixes and bytes of the files of samples, of `sizes` bytes in all pieces. Any thread may call it."""
 
 
 def config_json(config: Mapping[str, Any]) -> bytes:

@@ -124,7 +124,6 @@ class EntryParser:
         return f'{what} has the keys {", ".join(sorted(keys))}, but this one {" and ".join(parts)}.'
 
     def _schema(self, name: str, entry: Mapping[str, Any]) -> Schema:
-        """The schema; equal schemas are one object."""
         if name == 'json':
             columns = entry['columns']
             if not isinstance(columns, dict):
@@ -265,11 +264,7 @@ _RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
 
 
 def is_surely_valid(table: ShardTable) -> bool:
-    """Whether `EntryParser` would surely accept the shards of a `TableBuilder`, whose numbers are not negative.
-
-    No file name leads out of the dataset's folder, is one of headrace's own, or is repeated. No count is larger than
-    its file. The parser explains mistakes; here the answer is only "surely valid" or "check".
-    """
+    """Whether `EntryParser` accepts all shards of a `TableBuilder`. False: perhaps; it explains mistakes."""
     return (
         _names_stay_inside(table.names.tobytes())
         and all(_counts_fit(table, number, kind) for number, kind in enumerate(table.kinds))

@@ -12,12 +12,6 @@ _FLAGS: Final = os.O_RDONLY | getattr(os, 'O_CLOEXEC', 0) | getattr(os, 'O_BINAR
 
 
 def read_file(path: str | PathLike[str]) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: the path holds a NUL.
-    """
     descriptor = os.open(path, _FLAGS)
     try:
         blocks = [os.read(descriptor, _BLOCK)]

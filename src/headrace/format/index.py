@@ -218,12 +218,7 @@ def _corrupted(source: str, reason: str) -> str:
 
 
 def _parse_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
-    """Read the list of shards.
-
-    Raises:
-        FormatError: a parsed shard breaks a rule. The message gives a wrong number for it.
-        json.JSONDecodeError: the list is not JSON.
-    """
+    """Read the list of shards. A FormatError gives a wrong number for the shard."""
     text = elements.text
     at = skip(text, elements.at + 1)
     if text[at : at + 1] == ']':
@@ -343,14 +338,7 @@ def expect(text: str, at: int, wanted: str) -> str:
 
 
 def top_level(text: str, lazy: str) -> Iterator[tuple[str, Any]]:
-    """The key-value pairs of the outermost object.
-
-    The list under the key `lazy` is yielded as its `Elements`: read them to the end before the next pair.
-
-    Raises:
-        NotAnObjectError: the text is JSON, but not an object.
-        json.JSONDecodeError: the text is not JSON.
-    """
+    """The pairs of the outermost object; the value of `lazy` is its `Elements`, to be read before the next pair."""
     at = skip(text, 0)
     if at == len(text):
         raise json.JSONDecodeError('No content', text, at)

@@ -74,8 +74,6 @@ def _get(encoding: str) -> _Checked:
 
 
 class JSONReader(LineReader):
-    """The samples of one JSONL shard; see ``ShardReader``."""
-
     def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
         value = parse_json(line, 'The line')
         known = self._schema.names

@@ -22,8 +22,6 @@ from headrace.format.shards import ColumnBatch, IntArray, ShardInfo
 
 
 class LineReader:
-    """The samples of a shard of lines; see ``ShardReader``."""
-
     def __init__(
         self,
         info: ShardInfo,
@@ -49,7 +47,6 @@ class LineReader:
         self._offsets = self._check_table(meta, self._first_line())
 
     def _first_line(self) -> int:
-        """Offset of the first sample's line."""
         return 0
 
     def _check_table(self, meta: memoryview, first: int) -> IntArray:
@@ -115,7 +112,6 @@ class LineEncoder(ShardEncoder):
         return len(self._header()), 0
 
     def _header(self) -> bytes:
-        """The data file's bytes before the first sample."""
         return b''
 
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:

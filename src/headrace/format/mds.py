@@ -95,8 +95,6 @@ class FixedRows(NamedTuple):
 
 
 class Layout:
-    """The layout of a schema's samples."""
-
     __slots__ = ('all_arrays', 'columns', 'fixed', 'head', 'head_type', 'least', 'steps', 'unpack_head', 'variable')
 
     def __init__(self, schema: Schema) -> None:
@@ -127,8 +125,6 @@ def _layout_of(schema: Schema) -> Layout:
 
 
 class MDSReader:
-    """The samples of one MDS shard; see ``ShardReader``."""
-
     def __init__(
         self,
         info: ShardInfo,

@@ -309,7 +309,6 @@ def _merged(columns: Sequence[_Encoded], count: int) -> list[_Encoded]:
 
 
 def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
-    """Opaque elements ``[n]`` of several arrays as one, row by row."""
     if len(arrays) == 1:
         return arrays[0]
     rows = np.empty(count, [(str(i), one.dtype) for i, one in enumerate(arrays)])

@@ -18,10 +18,7 @@ BLOCK: Final = 2 << 20
 
 
 class BlockPool:
-    """Blocks of `BLOCK` bytes. It holds as many as were lent at one time. Threads may share it.
-
-    A block returns when the last view of it goes, in any thread. So none is used again while it is read.
-    """
+    """Blocks of `BLOCK` bytes for all threads; one returns when its last view goes: none is reused while read."""
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray[Any, np.dtype[np.uint8]]] = deque()
@@ -64,7 +61,6 @@ class ShardMemory:
         """The bytes of the block that are used, and in no piece."""
 
     def add_samples(self, samples: Sequence[bytes]) -> None:
-        """Copy samples, of which only the last one may be large."""
         if not samples:
             return
         few = samples if len(samples) <= _FEW else (b''.join(samples[:-1]), samples[-1])
@@ -107,10 +103,7 @@ class ShardMemory:
 def joined_rows(
     parts: Sequence[bytes], width: int, sizes: np.ndarray[Any, np.dtype[np.int64]]
 ) -> Callable[[int, int], Iterator[Piece]]:
-    """The bytes of rows from one to before another, of which a few are joined at a time.
-
-    `parts`: `width`, 1 or more, for each row, in order.
-    """
+    """The bytes of rows from one to before another, joined a few at a time; `parts` has `width` for each row."""
     step = _rows_at_a_time(sizes)
 
     def pieces(begin: int, stop: int) -> Iterator[Piece]:

@@ -187,10 +187,7 @@ class Schema:
 
 
 def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, str], str]]) -> dict[str, str]:
-    """What differs, by column, where columns of one name mean different things in several places.
-
-    `places`: the columns' `Schema.kinds` and `Schema.meaning_of`, and the place for messages.
-    """
+    """What differs, by column, between `places`: each with its `Schema.kinds`, `Schema.meaning_of` and name."""
     known: dict[str, tuple[str, str, str]] = {}
     differences: dict[str, str] = {}
     for kinds, meanings, place in places:

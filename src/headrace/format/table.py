@@ -42,7 +42,6 @@ class NameFinder:
         return not bool((self._hashes[1:] == self._hashes[:-1]).any())
 
     def find(self, name: str) -> int | None:
-        """The number of a name, or None."""
         try:
             data = name.encode()
         except UnicodeEncodeError:
@@ -327,8 +326,6 @@ class JoinedShards(ShardSequence):
 
 
 class TableBuilder:
-    """Collects shards; checks nothing."""
-
     def __init__(self) -> None:
         self._kinds: dict[Kind, int] = {}
         self._kind_of: list[int] = []
@@ -373,8 +370,6 @@ class TableBuilder:
 
 
 class _Chunk:
-    """Columns of some shards."""
-
     def __init__(
         self, kind_of: list[int], samples: list[int], sizes: list[int], names: list[str], digests: list[str]
     ) -> None:

@@ -24,13 +24,11 @@ class _Text:
     type: type
 
     def encode(self, obj: Any) -> str:
-        """The text of the value; an AttributeError if it is not of the type."""
         if not isinstance(obj, self.type):
             raise wrong_type(self.name, f'Python {self.type.__name__} values', obj)
         return str(obj)
 
     def decode(self, obj: str) -> Any:
-        """The value of the text; a FormatError if it is none."""
         try:
             return self.type(obj)
         except ValueError:
@@ -41,14 +39,11 @@ class Str(_Text):
     name, type = 'str', str
 
     def encode(self, obj: Any) -> str:
-        """The text; ValueError if it has a lone surrogate."""
         encode_text(super().encode(obj))
         return obj
 
 
 class Int(_Text):
-    """Python ints in decimal digits."""
-
     name, type = 'int', int
 
     def encode(self, obj: Any) -> str:
@@ -62,7 +57,6 @@ class Float(_Text):
     name, type = 'float', float
 
     def encode(self, obj: Any) -> str:
-        """The shortest text of exactly this float."""
         super().encode(obj)
         return repr(float(obj))
 
@@ -80,12 +74,10 @@ def is_xsv_encoding(encoding: str) -> bool:
 
 
 def xsv_encode(encoding: str, obj: Any) -> str:
-    """The text of a value."""
     return _get(encoding).encode(obj)
 
 
 def xsv_decode(encoding: str, obj: str) -> Any:
-    """The value of a text."""
     return _get(encoding).decode(obj)
 
 
@@ -101,8 +93,6 @@ def _header_line(schema: Schema) -> bytes:
 
 
 class XSVReader(LineReader):
-    """The samples of one CSV, TSV or XSV shard; see ``ShardReader``."""
-
     def _first_line(self) -> int:
         header = _header_line(self._schema)
         if bytes(self._view[: len(header)]) != header:

@@ -13,11 +13,7 @@ from headrace.images.picture import Picture, Pixels
 
 
 def decode_into(out: Pixels, picture: Picture, image: ImageTensor, draws: Sequence[float] | None) -> None:
-    """Decode a picture, and put what is kept of it into memory; a FormatError if it is damaged.
-
-    `out`: contiguous uint8[height, width, channels], of `image.out_size` or of the picture's size. `draws`: see
-    `choose_box`; None: nothing is random.
-    """
+    """Decode what is kept of a picture into contiguous uint8[height, width, channels]; None: no random crop."""
     height, width = out.shape[:2]
     box = choose_box(image, picture.height, picture.width, draws)
     flipped = is_flipped(image, draws)

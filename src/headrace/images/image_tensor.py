@@ -135,8 +135,6 @@ NUM_DRAWS: Final = 2 * _TRIES + 3
 
 
 class Box(NamedTuple):
-    """A part of a picture, in pixels."""
-
     top: int
     left: int
     height: int
@@ -144,10 +142,7 @@ class Box(NamedTuple):
 
 
 def choose_box(image: ImageTensor, height: int, width: int, draws: Sequence[float] | None) -> Box:
-    """The part of a picture of height x width pixels that is resized to `image.out_size`.
-
-    `draws`: `NUM_DRAWS` numbers from 0 to below 1; None: a random crop becomes central.
-    """
+    """The part of a picture that is resized to `image.out_size`; None: a random crop is central."""
     size = image.out_size
     if image.crop is None or size is None:
         return Box(0, 0, height, width)
@@ -161,11 +156,7 @@ def is_flipped(image: ImageTensor, draws: Sequence[float] | None) -> bool:
 
 
 def _random(image: ImageTensor, height: int, width: int, draws: Sequence[float]) -> Box:
-    """A box of random area, shape and place, as Inception was trained with (Szegedy et al. 2015).
-
-    If no try fits into the picture, which is then long and narrow, the largest central box of an allowed shape is
-    taken.
-    """
+    """A box as Inception was trained with (Szegedy et al. 2015), or the largest central one of an allowed shape."""
     (least, most), (narrowest, widest) = image.scale, image.ratio
     log_narrowest, log_widest = math.log(narrowest), math.log(widest)
     for number in range(_TRIES):

@@ -77,7 +77,6 @@ class Picture(NamedTuple):
         return out
 
     def _converted(self, image: Any, mode: Mode) -> Pixels:
-        """The pixels of an image of Pillow."""
         if image.mode not in _EIGHT_BITS:
             raise FormatError(
                 f'Tensors of images have 8 bits a channel, but this image has pixels of mode {image.mode!r}. Convert '

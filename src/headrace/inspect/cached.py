@@ -49,8 +49,6 @@ class CacheContent:
 
 @dataclass(frozen=True)
 class Removal:
-    """The result of `clear_cache` for one folder."""
-
     folder: Path
     num_removed: int
     """Shards that are gone."""
@@ -112,10 +110,7 @@ def look_into(folder: Path) -> CacheContent:
 
 
 def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Removal:
-    """Remove the shards of a cache folder that no process uses, one by one, and what killed fetches left.
-
-    The index and the marker stay, so runs that use the folder continue, and fetch what they need again.
-    """
+    """Remove unused shards, and what killed fetches left. Runs continue: the index and the marker stay."""
     if not read_marker(folder):
         raise CacheError(
             f'Only a folder with the file {REMOTE_MARKER} is cleared, but {folder} has none. Name a cache folder.'

@@ -26,10 +26,7 @@ ENOUGH: Final = 8 << 20
 
 
 def first_samples(store: Store, info: ShardInfo, count: int, retry: Retry) -> list[Mapping[str, Any]]:
-    """The first samples of a shard, without decoding; at least one, and fewer than `count` if they are large.
-
-    Of an uncompressed shard only the ranges of these samples are read, of a compressed one all.
-    """
+    """The first samples of a shard, undecoded, at least one. Of uncompressed shards only their ranges are read."""
     count = min(count, info.samples)
     if any(file.zip is not None for file in info.files):
         shard, buffers = info, raw_files(store, info, retry)
@@ -76,7 +73,6 @@ def _beginning(store: Store, info: ShardInfo, count: int, retry: Retry) -> tuple
 
 
 def _read_range(store: Store, info: FileInfo, offset: int, size: int, retry: Retry) -> bytes:
-    """A range of a file, all of which lies in it by the index."""
 
     def attempt() -> bytes:
         out = io.BytesIO()
@@ -112,14 +108,7 @@ def open_content(
     format: str | None = None,  # noqa: A002 - as in a stream
     format_options: Mapping[str, Any] | None = None,
 ) -> Content:
-    """Read the index of a dataset, or make that of another format. The arguments are those of a stream.
-
-    Raises:
-        ObjectNotFoundError: there is neither an index nor data of another format.
-        FormatError: the index breaks a rule, or the data do.
-        StreamError: the data are of several formats.
-        StorageError: the store cannot be reached, or refuses.
-    """
+    """Read the index of a dataset, or make that of another format. The arguments are those of a stream."""
     place = os.fspath(url)
 
     def source() -> SourceStore:

@@ -25,8 +25,6 @@ _BAR: Final = 40
 
 @dataclass(frozen=True)
 class CostSummary:
-    """How the costs of samples are spread."""
-
     column: str
     samples: int
     sum: int
@@ -39,7 +37,6 @@ class CostSummary:
 
     @classmethod
     def of(cls, column: str, costs: npt.NDArray[Any]) -> CostSummary:
-        """The summary of costs of at least one sample."""
         values, counts = np.unique(costs, return_counts=True)
         ends = counts.cumsum()
         count, total = len(costs), int(costs.sum(dtype=np.int64))
@@ -55,7 +52,6 @@ class CostSummary:
         return cls(column, count, total, quantiles, 1 - total / count / longest if longest else 0.0, bins)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             'column': self.column,
             'samples': self.samples,
@@ -66,7 +62,6 @@ class CostSummary:
         }
 
     def lines(self) -> list[str]:
-        """The summary for people."""
         said = ', '.join(f'{name} {value:,}' for name, value in self.quantiles.items())
         most = max(count for _, count in self.histogram)
         rows = [(f'{edge:,}+', f'{count:,}', '#' * -(-_BAR * count // most)) for edge, count in self.histogram]
@@ -89,17 +84,8 @@ def measure(
 ) -> list[CostSummary]:
     """Measure the costs of streams for the runs of this machine, unless they are kept; a killed call goes on.
 
-    Args:
-        streams: as the runs have them. With other columns or selections costs are measured again.
-        column: for streams that name no `cost`.
-        jobs: concurrent shards of a stream.
-        cache_limit: bytes that their folders may take together; None: no limit.
-        allow_unsafe_types: whether to open data with pickled columns.
-        progress: called with the numbers of measured shards and of all.
-
-    Raises:
-        StreamError: a stream has no cost, or one that is no column of it.
-        HeadraceError: the data cannot be read.
+    `column` is for streams that name no `cost`. `cache_limit` holds for all folders together. StreamError: no such
+    cost.
     """
     counts = dict[str, tuple[int, int]]()
 

@@ -48,10 +48,7 @@ class SampleValue:
 
 
 def describe_value(schema: Schema, column: str, stored: Any) -> SampleValue:
-    """Describe a value. Damaged ones and those whose optional package is missing say so; nothing runs code.
-
-    `stored`: the value as `first_samples` gives it.
-    """
+    """Describe a value of `first_samples`, damaged ones and those without their package, too; nothing runs code."""
     number = schema.names.index(column)
     if schema.format != 'mds':
         return describe_decoded(stored, len(str(stored).encode('utf-8', 'surrogatepass')))

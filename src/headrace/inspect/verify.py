@@ -67,13 +67,7 @@ class BadShard:
 
 
 def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> BadShard | None:
-    """Read a whole shard and check everything; None if all is right.
-
-    Compressed and raw files are both checked, if a local folder has both.
-
-    Raises:
-        MissingDependencyError: a compression or encoding needs a package that is not installed.
-    """
+    """Read all files of a shard, compressed and raw ones, and check everything; None if all is right."""
     checking = 'size'
 
     def step(name: str) -> None:
@@ -167,8 +161,6 @@ _TITLE: Final = 'shards that passed headrace verify'
 
 
 class Journal:
-    """The shards that have passed, by digest."""
-
     def __init__(self, path: Path) -> None:
         try:
             text = path.read_text(encoding='ascii') if path.exists() else ''
@@ -199,11 +191,7 @@ class Journal:
 
 
 def shard_digest(place: str, info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
-    """The digest of a shard's place, of its entry, and of its stored files.
-
-    `place`: the dataset's root, without credentials.
-    `objects`: the store's listing, by key; empty if there is none.
-    """
+    """The digest of a shard's root, without credentials, its entry, and its files as `objects` lists them."""
     names = [part.basename for file in info.files for part in (file.raw, file.zip) if part is not None]
     stored = [(name, found.size, found.etag) for name in names if (found := objects.get(name)) is not None]
     text = json.dumps([place, info.entry(), stored], sort_keys=True)

@@ -29,10 +29,7 @@ _READS, _EXPLAINS = 'DataStatistics reads the counters of', 'LossSpikes explains
 
 
 class _TrainedBatches:
-    """Finds the batch of each loader that a step trained.
-
-    Without the length of a loader, Lightning fetches one step ahead.
-    """
+    """Finds each loader's batch of a step: without a length, Lightning fetches one step ahead."""
 
     def __init__(self) -> None:
         self.begin()
@@ -324,7 +321,6 @@ class LossSpikes(Callback):
         return loss
 
     def _judge(self, trainer: Trainer) -> None:
-        """Judge the previous batch, whose loss is computed by now."""
         last, self._last = self._last, None
         spike = None if last is None else self._observer.detector.add(last.loss.item())
         if last is None or spike is None:
@@ -379,8 +375,6 @@ class LossSpikes(Callback):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A trained batch that is not judged yet."""
-
     loss: torch.Tensor
     number: int
     """Number in the run."""
@@ -460,7 +454,6 @@ def _trained_batches(trainer: Trainer) -> int:
 
 
 def _checkpoint_folder(trainer: Trainer) -> str:
-    """The folder of the first `ModelCheckpoint`, or the trainer's `default_root_dir`."""
     saving: Any = trainer.checkpoint_callback
     return str(getattr(saving, 'dirpath', None) or trainer.default_root_dir)
 
@@ -481,7 +474,6 @@ def streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDa
 
 
 def _logged_steps(trainer: Trainer) -> int:
-    """The number of the step under way."""
     # Lightning's loggers use this number, also after a resume.
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 

@@ -48,8 +48,6 @@ _OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare'
 
 
 class HookedDataModule(LightningDataModule):
-    """A data module whose subclasses transform and collate samples."""
-
     _collate_fn: Collate | None = None
 
     def transform(self, sample: Any, section: str) -> Any:  # noqa: ARG002 - for subclasses
@@ -83,10 +81,7 @@ class HookedDataModule(LightningDataModule):
 
 
 class SampleHooks:
-    """A data module's `transform` and `collate` as one `collate_fn`.
-
-    A spawned worker gets a copy of the module without its trainer and its datasets.
-    """
+    """A module's `transform` and `collate` as one `collate_fn`; spawned workers get no trainer and datasets."""
 
     def __init__(self, module: HookedDataModule, section: str) -> None:
         self._module = module

@@ -227,10 +227,7 @@ def setup(
 
 
 def _restore_from_sharded_checkpoints(fabric: Fabric) -> None:
-    """Have `fabric.load` restore positions under each strategy; calling again changes nothing.
-
-    Strategies for sharded models put an object's state into the place of the object, and do not load it.
-    """
+    """Have strategies for sharded models load the position, not put its state into its place. May be repeated."""
     strategy: Any = fabric.strategy
     load = strategy.load_checkpoint
     if hasattr(load, 'restores_positions'):

@@ -21,10 +21,7 @@ from headrace.padding import Pad
 
 
 class TrackedLoader(StreamingDataLoader):
-    """A `StreamingDataLoader` that reports the begin of a pass, and each batch.
-
-    A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
-    """
+    """Reports each batch, and the begin of a pass at the first `next`: Lightning also calls `iter` alone."""
 
     # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
     def __init__(
@@ -66,13 +63,7 @@ class TrackedLoader(StreamingDataLoader):
 
 
 class TrackedLoaders(CombinedLoader):
-    """Several `TrackedLoader`s with a batch of each in every step, as one.
-
-    Args:
-        loaders: the loaders, in the collection that a step's batches come in.
-        position: called when a pass begins, before its first batches are read, and for each step; knows the length of
-            a pass.
-    """
+    """Several `TrackedLoader`s as one, with a batch of each in every step, in the collection that steps get."""
 
     def __init__(
         self,
@@ -122,10 +113,7 @@ def split_loaders(data: Any, position: TrainPosition) -> tuple[list[Any], list[A
 
 
 def has_loaders_of(data: Any, position: TrainPosition, *, may_be_hidden: bool) -> bool:
-    """Whether a trainer's data has loaders of a position.
-
-    `may_be_hidden`: whether objects that are no `DataLoader` count as such loaders.
-    """
+    """Whether data has loaders of a position; `may_be_hidden`: objects that are no `DataLoader` count."""
     own, others = split_loaders(data, position)
     return bool(own) or (may_be_hidden and not all(isinstance(loader, DataLoader) for loader in others))
 
@@ -145,10 +133,7 @@ def check_training(position: TrainPosition) -> None:
 
 
 def check_other_loaders(position: TrainPosition, data: Any, batches: int | float) -> str | None:
-    """Check that no other loader keeps an epoch of `batches` going after the end of the position's.
-
-    Returns a warning about other loaders that checkpoints do not have; None if there are none.
-    """
+    """Refuse loaders that outlast `batches` of the position's epoch; a warning of those without checkpoints."""
     own, others = split_loaders(data, position)
     names = ', '.join(type(loader).__name__ for loader in others)
     if not own or not others:

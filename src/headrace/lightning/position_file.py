@@ -30,10 +30,7 @@ POSITION_FILE_SUFFIX = '.headrace.json'
 
 
 def write_position_files(trainer: Trainer, key: str) -> None:
-    """Make a trainer write the position beside each checkpoint from now on. Calling again changes nothing.
-
-    `key`: the callback whose state in a checkpoint is the position.
-    """
+    """Have a trainer write the state of callback `key` beside each checkpoint. May be repeated."""
     outer: Any = None
     inner: Any = trainer.strategy.checkpoint_io
     # `AsyncCheckpointIO` returns before its thread has written the checkpoint. Innermost, the file follows it in the

@@ -41,8 +41,6 @@ SECTIONS = ('train', 'val', 'test', 'predict')
 
 @dataclasses.dataclass(slots=True)
 class LoaderSource:
-    """Recipe of one loader: its dataset and its options."""
-
     section: str
     """The argument that named it."""
     name: str
@@ -64,7 +62,6 @@ class LoaderSource:
 
     @property
     def is_recipe(self) -> bool:
-        """Whether `dataset_class` makes the dataset."""
         return isinstance(self.source, LoaderConfig | Mapping)
 
     def open(self, topology: Topology) -> StreamingDataset:

@@ -53,10 +53,7 @@ def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> T
 
 
 def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None) -> Topology:
-    """The topology of a launched Fabric; ranks that share their samples become `replication`.
-
-    `override`: replicas and nodes to use instead of the strategy's.
-    """
+    """The topology of a launched Fabric; ranks that share their samples become `replication`."""
     strategy, given = fabric.strategy, _called(override, fabric)
     found = _topology(
         fabric.global_rank,

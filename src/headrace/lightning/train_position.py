@@ -22,8 +22,6 @@ Counters = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """The point at which Lightning's fit loop resumes."""
-
     epochs: int
     """Finished epochs."""
     batches: int
@@ -39,12 +37,7 @@ class Restart:
 
 
 def rewrite(fit_loop: Counters, restart: Restart) -> bool:
-    """Write a restart into a checkpoint's ``loops.fit_loop``, in place.
-
-    Returns:
-        Whether the epoch loop must begin as in a new epoch: its ``restarting`` must then be set to False once the
-        counters are loaded.
-    """
+    """Write a restart into a checkpoint's ``loops.fit_loop``; True: set ``restarting`` to False after loading it."""
     epochs = fit_loop['epoch_progress']
     earlier_fits = epochs['total']['processed'] - epochs['current']['processed']
     begun = restart.epochs + (not restart.is_epoch_start)
@@ -170,10 +163,7 @@ class TrainPosition(PositionTracker):
 
     @override
     def begin(self, places: Places | None = None) -> None:
-        """Begin a pass, with Lightning's counters from before its first batch.
-
-        Without a loader's length, Lightning begins the first pass of a later `fit` twice.
-        """
+        """Begin a pass at Lightning's counters. Without a length, it begins the first pass of a later `fit` twice."""
         super().begin(places)
         self._counts, self._is_left = self._counts_now, False
 
@@ -187,7 +177,6 @@ class TrainPosition(PositionTracker):
         return super()._repeats(begun) if self._is_left else self._counts_now == self._counts
 
     def _count_trained(self) -> None:
-        """Take the trained batches of the pass from Lightning's counters."""
         begun, progress = self._pass, self._batches
         if begun is None or self._is_left:
             return

@@ -39,7 +39,6 @@ def from_state(plain: Mapping[str, Sequence[float]]) -> dict[str, StreamCount]:
 
 
 def add_counts(counts: dict[str, StreamCount], label: str, more: Mapping[str, StreamCount]) -> None:
-    """Add the counts of a loader's streams; see `labelled`."""
     for name, count in labelled(label, more).items():
         had = counts.get(name, StreamCount(0, 0.0))
         counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
@@ -65,7 +64,6 @@ def mix_figures(counts: Mapping[str, StreamCount], unit: str) -> dict[str, float
 
 
 def shares_of(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float]]:
-    """Each stream's share of all samples, and its promised share."""
     samples = max(sum(count.samples for count in counts.values()), 1)
     promised = max(sum(count.promised for count in counts.values()), 1e-9)
     return {name: (count.samples / samples, count.promised / promised) for name, count in counts.items()}
@@ -103,10 +101,7 @@ class Read(NamedTuple):
 
     @classmethod
     def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
-        """The counters of a loader; `tokens` and `has_tokens` are counted elsewhere.
-
-        `sequence_length`: tokens that a packed sequence can hold; None: batches are not packed.
-        """
+        """The counters of a loader, without tokens; `sequence_length`: of a packed sequence, None: not packed."""
         read = cls._make(getattr(stats, name, 0) for name in cls._fields)
         if sequence_length is None:
             return read
@@ -116,8 +111,6 @@ class Read(NamedTuple):
 
 
 class StreamRead(NamedTuple):
-    """Counters of one stream: fields of `StreamStats`."""
-
     bytes_downloaded: float = 0
     requests: float = 0
     cache_hits: float = 0
@@ -131,8 +124,6 @@ class StreamRead(NamedTuple):
 
 @dataclass(slots=True)
 class FollowedLoader:
-    """A loader, and its counters when the meter first saw it."""
-
     loader: StreamingDataLoader
     before: Read
     mix: MixtureCounts
@@ -175,7 +166,6 @@ class FollowedLoader:
 
 
 def _sequence_length(loader: StreamingDataLoader) -> int | None:
-    """Tokens of a packed sequence; None: batches are not packed."""
     dataset = loader.dataset
     return dataset.packing.sequence_length if isinstance(dataset, PackedDataset) else None
 
@@ -229,10 +219,7 @@ class CacheUse(NamedTuple):
 
 
 class CacheFill:
-    """Counts the files in the cache folders of datasets, at most every 10 s and 1 % of the time.
-
-    A large cache is counted in portions of 20 ms, so that no batch waits longer.
-    """
+    """Counts files in datasets' caches, at most every 10 s and 1 % of the time, in portions of 20 ms."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

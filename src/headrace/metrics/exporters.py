@@ -194,7 +194,6 @@ class BatchSpans:
 
 
 def _fetched(loaders: Iterable[StreamingDataLoader]) -> dict[str, float]:
-    """The counts of the readers' fetches so far."""
     all_stats = [loader.stats() for loader in loaders]
     streams = [stream for stats in all_stats for stream in stats.streams.values()]
     return {

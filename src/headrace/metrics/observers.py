@@ -39,7 +39,6 @@ class DataObserver:
         self.loaders: dict[str, StreamingDataLoader] = {}
 
     def begin(self, loaders: dict[str, StreamingDataLoader]) -> None:
-        """Begin a training on these loaders, by name ('' if there is one)."""
         self.follow(loaders)
         self.meter.begin()
         self._begin_spans()
@@ -93,8 +92,6 @@ class DataObserver:
 
 
 class SpikeObserver:
-    """Judges the losses of a training, and writes the files of its spikes."""
-
     def __init__(self, *, factor: float, window: int, warmup: int, before: int, after: int, limit: int) -> None:
         self.detector = SpikeDetector(factor=factor, window=window, warmup=warmup)
         self.reports = SpikeReports(before=before, after=after, limit=limit)

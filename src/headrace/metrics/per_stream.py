@@ -29,10 +29,7 @@ def excluded_rows(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Te
 def select_rows(
     where: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The rows of arguments where a mask bool[rows] is True: of tensors, arrays, lists or tuples.
-
-    `kwargs` may have values without rows, which stay unchanged.
-    """
+    """The rows of arguments where bool[rows] is True. Values of `kwargs` without rows stay unchanged."""
     rows = len(where)
     for place, value in enumerate(args):
         if not _is_rows(value) or len(value) != rows:

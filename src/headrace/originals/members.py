@@ -66,11 +66,7 @@ def files_of(root: Path, folder: str) -> list[Member]:
 
 
 def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) -> Iterator[Member]:
-    """The files within a tar that is not compressed, from a byte of a file of the distribution on, unread.
-
-    `size`: the tar's bytes; None: all. FormatError: the tar is damaged, or a member has no content; those before the
-    damage were given already.
-    """
+    """The files within an uncompressed tar at a byte of a file; FormatError: damaged, after the members before."""
     info = (root / path).stat()
     version = f'{info.st_size:x}-{info.st_mtime_ns:x}'
     size = info.st_size - begin if size is None else size

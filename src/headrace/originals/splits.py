@@ -39,7 +39,6 @@ def convert_splits(
     options: Mapping[str, Any],
     **settings: Any,
 ) -> dict[str, ConversionReport]:
-    """See `Original.convert`; `known` are the splits of the distribution, `settings` those of `convert`."""
     records = import_module(module).records
     path = local_path(source)
     if path is None:

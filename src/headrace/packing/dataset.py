@@ -124,7 +124,6 @@ class PackedDataset(StreamingDataset):
         """Samples of each stream whose texts are not known to be tokenised again."""
 
     def _check_weights(self, options: Mapping[str, Any]) -> None:
-        """Check that options go with proportions that count tokens."""
         if self.packing.weights_count == 'documents':
             return
         reasons = {
@@ -147,7 +146,6 @@ class PackedDataset(StreamingDataset):
             )
 
     def _packing_of(self, stream: OpenedStream) -> Packing:
-        """The packing of a stream's documents."""
         own, packing = stream.packing, self.packing
         if own is not None and not isinstance(own, StreamPacking):
             raise ConfigError(f'`packing` of stream {stream.title} must be a StreamPacking, but is {own!r:.80}.')
@@ -165,11 +163,7 @@ class PackedDataset(StreamingDataset):
         return packing
 
     def _check_origins(self, packings: Sequence[Packing]) -> None:
-        """Check what is known of the tokenizers of stored tokens.
-
-        Raises:
-            ConfigError: they are of several tokenizers, or of another one than the dataset's.
-        """
+        """Refuse stored tokens of several tokenizers, or of another one than the dataset's."""
         known: dict[str, str] = {}
         if self.packing.tokenizer is not None:
             known[fingerprint(self.packing.tokenizer)] = 'the `tokenizer` of `packing`'
@@ -195,7 +189,6 @@ class PackedDataset(StreamingDataset):
             )
 
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
-        """Tokens of each document of the first pass."""
         reader = PackedReader(self.sample_source(), self.run, BatchSpec(1, Topology(), 'repeat'), self.run.lanes_for(1))
         try:
             return count_tokens_of(reader.__getitem__, documents.mixture.epoch_size)
@@ -208,7 +201,6 @@ class PackedDataset(StreamingDataset):
 
     @contextmanager
     def _reader_of(self, batches: BatchSpec, lanes: Lanes) -> Generator[PackedReader]:
-        """A reader of documents outside of a pass."""
         reader = PackedReader(self.sample_source(), self.run, batches, lanes)
         # A pass under way has its own prefetch.
         reader.prefetches = not self.progress.begun(rank=self.topology.rank)
@@ -469,16 +461,7 @@ def _all_gather(own: Any) -> list[Any]:
 def promised_shares(
     mixture: Mixture, taken: tuple[int, int], counts: Sequence[DocumentCount] | None
 ) -> npt.NDArray[np.float64]:
-    """The share of each stream in the tokens, float64[streams].
-
-    A mixture promises shares of documents. Streams have documents of different lengths, so each share is multiplied by
-    the mean length of the stream's documents so far.
-
-    Args:
-        mixture: of the documents.
-        taken: positions of the documents, or sequences, in the run, for a schedule: begin and end.
-        counts: documents and tokens taken from each stream; None: the proportions count tokens.
-    """
+    """The share of each stream in the tokens `taken`, float64[streams]: that of documents times their mean length."""
     begin, end, epoch = 0, mixture.epoch_size, mixture.takeover.epoch
     if mixture.schedule is not None and taken[0] < taken[1]:
         first = mixture.takeover.begin  # `between` counts from an epoch, and `taken` from the run's beginning

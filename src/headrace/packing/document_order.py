@@ -53,8 +53,6 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierMixture:
-    """A mixture of the documents from which another one took over."""
-
     begin: tuple[int, int]
     """Epoch and position of its first document."""
     end: tuple[int, int]
@@ -73,18 +71,7 @@ class EarlierMixture:
 def earlier_from_json(
     value: Any, pinned: Mapping[str, Any], *, nodes: int, lanes: int, begin: tuple[int, int]
 ) -> list[EarlierMixture]:
-    """Read the earlier mixtures of a checkpoint.
-
-    Args:
-        value: a list of what `EarlierMixture.to_json` returned.
-        pinned: the checkpoint's record, which has the rest of the order.
-        nodes: canonical nodes.
-        lanes: number of lanes.
-        begin: where the mixture of the checkpoint took over.
-
-    Raises:
-        ResumeError: it is something else.
-    """
+    """Read the earlier mixtures of a checkpoint that has the record `pinned`; ResumeError: malformed."""
     others = {key: found for key, found in pinned.items() if key not in _KEYS}
     found: list[EarlierMixture] = []
     entries = cast('list[Any]', value) if isinstance(value, list) else [None]
@@ -134,12 +121,7 @@ def _is_place(value: Any, size: int) -> bool:
 
 
 class LaneOrder(ABC):
-    """The documents of each lane, and the sequences that it makes.
-
-    Args:
-        lanes: number of lanes for ranks and batches.
-        streams: those that have so many lanes each; 1: they share them.
-    """
+    """The documents of each lane, and its sequences; with `streams` above 1, each stream has `lanes` of its own."""
 
     counts: WeightsCount = 'documents'
     """What a position of the mixture is: a document, or a sequence."""
@@ -177,39 +159,25 @@ class LaneOrder(ABC):
 
     @property
     @abstractmethod
-    def most_documents(self) -> int:
-        """Documents in the largest pass."""
+    def most_documents(self) -> int: ...
 
     @abstractmethod
     def places(self, lanes: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """The columns of `Place`, int64[n] each, of documents int64[n] by their numbers in the lanes int64[n]."""
 
     def place(self, lane: int, document: int) -> Place:
-        """The place of a lane's document, by its number in the lane."""
         return Place(*(int(found[0]) for found in self.places(np.array([lane]), np.array([document]))))
 
     @abstractmethod
     def order(self, mixture: int, epoch: int) -> PassOrder:
-        """The documents of a pass; arguments as in `Place`.
-
-        Raises:
-            ResumeError: the mixture is one whose documents are not known any more.
-        """
+        """The documents of a pass; ResumeError: those of the mixture are not known any more."""
 
 
 class DocumentOrder(LaneOrder):
-    """The place of each document of a lane in the run, and the order of the documents in each pass.
+    """The order of documents in each pass, and their places. The one at position p is of lane p modulo the lanes.
 
-    The document at position p of a pass belongs to lane p modulo the lanes.
-
-    Args:
-        lanes: number of lanes.
-        earlier: the mixtures before the last.
-        begin: epoch and position at which the last mixture took over.
-        size: documents in a pass of the last mixture.
-        order: gives a pass of the last mixture.
-        mixture: the mixture of now, whose sample ids are those of the dataset.
-        config: the order of the earlier mixtures.
+    `begin`, `size` and `order` are those of the last mixture; `config` is that of the `earlier` ones. `mixture` has the
+    ids.
     """
 
     def __init__(
@@ -273,11 +241,7 @@ class DocumentOrder(LaneOrder):
         return make(epoch)
 
     def without_unneeded(self, documents: Iterable[tuple[int, int]]) -> list[EarlierMixture]:
-        """The earlier mixtures, without the records of those that no lane needs any more.
-
-        Args:
-            documents: the first documents that lanes need: (lane, number).
-        """
+        """The earlier mixtures from which lanes still need one of `documents`, each (lane, number), or a later one."""
         first = min(self.place(lane, document).mixture for lane, document in documents)
         return [
             old if number >= first else EarlierMixture(begin=old.begin, end=old.end, size=old.size, pinned=None)
@@ -312,11 +276,7 @@ def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: Or
 
 
 def check_streams(earlier: Collection[EarlierMixture], now: Mixture) -> None:
-    """Check that the mixture of now has every stream that earlier ones drew from.
-
-    Raises:
-        ResumeError: it lacks one, or has other data under its name.
-    """
+    """Refuse a mixture without a stream that earlier ones drew from, or with other data under its name."""
     fingerprints = {stream.name: stream.fingerprint for stream in now.streams}
     for old in earlier:
         if old.pinned is None:
@@ -341,18 +301,11 @@ class StreamLanes(LaneOrder):
     """The mixture gives the stream of each sequence, and each stream has lanes of its own.
 
     L is the number of lanes for ranks and batches. Lane s · L + l packs documents of stream s: those at positions l
-    modulo L of each pass over the stream. Sequence n of the run, of stream s, is the next one of lane s · L + n mod L.
-
+    modulo
+    L of each pass over the stream. Sequence n of the run, of stream s, is the next one of lane s · L + n mod L.
     Sequences are positions of a stratified native order with batches of L and L canonical nodes. It knows the draws of
-    a stream on a node before any position, which are the earlier sequences of a lane.
-
-    Args:
-        lanes: L.
-        mixture: the streams and their proportions.
-        config: the order of the documents, with its defaults filled in.
-
-    Raises:
-        ConfigError: a stream has fewer documents than lanes.
+    a
+    stream on a node before any position, which are the earlier sequences of a lane.
     """
 
     counts = 'tokens'
@@ -380,7 +333,6 @@ class StreamLanes(LaneOrder):
         return {**self.__dict__, '_epochs': OrderedDict(), '_before': None}  # workers read documents only
 
     def _epoch(self, number: int) -> NativeOrder:
-        """An epoch of the mixture, in sequences."""
         if number not in self._epochs:
             order = make_order(self._mixture, self._of_sequences, number)
             assert isinstance(order, NativeOrder)

@@ -119,17 +119,7 @@ _NAMED_DOCUMENTS = 16
 def joined(
     sequences: BatchExplanation, numbers: list[int], tables: Mapping[int, PieceTable]
 ) -> tuple[NDArray[np.int64], PieceTable, NDArray[np.int64]]:
-    """The pieces of all sequences of a batch.
-
-    Args:
-        sequences: the batch.
-        numbers: of its sequences in the run.
-        tables: pieces by these numbers; sequences without a table have none.
-
-    Returns:
-        The place of each piece's sequence in the batch, int64[pieces]; the pieces; and the places of their first tokens
-        in the sequence, int64[pieces].
-    """
+    """The places in the batch of all pieces' sequences, int64[pieces]; the pieces; their begins in sequences."""
     empty = np.zeros((0, 4), np.int64)
     found = [
         empty if is_padding else tables.get(number, empty)

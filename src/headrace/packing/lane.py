@@ -15,18 +15,13 @@ from headrace.packing.settings import Packing
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of whole pieces: best fit decreasing.
+    """The numbers of the pieces in each bin: best fit decreasing.
 
     Each piece, longest first, goes into the fullest bin that has room. At most 11/9 of the optimum, plus one bin, are
-    used: Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come
-    in the order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
-
-    Args:
-        lengths: of the pieces, each from 1 to `capacity`.
-        capacity: of a bin.
-
-    Returns:
-        The numbers of the pieces in each bin.
+    used:
+    Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come in
+    the
+    order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
     """
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # free places and number of each bin that is not full, rising
@@ -50,8 +45,6 @@ _LEAST_EMPTY = 100
 
 
 class Document(NamedTuple):
-    """The tokens of one sample."""
-
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None = None
     """Targets, of the same length; None: the tokens."""
@@ -60,8 +53,6 @@ class Document(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of a document, or all of it."""
-
     document: int
     """Its document's number in the lane."""
     begin: int
@@ -89,14 +80,8 @@ START = LaneState(0, 0)
 class Lane:
     """Packs its documents in their order, window by window. Its sequences depend on nothing else.
 
-    A window takes documents until they fill a number of sequences. Leftover pieces go into the next window.
-
-    Args:
-        packing: how documents are packed.
-        state: where to start.
-        window: sequences that are filled at a time.
-        first_window: sequences of the run's first window. Lanes differ in it, so that they need documents in turn.
-        documents: of all lanes, in a pass over the data.
+    A window takes documents until they fill `window` sequences. Leftover pieces go into the next one. The first window
+    differs among lanes, so that they need documents in turn.
     """
 
     def __init__(self, packing: Packing, state: LaneState, *, window: int, first_window: int, documents: int) -> None:
@@ -135,11 +120,7 @@ class Lane:
         return tuple(dict.fromkeys(document for document, _ in self._leftover))
 
     def receive(self, numbers: Sequence[int], documents: Sequence[Document]) -> None:
-        """Take documents: the missing ones, or those from `received` on.
-
-        Raises:
-            EmptyDatasetError: the lane's documents have no tokens.
-        """
+        """Take documents: the missing ones, or those from `received` on. EmptyDatasetError: all are without tokens."""
         if self._leftover:
             self._receive_leftover(dict(zip(numbers, documents, strict=True)))
         else:
@@ -189,7 +170,6 @@ class Lane:
             self._close()
 
     def _close(self) -> None:
-        """Make the window's sequences."""
         length = self._packing.sequence_length
         if self._packing.method == 'best_fit':
             lengths = [len(piece.tokens) for piece in self._pieces]
@@ -243,7 +223,6 @@ class Lane:
         return bool(self._rows) and self._next_row == row
 
     def take(self, row: int) -> list[Piece]:
-        """Deliver a sequence that is made."""
         assert self._next_row == row
         return self._hand_out()
 
@@ -285,7 +264,6 @@ class Lane:
 
 
 def piece_of(number: int, begin: int, end: int, document: Document) -> Piece:
-    """The piece of a lane's document that has these tokens."""
     labels: Any = document.labels
     return Piece(
         number, begin, document.tokens[begin:end], None if labels is None else labels[begin:end], document.sample_id

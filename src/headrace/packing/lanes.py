@@ -36,11 +36,9 @@ class DeliveredSequences:
         self._most = _MOST
 
     def keep(self, sequences: int) -> None:
-        """Keep at least so many sequences from now on."""
         self._most = max(self._most, sequences)
 
     def add(self, numbers: Sequence[int], rows: Sequence[Sequence[Piece]]) -> None:
-        """Remember sequences."""
         pieces = [piece for row in rows for piece in row]
         each = [(piece.sample_id, piece.document, piece.begin, piece.begin + len(piece.tokens)) for piece in pieces]
         table = np.array(each, np.int64).reshape(-1, 4)
@@ -56,7 +54,6 @@ class DeliveredSequences:
             self._tables.popitem(last=False)
 
     def of(self, numbers: Sequence[int]) -> dict[int, PieceTable]:
-        """Those of these sequences that are known."""
         return {number: self._tables[number] for number in numbers if number in self._tables}
 
 
@@ -68,12 +65,8 @@ class Lanes:
     """States from which each lane can restart.
 
     A state is a hint, never a part of the position. A lane without a recent state restarts from an earlier one, at
-    worst from the beginning of the run.
-
-    Args:
-        packing: how lanes pack.
-        documents: the place of each lane's documents in the run.
-        skipped: ranges of ids of documents whose tokens are not in sequences.
+    worst
+    from the beginning of the run.
     """
 
     def __init__(self, packing: Packing, documents: LaneOrder, skipped: Ranges = ()) -> None:
@@ -120,11 +113,9 @@ class Lanes:
         return found
 
     def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces of documents that are not skipped."""
         return [piece for piece in pieces if not self.is_skipped(piece.sample_id)] if self._skipped else pieces
 
     def is_skipped(self, sample_id: int) -> bool:
-        """Whether a document is skipped."""
         place = bisect_right(self._skip_begins, sample_id) - 1
         return place >= 0 and sample_id < self._skipped[place][1]
 
@@ -181,11 +172,7 @@ class Lanes:
         return sorted({*self._known, *self._live})
 
     def load(self, states: Mapping[str, Any], row: int) -> None:
-        """Set every lane to its state in a checkpoint at sequence `row` of the run.
-
-        Raises:
-            ResumeError: a state is malformed, or a lane is too far behind the position.
-        """
+        """Set lanes to states at sequence `row` of the run; ResumeError: malformed, or too far behind it."""
         self._live = {}
         self._known = {}
         lanes = self.documents.lane_count

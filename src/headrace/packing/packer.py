@@ -38,8 +38,6 @@ class DocumentCount(NamedTuple):
 
 
 class ChunkKey(NamedTuple):
-    """Documents of some lanes."""
-
     row: int
     """First sequence of the pass, counted through the run."""
     parts: tuple[tuple[int, Sequence[int]], ...]
@@ -47,8 +45,6 @@ class ChunkKey(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Tokenised documents, end to end."""
-
     key: ChunkKey
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None
@@ -69,15 +65,7 @@ class Chunk(NamedTuple):
 
 
 class Packer:
-    """Some lanes from one sequence of the run on: requests documents and delivers sequences.
-
-    Args:
-        row: the first sequence, counted through the run.
-        packing: how documents are packed.
-        lanes: all lanes of the run.
-        own: numbers of the lanes, such as this rank's.
-        count: called with the documents taken from each stream, by stream number.
-    """
+    """The run's sequences of lanes `own` from `row` on: requests documents, counts them by stream, delivers."""
 
     def __init__(
         self,
@@ -207,7 +195,6 @@ class Packer:
 
 
 def count_documents(received: WorkerBatch) -> dict[int, DocumentCount]:
-    """The documents of a chunk, by stream number."""
     chunk: Chunk = received.batch
     assert received.streams is not None
     bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
@@ -219,18 +206,13 @@ def count_documents(received: WorkerBatch) -> dict[int, DocumentCount]:
 
 
 def first_sequence(plan: BatchPlan) -> int:
-    """The first sequence of a plan's epoch, counted through the run."""
     return plan.order.epoch * len(plan.order)
 
 
 def pieces_of(
     packing: Packing, lanes: Lanes, read: Callable[[ChunkKey], WorkerBatch], numbers: Collection[int]
 ) -> dict[int, PieceTable]:
-    """The pieces of sequences, by their numbers in the run.
-
-    The given lanes do not move. Documents are read and tokenised in this process, from each lane's latest state
-    before its sequence on.
-    """
+    """The pieces of sequences by number, of documents read and tokenised here; the given lanes do not move."""
     if not numbers:
         return {}
     wanted = sorted(numbers)
@@ -244,10 +226,7 @@ def pieces_of(
 def documents_placed(
     packing: Packing, lanes: Lanes, read: Callable[[ChunkKey], WorkerBatch], row: int
 ) -> dict[int, int]:
-    """By lane, the documents that its sequences before `row` of the run took, with all of their windows.
-
-    The lanes move there.
-    """
+    """By lane, the documents of its sequences before `row`, and of all of their windows; moves lanes there."""
     last = range(max(row - lanes.count, 0), row)  # the last sequence of each lane
     packer = Packer(last.start, packing, lanes, [number % lanes.count for number in last], lambda _: None)
     packer.sequences(last, map(read, packer.keys()))

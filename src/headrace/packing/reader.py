@@ -45,8 +45,6 @@ _KEPT = 64  # blocks behind the latest, for lanes that are behind
 
 
 class _Begin(NamedTuple):
-    """The begin of a block."""
-
     sequence: float
     """Of the run, about."""
     documents: Mapping[int, float]
@@ -62,7 +60,6 @@ class ComingDocuments:
         self.begin(0)
 
     def begin(self, sequence: int) -> None:
-        """Begin a pass at a sequence of the run."""
         self._reached: dict[int, int] = {}
         self._known = self._dropped = 0
         self._begins = [_Begin(sequence, {})]
@@ -72,11 +69,7 @@ class ComingDocuments:
         self._read[:, lane // self._order.lanes] += documents, tokens
 
     def reach(self, lane: int, document: int) -> bool:
-        """Move to a document. Blocks begin anew when one more stream's place is known, or its documents' length.
-
-        Returns:
-            Whether they do.
-        """
+        """Move to a document; whether blocks begin anew, as one more stream's place or documents' length is known."""
         stream = lane // self._order.lanes
         self._reached[stream] = max(document, self._reached.get(stream, 0))
         known = len(self._reached)
@@ -127,12 +120,6 @@ class PackedReader(Reader[ChunkKey]):
     """Reads and tokenises chunks of documents by key, in workers or here, and packs them here.
 
     A chunk depends on its key alone, so any worker may read it. Lanes live in the iterating process.
-
-    Args:
-        source: the documents.
-        run: the run through the sequences that are packed of them.
-        batches: of which rank, and how large.
-        lanes: the lanes whose documents are read; None: the run's.
     """
 
     def __init__(self, source: SampleSource, run: PackedRun, batches: BatchSpec, lanes: Lanes | None = None) -> None:
@@ -170,7 +157,6 @@ class PackedReader(Reader[ChunkKey]):
 
     @property
     def sent_to_workers(self) -> dict[str, Any]:
-        """As in the parent class, with the tokenizers."""
         return {**super().sent_to_workers, 'dataset.packing': self._packings}
 
     def begin(
@@ -180,14 +166,7 @@ class PackedReader(Reader[ChunkKey]):
         mark_streams: bool,
         weigh: Weigh | None,
     ) -> Pass:
-        """Begin a pass, in the process that iterates.
-
-        Args:
-            plan: its batches.
-            count: takes the numbers of documents that come from streams, by stream number.
-            mark_streams: whether batches hold the streams of their rows.
-            weigh: as `BatchReader`'s.
-        """
+        """Begin a pass in the process that iterates. `count` takes documents by stream; `weigh`: see `BatchReader`."""
         if not plan.num_batches:
             return Pass(plan, self, iter(()))
         row, run, packing = first_sequence(plan) + plan.start, self._run, self._packing
@@ -230,7 +209,6 @@ class PackedReader(Reader[ChunkKey]):
             yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
-        """Documents, tokenised."""
         if not self._encoders:
             self._begin_here()
         if self.prefetches:
@@ -285,7 +263,6 @@ class PackedReader(Reader[ChunkKey]):
         return values, bad if bad.any() else None
 
     def _packings_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The number of the packing of each document."""
         return self._packing_of_stream[self._mixture.streams_of(ids)]
 
     def _value(self, epoch: int, sample_id: int) -> Any:
@@ -402,7 +379,6 @@ class PackedReader(Reader[ChunkKey]):
             yield from map(UpcomingBatch, numbers, self._shards_of(self._own, documents), of_node)
 
     def _shards_of(self, lanes: Sequence[int], blocks: Sequence[Mapping[int, range]]) -> list[npt.NDArray[np.int64]]:
-        """The shards of each block's documents."""
         of_stream = len(lanes) // self._document_order.streams  # stream after stream
         of_blocks: list[npt.NDArray[np.int64]] = []
         for documents in blocks:

@@ -49,16 +49,9 @@ def _of_documents(packing: Packing) -> dict[str, Any]:
 class PackedRun(Run):
     """A run whose positions are sequences: sequence n is the next one of lane n modulo the lanes.
 
-    The documents' own run and the lanes decide the content of each sequence.
-
-    Args:
-        documents: the run through the documents, in a native order.
-        packing: how they are packed.
-        packings: the same for each stream, with what is its own.
-        skip: ranges of sequences to skip.
-        skipped_documents: ranges of ids of documents to skip in sequences.
-        on_mixture_change: as `documents`'.
-        whole: the sequences of the only pass, if it is packed whole.
+    The documents' own run, and the lanes, decide the content of each. `whole` has those of the only pass, if it is
+    packed
+    whole. `skip` has ranges of sequences, `skipped_documents` of documents' ids.
     """
 
     def __init__(
@@ -144,12 +137,7 @@ class PackedRun(Run):
         super().freeze_defaults(world)
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
-        """As `Run.plan`, in sequences.
-
-        Raises:
-            TopologyError: the ranks do not divide the lanes, and ``uneven`` cannot deal them.
-            ConfigError: as `Run.plan`; or the lanes do not suit the documents, or the epoch.
-        """
+        """As `Run.plan`, in sequences. ConfigError, too: the lanes do not suit the documents, or the epoch."""
         if epoch and self.packing.sequences_per_epoch is None:
             raise ConfigError(
                 f'packing without `sequences_per_epoch` has one epoch, which does not end, got epoch {epoch}: a pass '
@@ -207,7 +195,6 @@ class PackedRun(Run):
             )
 
     def _row(self, epoch: int, sample: int) -> int:
-        """Number of an epoch's sequence, counted through the run."""
         return epoch * self.mixture.epoch_size + sample
 
     def _pinned(self, lanes: int | None) -> dict[str, Any]:
@@ -221,11 +208,7 @@ class PackedRun(Run):
         }
 
     def resume(self, state: ResumeState, world: World) -> tuple[int, int]:
-        """As `Run.resume`.
-
-        Raises:
-            ResumeError: as `Run.resume`; or the state's sequences were packed differently, or not at all.
-        """
+        """As `Run.resume`. ResumeError, too: the state's sequences were packed differently, or not at all."""
         pinned = state.pinned
         then = pinned.pop('packing', None)
         if not isinstance(then, dict) or state.version is None:
@@ -306,24 +289,11 @@ class PackedRun(Run):
         lane_states: dict[str, Any],
         row: int,
     ) -> tuple[ResumeState, dict[str, Any], list[EarlierMixture]]:
-        """Find the place of the documents where another mixture takes over: after all that lanes have placed.
+        """The place where another mixture takes over, after all that lanes placed; lanes' states; earlier mixtures.
 
-        It follows from the documents alone, so each rank finds the same, from any lane states.
-
-        Args:
-            then: the state of the documents' run where the mixture of the checkpoint took over.
-            now: the other mixture.
-            config: the order.
-            earlier: the mixtures before that of the checkpoint.
-            count: number of lanes.
-            lane_states: of the checkpoint.
-            row: the position, a sequence of the run.
-
-        Returns:
-            The state at the place; the states of all lanes; and the earlier mixtures, with that of the checkpoint.
-
-        Raises:
-            ResumeError: a stream is missing whose documents lanes need.
+        It follows from the documents alone, so each rank finds the same. `then` is the documents' state where the
+        checkpoint's
+        mixture took over.
         """
         assert self.replay is not None
         pinned, size, begin = then.pinned, then.epoch_size or 1, (then.epoch, then.sample_in_epoch)

@@ -126,7 +126,6 @@ class StreamPacking:
 
 
 def packing_errors(settings: Any) -> Iterator[BrokenRule]:
-    """The broken rules of settings, in Python or in a YAML."""
     yield from _value_errors(settings)
     lanes, sequences = settings.lanes, settings.sequences_per_epoch
     if isinstance(sequences, str) and sequences != 'all':
@@ -142,7 +141,6 @@ def packing_errors(settings: Any) -> Iterator[BrokenRule]:
 
 
 def stream_packing_errors(settings: Any) -> Iterator[BrokenRule]:
-    """The broken rules of a stream's settings, in Python or in a YAML."""
     yield from _value_errors(settings)
     if settings.tokenizer is not None and settings.token_dtype is not None:
         rule = '`token_dtype` says that the column holds tokens, and `tokenizer` that it holds texts; keep one'
@@ -150,7 +148,6 @@ def stream_packing_errors(settings: Any) -> Iterator[BrokenRule]:
 
 
 def _value_errors(settings: Any) -> Iterator[BrokenRule]:
-    """The broken rules of single values, of those settings that there are."""
     for name, bound in LEAST.items():
         value = getattr(settings, name, None)
         if isinstance(value, int) and value < bound:

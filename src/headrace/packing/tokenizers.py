@@ -63,13 +63,7 @@ def load_tokenizer(library: str, name: str) -> Any:
 
 
 def encoder_of(packing: Packing) -> Encoder:
-    """A function from values of the document's column to documents, with their begin and end tokens.
-
-    The function raises `DocumentError` for a value that is no document.
-
-    Raises:
-        ConfigError: the tokenizer is of no known kind.
-    """
+    """From values of the document's column to documents with begin and end tokens; DocumentError: a value is none."""
     takes_text = is_of_library(packing.tokenizer)
     encode = _stored(packing.token_dtype) if packing.tokenizer is None else _encode(packing.tokenizer)
     before = [] if packing.bos_token_id is None else [packing.bos_token_id]
@@ -92,11 +86,7 @@ def no_document(value: object, rule: str) -> DocumentError:
 
 
 def checked_text(value: object) -> str:
-    """A document that is text.
-
-    Raises:
-        DocumentError: it is none, or has a part of a character alone, which no file of valid text has.
-    """
+    """A text; DocumentError: it is none, or has a part of a character alone, which no file of valid text has."""
     if not isinstance(value, str):
         raise no_document(value, 'A document must be text for its tokenizer')
     if not value.isascii():
@@ -168,7 +158,6 @@ def _library(tokenizer: Any) -> str:
 
 
 def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
-    """Tokens of a column that already holds tokens."""
 
     def tokens(value: Any) -> Any:
         if not isinstance(value, bytes):
@@ -363,7 +352,6 @@ class ChatTokenizer:
         return {'input_ids': ids, 'labels': labels}
 
     def _rendered(self, messages: list[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation, and the places of its trained messages."""
         text = checked_text(self._render(messages))
         spans: list[tuple[int, int]] = []
         for number, message in enumerate(messages):
@@ -400,11 +388,6 @@ def _refuse_date(_: str) -> str:
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
-    """The messages of a conversation.
-
-    Raises:
-        DocumentError: it is none.
-    """
     found: Any = value
     if isinstance(value, (str, bytes)):
         try:

@@ -31,15 +31,7 @@ def count_tokens_of(read: Callable[[ChunkKey], WorkerBatch], documents: int) -> 
 
 
 class WholePass:
-    """The sequences of one pass over the documents, known from the documents' lengths.
-
-    Args:
-        packing: how documents are packed.
-        lengths: tokens of each document of the pass, in their order, int32[documents].
-
-    Raises:
-        EmptyDatasetError: no document has tokens.
-    """
+    """The sequences of one pass over documents of lengths int32[documents]; EmptyDatasetError: all are 0."""
 
     def __init__(self, packing: Packing, lengths: npt.NDArray[np.int32]) -> None:
         if not lengths.any():
@@ -62,7 +54,6 @@ class WholePass:
         self._bounds = np.cumsum([0, *map(len, rows)])
 
     def __len__(self) -> int:
-        """Its sequences."""
         return len(self._bounds) - 1
 
     def pieces(self, sequence: int) -> npt.NDArray[np.int64]:
@@ -70,13 +61,7 @@ class WholePass:
         return self._pieces[self._bounds[sequence] : self._bounds[sequence + 1]]
 
     def tables(self, ids: npt.NDArray[np.int64], numbers: Sequence[int], lanes: Lanes) -> dict[int, PieceTable]:
-        """The pieces of sequences, without those of skipped documents.
-
-        Args:
-            ids: sample id of each document of the pass, int64[documents].
-            numbers: of the sequences in the run.
-            lanes: know the skipped documents.
-        """
+        """The pieces of sequences, without skipped documents; `ids` are those of the pass, int64[documents]."""
         found: dict[int, PieceTable] = {}
         for number in numbers:
             pieces = self.pieces(number % len(self))
@@ -88,12 +73,7 @@ class WholePass:
 class WholePacker:
     """Requests the documents of each batch of a `WholePass`, and delivers its sequences.
 
-    Args:
-        whole: the pass.
-        plan: the batches, of one rank.
-        lanes: know the skipped documents.
-        count: called with the documents taken from each stream, by stream number. A document in sequences of several
-            batches counts in each.
+    `count` takes the documents of each stream by its number. A document of several batches counts in each.
     """
 
     def __init__(
@@ -107,7 +87,6 @@ class WholePacker:
         self._unreadable = 0
 
     def keys(self) -> Iterator[ChunkKey]:
-        """The documents of each batch that has any."""
         plan = self._plan
         row = first_sequence(plan) + plan.start
         for number in range(plan.num_batches):
@@ -150,6 +129,5 @@ class WholePacker:
         """No-op: a batch has its documents."""
 
     def take_unreadable(self) -> int:
-        """The number of unreadable documents since the last call."""
         unreadable, self._unreadable = self._unreadable, 0
         return unreadable

@@ -47,8 +47,6 @@ Words = npt.NDArray[np.uint64]
 
 
 class BitmapFile:
-    """One bitmap over a stream's samples."""
-
     def __init__(self, folder: Path, key: str, sizes: npt.NDArray[np.int64]) -> None:
         """Touches no disk. `key`: the same key, the same bits; `sizes`: int64[shards], stored samples."""
         self._key = hashlib.blake2b(key.encode(), digest_size=16).digest()
@@ -59,10 +57,7 @@ class BitmapFile:
         self._words = self._samples // 64 + 1
 
     def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
-        """The bitmap and its digest; made now if there is none that can be believed.
-
-        `fill`: sets bits of uint8[bytes], which are 0: bit ``i % 8`` of byte ``i // 8`` is sample i.
-        """
+        """The bitmap and its digest. Unless one is sound, `fill` sets bit ``i % 8`` of byte ``i // 8`` for sample i."""
         found = self.find()
         if found is not None:
             return found

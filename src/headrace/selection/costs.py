@@ -50,8 +50,6 @@ _log = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How costs are measured."""
-
     jobs: int = 8
     """Concurrent shards."""
     progress: Callable[[str, int, int], None] = lambda *_: None
@@ -81,11 +79,9 @@ class DatasetCosts:
 
     @property
     def largest(self) -> int:
-        """The largest of them."""
         return max((int(stream.values.max(initial=0)) for stream in self._streams), default=0)
 
     def __call__(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the costs int64[n] of sample ids int64[n]."""
         if len(self._streams) == 1:
             return self._streams[0].values[ids].astype(np.int64)
         numbers = self._offsets.searchsorted(ids, 'right') - 1
@@ -97,11 +93,7 @@ class DatasetCosts:
 
 
 def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
-    """Refuse a `cost` that names no column.
-
-    Raises:
-        StreamError: a shard lacks it.
-    """
+    """Refuse a `cost` that names no column."""
     for schema in {id(info.schema): info.schema for info in infos}.values():
         if column not in schema.names:
             raise StreamError(
@@ -111,22 +103,11 @@ def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
 
 
 def measure_costs(shards: Shards, column: str, rows: RowSelection | None, measuring: Measuring) -> StoredCosts:
-    """The costs of the samples that a stream offers, in their order.
+    """The costs of the samples that a stream offers, in their order: `column`'s whole numbers, or lengths.
 
-    They are measured now unless they are kept: once for each machine. A shard is fetched and read only if nothing less
-    tells its costs.
-
-    Args:
-        shards: the stream's shards.
-        column: one that `check_cost` knows, of whole numbers, which are the costs; or of texts, bytes or arrays, whose
-            lengths are.
-        rows: the rows that are offered; None: all.
-        measuring: how they are measured.
-
-    Raises:
-        StreamError: the column has a null, a negative or broken number, or one above 2^32 - 1.
-        StorageError, FormatError: a shard cannot be fetched or read.
-        CacheError: the folder cannot be written to.
+    They are measured once for each machine. A shard is fetched and read only if nothing less tells its costs.
+    StreamError:
+    the column has a null, or a number that is no cost.
     """
     counts = shards.sizes if rows is None else rows.counts
     key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()

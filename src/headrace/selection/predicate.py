@@ -204,7 +204,6 @@ class Conditions:
 
 
 def check_columns(predicate: Predicate, shards: Sequence[ShardInfo], title: str) -> None:
-    """Refuse a predicate on a column that a shard lacks."""
     schemas = {id(info.schema): info for info in reversed(shards)}
     for info in sorted(schemas.values(), key=lambda info: info.files[0].raw.basename):
         for column in predicate.columns or ():

@@ -276,7 +276,6 @@ class Selection:
         return file.load(lambda out: _evaluate(where, shards, ranges, out))
 
     def _intersected(self, shards: Shards, selected: SelectedBits, split: SelectedSplit) -> tuple[SelectedBits, str]:
-        """The samples that both select."""
 
         def fill(out: npt.NDArray[np.uint8]) -> None:
             starts = np.cumsum(shards.sizes) - shards.sizes

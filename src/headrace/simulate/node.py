@@ -28,12 +28,8 @@ _PRESENT, _ELSEWHERE, _NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchSta
 class Node:
     """The shards of one machine. The prefetchers of its processes ask it as they ask the real cache.
 
-    Args:
-        stored: bytes of each shard in the store; int64[shards].
-        raw: bytes of each shard, unpacked; int64[shards].
-        kept: bytes that each shard takes in the cache; int64[shards].
-        in_place: whether a shard is read where it is, so that nobody fetches or evicts it; bool[shards].
-        limit: bytes that the shards may take; None: any number.
+    `stored`, `raw` and `kept` are bytes in the store, unpacked and in the cache, int64[shards]; shards `in_place`,
+    bool[shards], are neither fetched nor evicted.
     """
 
     def __init__(
@@ -94,12 +90,7 @@ class Node:
         return self._fetching.get(shard)
 
     def fetch_now(self, prefetcher: Prefetcher, shard: int) -> Event | float:
-        """Fetch a shard for the reader of a prefetcher, which waits for it.
-
-        Returns:
-            The end of the fetch. If there is no room, the end of another fetch; or no time at all, if other readers
-            must first take their shards. Then the reader asks again.
-        """
+        """Fetch for a waiting reader: when this or, without room, another fetch ends; 0.0: others go first."""
         if not self._make_room(shard, math.inf):
             other = next(iter(self._fetching.values()), None)
             if other is not None or self._present & self._leased.keys():
@@ -107,7 +98,6 @@ class Node:
         return self._fetch(prefetcher, shard, lambda: None, lambda: None)
 
     def settle(self) -> None:
-        """Begin each prefetch that may begin."""
         while sum(self._begin(prefetcher) for prefetcher in self.prefetchers):
             pass
 
@@ -175,10 +165,7 @@ class Node:
         return min((prefetcher.next_use(shard) for prefetcher in self.prefetchers), default=math.inf)
 
     def _make_room(self, shard: int, urgency: float) -> bool:
-        """Evict shards that are needed last; False, and none, if those that may go are not enough.
-
-        `urgency`: minus the number of the batch that uses it; inf for a reader that waits.
-        """
+        """Evict shards needed after minus `urgency`, a batch's number; False, and none, if they are not enough."""
         if self._limit is None:
             return True
         needed = int(self._kept[shard] + self._passing[shard])
@@ -286,7 +273,6 @@ class Rank:
         return self.node.fetch_now(reader, shard)
 
     def batch(self, number: int) -> Process:
-        """Wait for a batch, in the trainer."""
         begin = self.world.now
         if not self._workers:
             yield from self._read(self._readers[0], number)

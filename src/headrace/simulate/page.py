@@ -58,7 +58,6 @@ def read_prices(path: Path | None = None) -> dict[str, float]:
 
 
 def costs(size: int, prices: dict[str, float]) -> dict[str, float]:
-    """Dollars by provider for a number of bytes, to the cent."""
     return {provider: round(price * size / 1e9, 2) for provider, price in prices.items()}
 
 
@@ -85,10 +84,7 @@ def page(run: SimulatedRun, cost: Mapping[str, float], *, title: str) -> str:
 
 
 def content(run: SimulatedRun, cost: Mapping[str, float], before: SimulatedRun | None = None) -> str:
-    """Figures, plots and cost of a run as a part of a page.
-
-    `before`: another run, whose figures and curves stand beside.
-    """
+    """Figures, plots and cost of a run as a part of a page; those of `before` stand beside."""
     if before is None:
         figures = html_table(run.rows())
     else:
@@ -169,8 +165,6 @@ _UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 
 
 @dataclass(frozen=True)
 class _Simulations:
-    """A configuration, and the runs of it with other values."""
-
     config: LoaderConfig
     conditions: Conditions
     prices: dict[str, float]
@@ -191,7 +185,6 @@ class _Simulations:
         )
 
     def answer(self, given: Mapping[str, str]) -> str:
-        """Figures and plots for the values of the form."""
         conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
         settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
         run = simulate(
@@ -235,8 +228,6 @@ class _Simulations:
 
 
 class SimulationServer(PageServer):
-    """The server of the page, whose form begins at `conditions`."""
-
     def __init__(
         self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0
     ) -> None:

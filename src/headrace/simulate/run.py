@@ -122,10 +122,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
 
 
 def _planned_bytes(dataset: StreamingDataset, plan: BatchPlan, stored: npt.NDArray[np.int64]) -> int:
-    """Bytes of the shards that the first node fetches in an epoch.
-
-    In a long epoch it looks at some batches, evenly spread. Their rows are enough to meet nearly every shard.
-    """
+    """Bytes of the shards that the first node fetches in an epoch. Rows of some batches meet nearly every shard."""
     rows = max(1, plan.batch_size * plan.topology.replicas_per_node)
     looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(stored) // rows))
     used = np.zeros(len(stored), bool)

@@ -248,8 +248,6 @@ class _TimeIsUpError(Exception):
 
 
 class _Search:
-    """The state of a search: the settings chosen so far, and the run with them."""
-
     def __init__(
         self,
         config: LoaderConfig,
@@ -308,7 +306,6 @@ class _Search:
         return self._excess(trial) < _GAIN * self._excess(self._best)
 
     def _excess(self, trial: Trial) -> float:
-        """Seconds of an epoch that are waited beyond the target."""
         return trial.seconds_waiting - self._target * trial.epoch_seconds
 
     def _new_trials(self, setting: str, most_workers: int) -> Iterator[tuple[Trial, SimulatedRun, int]]:

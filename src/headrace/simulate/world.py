@@ -21,8 +21,6 @@ Process = Generator['float | Event', None, None]
 
 
 class Event:
-    """Something that processes wait for; it happens once."""
-
     def __init__(self) -> None:
         self.has_happened = False
         self.waiting: list[Process] = []
@@ -89,13 +87,7 @@ class Processor:
 
 
 class _Transfer:
-    """Bytes on their way. A store reads them in chunks, so `AlmostDone` hears of whole ones.
-
-    Args:
-        connections: those that bring them, a chunk each.
-        almost: called when the last bytes are about to come.
-        done: called when all bytes are there.
-    """
+    """Bytes on their way, in a chunk for each connection. `almost` is called when the last are about to come."""
 
     def __init__(
         self, world: World, size: int, connections: int, almost: Callable[[], None], done: Callable[[], None]
@@ -130,7 +122,6 @@ class _Transfer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the planned chunks are the last ones."""
         return self._look == self._size
 
     def look(self) -> None:
@@ -150,11 +141,6 @@ class Link:
 
     A transfer beyond the open connections opens another one, which takes a round trip more. Its first bytes wait behind
     those that the others have just sent.
-
-    Args:
-        bandwidth: bytes per second of all transfers together.
-        connection_bandwidth: bytes per second of one connection.
-        latency: seconds from a request to the first byte.
     """
 
     def __init__(self, world: World, *, bandwidth: float, connection_bandwidth: float, latency: float) -> None:
@@ -177,12 +163,7 @@ class Link:
         *,
         sent_after: float = 0.0,
     ) -> None:
-        """Transfer an object.
-
-        `connections`: connections that it uses at the same time.
-        `almost`: called when the rest takes less than one round trip, as far as a download can know.
-        `sent_after`: seconds until the request is sent.
-        """
+        """Transfer an object; `almost`: the rest takes under a round trip, as far as a download can know."""
         self.bytes += size
         transfer = _Transfer(self._world, size, connections, almost, done)
         self._asked += connections

@@ -73,10 +73,7 @@ class StreamingVisionDataset(StreamingDataset):
 
 
 def to_tensor(image: Any) -> torch.Tensor:
-    """A PIL image as a float32 tensor of (channels, height, width); 8-bit values become 0 to 1, others stay.
-
-    A tensor, which `decode` of the dataset makes, stays as it is.
-    """
+    """An image as float32 (channels, height, width); 8-bit values become 0 to 1. A tensor stays."""
     if isinstance(image, torch.Tensor):
         return image
     pixels = np.array(image)

@@ -65,7 +65,6 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A rank's status; None if the file vanished, or is not one."""
     try:
         status: Any = json.loads(path.read_text(encoding='utf-8'))
         is_whole = isinstance(status, dict) and status.keys() >= _KEYS and 'data/wait_share' in status['figures']
@@ -122,7 +121,6 @@ _BAR = 20
 
 
 def live_text(live: dict[str, Any]) -> str:
-    """Lines with the totals, a table of the ranks and a table of the mix."""
     if not live['ranks']:
         return f'{live["run"]}: no rank has written its status yet.'
     total = live['total']

@@ -39,10 +39,7 @@ _CHECKSUM = 8  # digits
 
 
 class RecordFile:
-    """Appends entries to the record of a run.
-
-    An error of the disk ends no training: it is a warning, and the next entry brings the lines that are missing.
-    """
+    """Appends entries to a run's record. An error of the disk is a warning; the next entry brings the missing lines."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
@@ -115,7 +112,6 @@ def read_record(folder: Path) -> RecordRead:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None: the line is not whole."""
     checksum, text = line[:_CHECKSUM], line[_CHECKSUM + 1 :]
     if line[_CHECKSUM : _CHECKSUM + 1] != b' ' or checksum != b'%08x' % zlib.crc32(text):
         return None
@@ -133,11 +129,7 @@ _OF_STREAM = (
 
 
 def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
-    """A training loader's configuration as YAML would have it, without credentials and store options.
-
-    Returns:
-        None if YAML cannot describe the loader: it packs documents, or selects samples by a function.
-    """
+    """A training loader's configuration as YAML, without credentials and store options; None if YAML cannot say it."""
     dataset = loader.dataset
     if dataset.is_packed:
         return None
@@ -209,10 +201,7 @@ def _version(name: str) -> str | None:
 
 
 def code_of_run() -> dict[str, str]:
-    """The program, and the commit of the git repository that holds it.
-
-    Git is not run: its files are read. Changes that are not committed do not show.
-    """
+    """The program, and its commit as git's files tell it. Changes that are not committed do not show."""
     path = Path(sys.argv[0] or '.').absolute()
     found = {'program': str(path)}
     for folder in (path, *path.parents):
@@ -223,7 +212,6 @@ def code_of_run() -> dict[str, str]:
 
 
 def _commit(git: Path) -> str | None:
-    """The commit of a checkout; None: there is none."""
     try:
         if git.is_file():  # a worktree's names its folder
             git = git.parent / git.read_text().removeprefix('gitdir:').strip()
@@ -248,8 +236,6 @@ _PINNED_POSITION = ('cuts', 'count')  # of a state's `config`
 
 @dataclass(slots=True)
 class _Followed:
-    """A training loader, and the pass that it is in."""
-
     loader: StreamingDataLoader
     config: str
     """Id of its configuration's entry."""

@@ -108,11 +108,7 @@ class RankStatus:
 
 
 class RunFiles:
-    """Calls a `RunRecorder` and a `RankStatus` together. Before `begin` and after `end`, calls do nothing.
-
-    Args:
-        status_every: seconds between two writes of the status; None: no status.
-    """
+    """Calls a `RunRecorder` and a `RankStatus` together. Before `begin` and after `end`, calls do nothing."""
 
     def __init__(self, status_every: float | None) -> None:
         self._status_every = status_every

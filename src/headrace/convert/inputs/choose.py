@@ -46,7 +46,6 @@ def choose_inputs(
     options: StoreOptions,
     retry: Retry,
 ) -> Inputs | IterableSamples:
-    """See `convert` for the arguments."""
     names = columns or []
     if _is_a(source, 'LightningDataModule', 'lightning', 'pytorch_lightning') and function is None:
         source, split = _loader_of_module(source, split), None
@@ -166,11 +165,7 @@ def _loader_of_module(module: Any, split: str | None) -> Any:
 
 
 def _dataset_of_loader(loader: Any) -> Any:
-    """The samples that a loader reads in an epoch, each once, in the order of its dataset.
-
-    Raises:
-        ConfigError: its sampler repeats samples, or nobody knows which ones it reads.
-    """
+    """The dataset of a loader; ConfigError: its sampler repeats samples, or does not tell which ones it reads."""
     from torch.utils.data import (
         BatchSampler,
         DistributedSampler,

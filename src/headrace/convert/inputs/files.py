@@ -58,11 +58,7 @@ def is_image(key: str) -> bool:
 def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[ObjectInfo], Ledger]:
     """The images of a tree, in torchvision's order, and what was left out.
 
-    `is_known`: whether the data are known to be images. If not, images that hold less than half of all bytes do not
-    count: they belong to the description of other data.
-
-    Raises:
-        StreamError: there are data of other formats among the images, which are not known to be the data.
+    Unless they are known to be the data, images under half of all bytes do not count: they describe other data.
     """
     found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
     images = [info for info in found if is_image(info.key)]
@@ -138,7 +134,6 @@ class ImageFolder(Inputs):
         return (f'{self._store.url.rstrip("/")}/{key}' for key in self._keys)
 
     def digest(self, begin: int, end: int) -> str:
-        """Of names, labels, sizes and versions."""
         fields = (self._keys, self.labels, self._sizes.tolist(), self._etags)
         return digest_of(list(zip(*(values[begin:end] for values in fields), strict=True)))
 
@@ -229,7 +224,6 @@ class PartInputs(Inputs):
         return self._count
 
     def name(self, number: int) -> str:
-        """The object, and the rows in the whole source."""
         part, first = self._index.source.parts[number], self._first_row[number]
         return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
 
@@ -237,7 +231,6 @@ class PartInputs(Inputs):
         return (f'{self._store.root_url}/{key}' for key in self._index.objects)
 
     def digest(self, begin: int, end: int) -> str:
-        """Of the parts, and of sizes and versions of their objects."""
         listing: list[Any] = []
         for number in range(begin, end):
             part = self._index.source.parts[number]
@@ -306,7 +299,6 @@ class ShardInputs(Inputs):
         return (object_url(self._store, info.key) for infos in self._files for info in infos)
 
     def digest(self, begin: int, end: int) -> str:
-        """Of names, rows, sizes and versions."""
         return digest_of(
             [
                 (
@@ -318,7 +310,6 @@ class ShardInputs(Inputs):
         )
 
     def _count(self, number: int) -> int:
-        """Rows of a shard that are read."""
         first = self._ends[number] - self._shards[number].samples
         return min(self._ends[number], self.rows or 0) - first
 

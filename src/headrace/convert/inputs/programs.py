@@ -32,10 +32,7 @@ _MAX_ROWS: Final = 4096
 
 
 class FunctionInputs(Inputs):
-    """Inputs of a function that makes of each a sample, an iterable of samples, or None for no sample.
-
-    `names`: columns of samples that are tuples.
-    """
+    """Inputs of which a function makes a sample, an iterable of samples, or None; `names`: columns of tuples."""
 
     kind = 'function'
 
@@ -44,7 +41,6 @@ class FunctionInputs(Inputs):
         self.identity = {'function': getattr(function, '__qualname__', type(function).__qualname__)}
 
     def places(self) -> Iterator[Place]:
-        """All texts and paths in them."""
         return places_in(self._inputs)
 
     def digest(self, begin: int, end: int) -> str | None:
@@ -61,7 +57,6 @@ class FunctionInputs(Inputs):
         return len(self._inputs)
 
     def name(self, number: int) -> str:
-        """The input itself, if its text is short."""
         return f'input {number} ({self._inputs[number]!r:.200})'
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
@@ -128,10 +123,7 @@ def is_transformed(dataset: Any) -> bool:
 
 
 class HuggingFaceInputs(Inputs):
-    """The rows of a `datasets.Dataset` as inputs: each is a block, read as Arrow columns without decoding images.
-
-    Columns are those of its features, as `headrace.sources.arrow_types` reads Arrow data. Bytes of images are kept.
-    """
+    """The rows of a `datasets.Dataset`, a block each, read as `sources.arrow_types` does. Images stay encoded."""
 
     kind = 'huggingface'
     gives_batches = True
@@ -225,7 +217,6 @@ class IterableSamples:
         return self._rows(self._first, 0)
 
     def places(self) -> Iterator[Place]:
-        """Texts and paths in the first samples."""
         return self.first.places()
 
     def chunks(self, size: int | None) -> Iterator[RowInputs]:
@@ -248,10 +239,7 @@ class IterableSamples:
 def measure(
     rows: int, read: Callable[[int], Iterable[Mapping[str, Any]]], columns: Mapping[str, str], *, is_batch: bool = False
 ) -> float | None:
-    """The mean bytes of a few rows that are spread over all; None if none can be read.
-
-    `is_batch`: whether `read` gives it as a batch of one row.
-    """
+    """The mean bytes of a few rows that are spread over all; None if none can be read."""
     sizes: list[int] = []
     for number in np.unique(np.linspace(0, rows - 1, _MEASURED).astype(int)).tolist():
         try:

@@ -78,27 +78,16 @@ class Inputs(ABC):
         """An input as its owner knows it: a path, a URL, a row. For messages."""
 
     def places(self) -> Iterable[Place]:
-        """Paths and URLs that are read, as far as they are known. An output must hold none of them.
-
-        Texts may be among them that are no paths.
-        """
+        """Paths and URLs that are read, if known, or other texts. An output must hold none of them."""
         return ()
 
     def digest(self, begin: int, end: int) -> str | None:
-        """Digest of the inputs from `begin` to before `end`, equal in any process while these inputs do not change.
-
-        A restart does tasks with changed inputs again. None: nobody can tell.
-        """
+        """Equal in any process while inputs `begin` to before `end` stay; others are done again. None: unknown."""
         del begin, end
 
     @abstractmethod
     def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
-        """The samples of an input, or batches of columns: each value of a batch is a sequence with one value per row.
-
-        A `BadRow` stands for a row that is left out and reported.
-
-        Any exception means that this input is bad, except errors of headrace's stores.
-        """
+        """The samples of an input, or batches of columns. Errors except those of stores: the input is bad."""
 
 
 class RecordInputs(Inputs, Generic[T]):
@@ -137,7 +126,6 @@ class RecordInputs(Inputs, Generic[T]):
         self.sizes = None if sizes is None else Sizes(each=np.asarray(sizes, np.int64))
 
     def first(self, limit: int | None) -> RecordInputs[T]:
-        """The same with at most `limit` records."""
         found = copy.copy(self)
         found._records = self._records[:limit]
         found.rows = len(found._records) if self._one_row else None
@@ -146,7 +134,6 @@ class RecordInputs(Inputs, Generic[T]):
         return found
 
     def with_files(self, files: Mapping[str, bytes]) -> RecordInputs[T]:
-        """The same with more files for the new dataset."""
         found = copy.copy(self)
         found.files = {**self.files, **files}
         return found

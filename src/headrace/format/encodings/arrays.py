@@ -44,15 +44,7 @@ _MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
 
 @named('ndarray')
 class NDArray(Encoding):
-    """Numpy arrays of numbers; read back as writable arrays.
-
-    Args:
-        dtype: numpy name of the fixed dtype, or None when each value says its own.
-        shape: the fixed shape, or None when each value says its own; needs ``dtype``.
-
-    Raises:
-        ConfigError: the dtype is not supported, or a dimension is not a positive number.
-    """
+    """Numpy arrays of numbers, read back as writable. Values say their own dtype and shape where these are None."""
 
     checks_bytes = True
 
@@ -76,7 +68,6 @@ class NDArray(Encoding):
 
     @property
     def name(self) -> str:
-        """The encoding's text in an index."""
         parts = ['ndarray']
         if self.dtype is not None:
             parts.append(self.dtype.name)
@@ -85,7 +76,6 @@ class NDArray(Encoding):
         return ':'.join(parts)
 
     def with_parameters(self, text: str) -> NDArray:
-        """The encoding of ``text``, the part of the name after ``ndarray:``."""
         dtype, _, rest = text.partition(':')
         if not dtype and not rest and ':' not in text:
             return NDArray()  # `ndarray:` means the same as `ndarray`
@@ -102,17 +92,7 @@ class NDArray(Encoding):
         return NDArray(dtype, shape)
 
     def encode(self, obj: Any) -> bytes:
-        """The array's bytes.
-
-        Args:
-            obj: an array of one to 63 axes without a zero length, of any memory layout. Without a fixed dtype, any byte
-                order. A tensor of torch in the host's memory counts as an array.
-
-        Raises:
-            AttributeError: not a numpy array.
-            ValueError: 0-d, empty, with masked values, of an unsupported dtype, or of another dtype or shape than the
-                column's.
-        """
+        """The bytes of an array or a tensor of one to 63 axes, of any memory layout, without a zero length."""
         if isinstance(obj, np.generic):
             raise ValueError(_scalar_message(obj))  # noqa: TRY004 - as for an array of shape ()
         if type(obj).__module__ == 'torch':
@@ -164,7 +144,6 @@ class NDArray(Encoding):
         return opaque(both, both.itemsize)
 
     def _head(self, code: int, shape: tuple[int, ...]) -> bytes:
-        """The bytes before an array's values."""
         head = b'' if self.dtype is not None else bytes([code])
         return head if self.shape is not None else head + _shape_bytes(shape)
 
@@ -258,7 +237,6 @@ def _shape_bytes(shape: tuple[int, ...]) -> bytes:
 
 
 def _read_shape(data: Buffer, start: int) -> tuple[tuple[int, ...], int]:
-    """The shape at ``start`` and the position after it."""
     if start >= len(data):
         raise FormatError('An `ndarray` value says its shape, but ends before it.')
     ndim, width = data[start] >> 2, 1 << (data[start] & 3)

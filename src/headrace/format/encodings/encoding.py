@@ -24,7 +24,6 @@ class ArrayKind(str):
     shape: tuple[int, ...] | None
 
     def __new__(cls, dtype: str | None, shape: tuple[int, ...] | None) -> ArrayKind:
-        """The text that messages show."""
         what = 'array of any dtype' if dtype is None else f'{dtype} array'
         kind = super().__new__(cls, f'{what} of {"any shape" if shape is None else f"shape {shape}"}')
         kind.dtype, kind.shape = dtype, shape
@@ -149,12 +148,7 @@ def opaque(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 
 def stored_bytes(encoding: Encoding, obj: Any, *, check: bool = True) -> bytes:
-    """The bytes stored for ``obj``; a ``bytes`` object is an encoded value, which is checked if that is wanted.
-
-    Raises:
-        ValueError: it is none.
-        AttributeError, TypeError, ValueError, OverflowError: see the encoding.
-    """
+    """The bytes stored for ``obj``; a ``bytes`` object is an encoded value, which `check` decodes to be sure."""
     if not isinstance(obj, bytes):
         return encoding.encode(obj)
     if check and encoding.checks_bytes:
@@ -175,7 +169,6 @@ def warn_once(message: str) -> None:
 
 
 def too_long(size: int) -> ValueError:
-    """The error for a value that no shard can hold."""
     return ValueError(
         f'A shard file is smaller than 4 GiB because its offsets are 32-bit numbers, but the value has {size} bytes. '
         f'Store less in a sample.'
@@ -191,7 +184,6 @@ def shown(obj: Any, write: Callable[[Any], str] = repr) -> str:
 
 
 def wrong_type(encoding: str, holds: str, obj: Any) -> AttributeError:
-    """The error for a value that a column of this encoding refuses."""
     return AttributeError(
         f'A column of encoding `{encoding}` holds {holds}, but got {shown(obj)} of type '
         f'{type(obj).__name__}. Convert the value, or give the column another encoding.'

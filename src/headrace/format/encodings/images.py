@@ -25,7 +25,6 @@ _MAX_MODE_BYTES: Final = 16
 
 
 def require_pillow() -> ModuleType:
-    """Pillow's module `Image`."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -44,11 +43,7 @@ def _safe_formats() -> tuple[str, ...]:
 
 
 def open_image(name: str, data: Buffer) -> Any:
-    """A PIL image whose size is known, and whose pixels are not decoded.
-
-    `name`: the encoding, for messages. FormatError: the bytes are no image, or one with more pixels than Pillow's
-    limit.
-    """
+    """A PIL image of known size, not decoded; FormatError: damaged, or with more pixels than Pillow's limit."""
     image = require_pillow()
     with reading_image(name, data):
         return image.open(BytesIO(data), formats=_safe_formats())
@@ -209,8 +204,6 @@ class _ImageFile(Encoding):
 
 @named('jpeg')
 class JPEG(_ImageFile):
-    """JPEG files."""
-
     name, begin = 'jpeg', b'\xff\xd8'
     save = MappingProxyType({'format': 'JPEG', 'quality': 75})
     loss = 'as a JPEG of quality 75, which loses quality'

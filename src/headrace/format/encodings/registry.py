@@ -103,15 +103,7 @@ def _check_name(name: str) -> None:
 
 
 def encoding_name(column: str, encoding: object) -> object:
-    """The name of a column's encoding. An `Encoding` or its class is registered under its `name`, or its class's name.
-
-    Args:
-        column: for messages.
-        encoding: what the caller gave for the column; anything but an `Encoding`, its class or a function is returned.
-
-    Raises:
-        ConfigError: a function, or the name is taken or malformed.
-    """
+    """The name of a column's encoding; an `Encoding` or its class is registered, another value returned as it is."""
     if isinstance(encoding, Encoding) or (isinstance(encoding, type) and issubclass(encoding, Encoding)):
         kind = encoding if isinstance(encoding, type) else type(encoding)
         given = getattr(encoding, 'name', None)
@@ -222,7 +214,6 @@ def is_mds_encoding(encoding: str) -> bool:
 
 
 def is_mds_encoding_safe(encoding: str) -> bool:
-    """Whether reading a value of this (existing) encoding cannot run code."""
     return get_mds_encoding(encoding).trusted_name
 
 
@@ -254,10 +245,7 @@ def get_mds_encoded_size(encoding: str) -> int | None:
 
 
 def fixed_array_type(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Dtype (little-endian) and shape of a fixed-size value, for reading many at once; else None.
-
-    ``int`` is int64 of shape (); numbers have shape (); ``ndarray:<dtype>:<shape>`` its own.
-    """
+    """Dtype (little-endian) and shape of a fixed-size value, () for a number; None if sizes differ."""
     return get_mds_encoding(encoding).array_type
 
 
@@ -295,11 +283,7 @@ _BY_USUAL_NAME: Final[dict[str, tuple[str, ...]]] = {
 
 
 def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], bool], names: Iterable[str]) -> None:
-    """Refuse a writer's columns unless they map names to encodings.
-
-    `writer`: its name, for messages. `is_known`: whether an encoding exists, its parameters included. `names`: the
-    encodings, without parameters.
-    """
+    """Refuse a writer's columns unless they map names to encodings."""
     if not isinstance(columns, Mapping):
         raise ConfigError(
             f"`columns` of {writer} must be a mapping from column to encoding, such as {{'text': 'str'}}, but is a "
@@ -344,7 +328,6 @@ def suggestion(encoding: object, names: Iterable[str]) -> str:
 
 
 def _usual_name(encoding: object) -> str:
-    """The name of a type or dtype; text is its own name."""
     if isinstance(encoding, str):
         return encoding
     if isinstance(encoding, np.dtype):

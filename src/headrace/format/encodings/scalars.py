@@ -80,13 +80,11 @@ class Int(Encoding):
     array_type = np.dtype('<i8'), ()
 
     def encode(self, obj: Any) -> bytes:
-        """Eight bytes, little-endian."""
         if not isinstance(obj, int):
             raise wrong_type('int', 'Python ints', obj)
         return _integer_bytes('int', int(obj), 8, signed=True)
 
     def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-        """Python ints, or an array of integers or bools."""
         array = _numbers(values)
         return None if array is None or array.dtype.kind == 'f' else _integers(array, np.dtype('<i8'))
 
@@ -106,15 +104,7 @@ class Scalar(Encoding):
         cls.array_type = cls.dtype, ()
 
     def encode(self, obj: Any) -> bytes:
-        """The number in the column's type, floats rounded to its precision. Text is read as a number.
-
-        A float in an integer column loses its fraction, with a warning.
-
-        Raises:
-            AttributeError: no single number.
-            ValueError: an integer column cannot hold nan or infinity; or a text is no number.
-            OverflowError: the number is out of range. A float column stores infinity only for infinity.
-        """
+        """The number in the column's type. A float in an integer column loses its fraction, with a warning."""
         name, dtype = self.dtype.name, self.dtype
         value = obj
         if isinstance(obj, np.ndarray):
@@ -165,13 +155,11 @@ class Scalar(Encoding):
         return opaque(stored, dtype.itemsize)
 
     def decode(self, data: Buffer) -> Any:
-        """A numpy scalar of the column's type."""
         _check_size(self.dtype.name, self.dtype.itemsize, data)
         return np.frombuffer(data, self.dtype)[0]
 
 
 def _scalar(title: str, code: str) -> type[Scalar]:
-    """The registered class of the numbers of a numpy type."""
     dtype = np.dtype(code)
     members = {'__doc__': f'Numbers as {dtype.name}.', '__module__': __name__, 'size': dtype.itemsize, 'dtype': dtype}
     return named(dtype.name)(type(title, (Scalar,), members))

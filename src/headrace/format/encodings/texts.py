@@ -47,8 +47,6 @@ def parse_json(text: str, what: str) -> Any:
 
 @named('bytes')
 class Bytes(Encoding):
-    """Bytes, unchanged."""
-
     kind = 'bytes'
 
     def encode(self, obj: Any) -> bytes:
@@ -63,13 +61,10 @@ class Bytes(Encoding):
 
 @named('str')
 class Str(Encoding):
-    """Text as UTF-8."""
-
     kind = 'str'
     checks_bytes = True
 
     def encode(self, obj: Any) -> bytes:
-        """The text in UTF-8; a lone surrogate is a ValueError."""
         if not isinstance(obj, str):
             raise wrong_type('str', 'text', obj)
         return encode_text(obj)
@@ -127,8 +122,6 @@ class StrFloat(Encoding):
 
 @named('str_decimal')
 class StrDecimal(Encoding):
-    """``decimal.Decimal`` as text."""
-
     kind = 'Decimal'
     checks_bytes = True
 
@@ -140,7 +133,6 @@ class StrDecimal(Encoding):
         return str(obj).encode('ascii')
 
     def decode(self, data: Buffer) -> Decimal:
-        """A Decimal, with its number of places kept."""
         from decimal import Decimal, InvalidOperation
 
         text = decode_text(data, 'A value of encoding `str_decimal`')

@@ -39,8 +39,6 @@ class AnswerError(DownloadError):
 
 
 class _TryAgainError(Exception):
-    """A failure that may pass."""
-
     def __init__(self, message: str, *, is_answer: bool = False, seconds: float | None = None) -> None:
         super().__init__(message)
         self.is_answer, self.seconds = is_answer, seconds
@@ -110,8 +108,6 @@ def download_all(urls: Iterable[str], limits: Limits) -> Iterator[bytes | Downlo
 
 
 class _Fetches:
-    """The requests of one event loop."""
-
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._session: Any = None
@@ -127,7 +123,6 @@ class _Fetches:
             await self._session.close()
 
     async def fetch(self, url: str) -> bytes | DownloadError:
-        """The content of a URL, or why there is none."""
         try:
             for attempt in range(1, self._limits.attempts + 1):
                 try:
@@ -158,7 +153,6 @@ class _Fetches:
         raise AnswerError(f'A URL is redirected at most {self._limits.redirects} times.')
 
     async def _request(self, url: str) -> bytes | str:
-        """The content, or the URL of a redirect."""
         import aiohttp
 
         try:

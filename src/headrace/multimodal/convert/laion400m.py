@@ -50,8 +50,6 @@ _QUALITY: Final = 95
 
 
 class _Block(NamedTuple):
-    """Rows of a row group, as JSON."""
-
     path: str
     version: str
     number: int
@@ -182,7 +180,6 @@ def _shrunk(image: Any, side: int) -> tuple[bytes, tuple[int, int]]:
 
 
 def _exif(image: Any) -> str:
-    """The EXIF tags by name, as JSON."""
     from PIL.ExifTags import TAGS
 
     try:

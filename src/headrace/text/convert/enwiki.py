@@ -135,11 +135,7 @@ def is_multistream(path: Path) -> bool:
 
 
 def pages(path: Path, begin: int, end: int) -> Iterator[bytes | BadRow]:
-    """The XML of each page.
-
-    `begin`: first byte of a run of a multistream dump; 0 for the whole of another one.
-    `end`: byte behind the run.
-    """
+    """The XML of each page of a run of a multistream dump, or of another one from byte 0 on."""
     if is_multistream(path):
         with open(path, 'rb') as file:
             at = _next_stream(file, begin, end)
@@ -151,7 +147,6 @@ def pages(path: Path, begin: int, end: int) -> Iterator[bytes | BadRow]:
 
 
 def _next_stream(file: BinaryIO, begin: int, end: int) -> int | None:
-    """Where the next stream begins, if that is before `end`."""
     at = begin
     while at < end:
         file.seek(at)
@@ -201,7 +196,6 @@ def _unpacked(file: BinaryIO, begin: int, end: _End) -> Iterator[bytes]:
 
 
 def _cut(chunks: Iterable[bytes], where: str) -> Iterator[bytes | BadRow]:
-    """The pages in a text that comes in pieces."""
     held, number = b'', 0
     try:
         for chunk in chunks:
@@ -259,10 +253,7 @@ def _require_parser() -> ModuleType:
 
 
 def plain_text(markup: str) -> str:
-    """The words of an article: without templates, tables, files, categories, references and formulas.
-
-    Titles of sections stay, as lines. Links become their words.
-    """
+    """The words and titles of an article, without templates, tables, files, categories, references and formulas."""
     parser = _require_parser()
     try:
         code = parser.parse(markup, skip_style_tags=True)

@@ -75,12 +75,7 @@ def json_lines(
     columns: Mapping[str, str],
     split: str,
 ) -> RecordInputs[Member]:
-    """Files of JSON lines as inputs, one each.
-
-    A broken line is left out and reported. So is the rest of a file that cannot be unpacked further.
-
-    `sample_of`: makes of an object the sample; a function at the top of a module. It raises FormatError.
-    """
+    """Files of JSON lines, an input each. Broken lines, and the rest of a broken file, are left out and reported."""
     return RecordInputs(
         partial(_read, root, sample_of),
         members,
