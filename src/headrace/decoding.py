@@ -15,12 +15,10 @@ from headrace.images.image_tensor import check_image
 from headrace.selection import Mistake
 from headrace.selection.predicate import read_given
 
-TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'
-"""Settings of one column."""
+TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'  # settings of one column
 
 _TENSOR: Final = 'tensor'
-_IMAGES: Final = frozenset({'jpeg', 'png', 'pil'})
-"""Encodings whose columns are read as tensors without being named."""
+_IMAGES: Final = frozenset({'jpeg', 'png', 'pil'})  # encodings whose columns are read as tensors without being named
 _FILES: Final = frozenset({*_IMAGES, 'bytes'})
 _RULE: Final = (
     "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these or to an "
@@ -31,8 +29,7 @@ _AUDIO_RULE: Final = "needs the name of its column, such as {'audio': {'sample_r
 Asked: TypeAlias = 'TensorSettings | Literal["tensor"] | Mapping[str, Any]'
 """Settings of one column, as users give them; a mapping has keys of ImageTensor or AudioTensor."""
 
-DecodeLike: TypeAlias = 'Decode | Asked | Mapping[str, Asked]'
-"""Settings of a stream's columns, as users give them."""
+DecodeLike: TypeAlias = 'Decode | Asked | Mapping[str, Asked]'  # settings of a stream's columns, as users give them
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,9 @@ from urllib.parse import quote, unquote
 
 T = TypeVar('T')
 
-HIDDEN: Final = '***'
-"""Stands in the place of a secret."""
-LONGEST: Final = 1 << 20
-"""Characters of a text; a longer one loses its middle."""
-SHORTEST: Final = 6
-"""Characters of a value that is looked for by itself: shorter ones occur in words."""
+HIDDEN: Final = '***'  # stands in the place of a secret
+LONGEST: Final = 1 << 20  # characters of a text; a longer one loses its middle
+SHORTEST: Final = 6  # characters of a value that is looked for by itself: shorter ones occur in words
 
 # A name's part that makes its value a secret; bounded, so that every search below is linear in the text.
 _STEM: Final = (

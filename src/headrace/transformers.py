@@ -30,8 +30,7 @@ from headrace.order.topology import with_replication
 
 __all__ = ['StreamingMixin', 'StreamingTrainer']
 
-FILE = 'headrace.json'
-"""The position's file in a checkpoint's folder."""
+FILE = 'headrace.json'  # the position's file in a checkpoint's folder
 
 
 class StreamingMixin:

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from headrace.convert import ConversionReport
 
 _KNOWN = (ADE20K, C4, CIFAR10, COCO, ENWIKI, IMAGENET, LAION400M, PILE, WEBVID, WEBVID_OUTSIDE)
-ORIGINALS: Final = {original.name: original for original in _KNOWN}
-"""The known datasets, by name."""
+ORIGINALS: Final = {original.name: original for original in _KNOWN}  # the known datasets, by name
 
 
 def _add_cp(parser: argparse.ArgumentParser) -> None:

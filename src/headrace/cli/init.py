@@ -324,8 +324,7 @@ def training_script(data: FirstData, framework: str) -> str:
 
 _FILES: Final = ('config.yaml', 'train.py')
 _PACKAGES: Final = {'pytorch': 'torch', 'lightning': 'lightning', 'composer': 'composer'}
-_SIZE: Final = 64
-"""Pixels of a side of the first model's images."""
+_SIZE: Final = 64  # pixels of a side of the first model's images
 _T = TypeVar('_T')
 
 

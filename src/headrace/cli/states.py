@@ -19,8 +19,7 @@ from headrace.errors import ResumeError
 _POSITION: Final = frozenset({'epoch', 'sample_in_epoch', 'num_canonical_nodes', 'shuffle_seed'})
 """Keys of every position."""
 _OF_HEADRACE: Final = frozenset({'headrace', 'initial_physical_nodes', 'epoch_size', 'config', 'trainer_batches'})
-_STEPS: Final = frozenset({'step', 'steps', 'global_step', 'iteration'})
-"""Names under which loops count steps."""
+_STEPS: Final = frozenset({'step', 'steps', 'global_step', 'iteration'})  # names under which loops count steps
 _OF_TRAINERS: Final = ('callbacks.headrace.position', 'state.dataset_state.train')
 """The places of the training position under Lightning and Composer, whose checkpoints hold others beside it."""
 

@@ -16,8 +16,7 @@ from headrace.errors import AbsentNameError, AliasError
 __all__ = ['ROOT', 'AliasFinder', 'AliasModule', 'is_aliased']
 
 ROOT = 'streaming'
-__version__ = '0.13.0'
-"""The version of MosaicML Streaming whose names the tables list."""
+__version__ = '0.13.0'  # the version of MosaicML Streaming whose names the tables list
 
 
 class AliasModule(ModuleType):

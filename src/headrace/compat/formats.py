@@ -87,8 +87,7 @@ class _EncodingClasses(MutableMapping[str, type[Any]]):
         return len(ENCODINGS)
 
 
-ENCODING_CLASSES = _EncodingClasses()
-"""`streaming.base.format.mds.encodings._encodings`."""
+ENCODING_CLASSES = _EncodingClasses()  # `streaming.base.format.mds.encodings._encodings`
 
 
 def reader_from_json(dirname: str, split: str | None, obj: dict[str, Any]) -> Reader:

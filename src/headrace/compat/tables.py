@@ -31,8 +31,7 @@ class Absent:
 
 
 Entry: TypeAlias = Alias | Absent
-Tables: TypeAlias = Mapping[str, Mapping[str, Entry]]
-"""By module of `streaming`, the entries of its names."""
+Tables: TypeAlias = Mapping[str, Mapping[str, Entry]]  # by module of `streaming`, the entries of its names
 
 
 def alias(home: str, names: str, difference: str = '') -> dict[str, Entry]:
@@ -454,5 +453,4 @@ MEMBERS: Mapping[str, Mapping[str, Entry]] = {
 """By class, the entries of its members."""
 
 
-TABLES: Tables = {**_PACKAGE, **_FORMATS, **_STORES, **_ORDERS, **_DATASETS}
-"""By module, the entries of its names."""
+TABLES: Tables = {**_PACKAGE, **_FORMATS, **_STORES, **_ORDERS, **_DATASETS}  # by module, the entries of its names

@@ -10,8 +10,7 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.redaction import HIDDEN, redact_value
 
-LONGEST_NAME: Final = 80
-"""Characters of a name that others are compared with; comparing takes quadratic time."""
+LONGEST_NAME: Final = 80  # characters of a name that others are compared with; comparing takes quadratic time
 
 
 def closest(text: str, names: tuple[str, ...]) -> list[str]:
@@ -30,11 +29,9 @@ def did_you_mean(suggestions: list[str]) -> str:
     return f'; did you mean {quoted}?' if quoted else ''
 
 
-Path = tuple[str | int, ...]
-"""The place of a value: the keys from the root, an integer for an item of a list."""
+Path = tuple[str | int, ...]  # the place of a value: the keys from the root, an integer for an item of a list
 
-MAX_LINES: Final = 200
-"""Lines of an error; further problems are only counted."""
+MAX_LINES: Final = 200  # Lines of an error; further problems are only counted
 
 
 @dataclass(frozen=True, slots=True)

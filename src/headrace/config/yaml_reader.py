@@ -13,10 +13,8 @@ import yaml
 from headrace.config.problems import Path
 from headrace.errors import ConfigError
 
-MAX_DEPTH: Final = 50
-"""Mappings and lists within each other."""
-MAX_VALUES: Final = 300_000
-"""Values of a configuration: keys and items of all its files, overrides and aliases."""
+MAX_DEPTH: Final = 50  # mappings and lists within each other
+MAX_VALUES: Final = 300_000  # values of a configuration: keys and items of all its files, overrides and aliases
 _MAX_BYTES: Final = 16 << 20  # of one file
 _MAX_DIGITS: Final = 100  # of a number; Python's own limit is 4,300, and it converts in quadratic time
 
@@ -70,11 +68,8 @@ def read_file(path: str | os.PathLike[str]) -> str:
 def read_yaml(text: str, budget: Budget) -> tuple[Any, dict[Path, int]]:
     """The value of a YAML text, None if it is empty, and the line of each key and item that is written out.
 
-    Mappings and lists that an alias refers to are the same objects at all places, and must not be changed.
-
-    Args:
-        text: One document. Numbers are those of OmegaConf: ``1e6`` is one, and a date is text.
-        budget: Counts the values, those of aliases at each place.
+    What an alias refers to is the same object at all places, and must not be changed. Numbers are those of OmegaConf:
+    ``1e6`` is one, and a date is text.
     """
     reader = _Reader(text, budget)
     return reader.document(), reader.lines

@@ -15,10 +15,8 @@ from headrace.sources.source_store import glob_pattern, has_glob, split_glob
 from headrace.storage import Store, local_path, split_url
 from headrace.storage.stores.local import LocalStore
 
-_WRITTEN: Final = ('index.json', 'shard.00000.00000.mds', PLAN)
-"""Names of files that a conversion writes."""
-_ALIASES: Final = {'azure-dl': 'azure', 's3a': 's3', 's3n': 's3'}
-"""Schemes of the same store, also those of Spark."""
+_WRITTEN: Final = ('index.json', 'shard.00000.00000.mds', PLAN)  # names of files that a conversion writes
+_ALIASES: Final = {'azure-dl': 'azure', 's3a': 's3', 's3n': 's3'}  # schemes of the same store, also those of Spark
 _LONGEST_PATH: Final = 4096
 
 

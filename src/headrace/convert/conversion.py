@@ -62,13 +62,11 @@ from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-_VERSION: Final = 1
-"""Of the plan: another version of headrace may cut tasks in another way."""
+_VERSION: Final = 1  # of the plan: another version of headrace may cut tasks in another way
 _SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
 _NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
 _RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
-_SHOWN: Final = 10
-"""Errors that are logged, and returned, with `on_error='skip'`."""
+_SHOWN: Final = 10  # errors that are logged, and returned, with `on_error='skip'`
 _THREADS: Final = 16
 _log = logger_of(__name__)
 

@@ -32,8 +32,7 @@ from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore
 
-COPY_MARK: Final = '.headrace-copying'
-"""Name of the marker at the destination."""
+COPY_MARK: Final = '.headrace-copying'  # name of the marker at the destination
 Place = str | os.PathLike[str]
 
 

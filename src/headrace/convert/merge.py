@@ -34,8 +34,7 @@ Place: TypeAlias = str | os.PathLike[str]
 
 _SHARD: Final = re.compile(r'(?!\.headrace).*/shard\.\d+\.[^/]*')
 _KEPT: Final = re.compile(r'index\.(\d{5,})\.json')
-_THREADS: Final = 32
-"""Concurrent requests: most of the time of a small object is a wait for its store."""
+_THREADS: Final = 32  # concurrent requests: most of the time of a small object is a wait for its store
 
 
 @dataclass(frozen=True, slots=True)

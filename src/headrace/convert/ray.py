@@ -46,8 +46,7 @@ except ImportError as missing:
 
 __all__ = ['MDSDatasink', 'MDSDatasource', 'infer_dataset_schema', 'read_mds']
 
-_BLOCK: Final = 1 << 26
-"""Bytes of samples in a block of Ray, about."""
+_BLOCK: Final = 1 << 26  # bytes of samples in a block of Ray, about
 
 
 def infer_dataset_schema(dataset: ray.data.Dataset) -> dict[str, str]:

@@ -34,23 +34,18 @@ from headrace.storage.stores.local import LocalStore, mapped_output_errors
 FOLDER: Final = '.headrace-convert'
 PLAN: Final = f'{FOLDER}/plan.json'
 DONE: Final = '.headrace-converted'
-ROW_BYTES: Final = 'row_bytes'
-"""Key of the plan: an estimate, which a restart must not make anew. Rows may be random."""
-REPORT: Final = 'report'
-"""Key of the plan: the report of a conversion that has done all tasks."""
+ROW_BYTES: Final = 'row_bytes'  # Key of the plan: an estimate, which a restart must not make anew. Rows may be random.
+REPORT: Final = 'report'  # key of the plan: the report of a conversion that has done all tasks
 
-BASE: Final = 'base'
-"""Key of the plan: the name of the kept index of the dataset that is added to."""
-FIRST_SHARD: Final = 'first_shard'
-"""Key of the plan: the first number of a new shard."""
+BASE: Final = 'base'  # key of the plan: the name of the kept index of the dataset that is added to
+FIRST_SHARD: Final = 'first_shard'  # key of the plan: the first number of a new shard
 
 CUT: Final = 'cut'
 """Key of the plan of `tokenize`: the digest of all tasks. Numbers of shards hold for these tasks only."""
 
 _PARENT: Final = f'{FOLDER}/parent.lock'
 _WORKERS: Final = f'{FOLDER}/workers.lock'
-LOCKS: Final = frozenset({_PARENT, _WORKERS})
-"""Files in the folder of an unfinished conversion."""
+LOCKS: Final = frozenset({_PARENT, _WORKERS})  # files in the folder of an unfinished conversion
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from headrace.storage import Retry, Store, StoreOptions, download, local_path, o
 from headrace.storage.stores.local import LocalStore
 
 INDEX: Final = 'index.json'
-PATIENT: Final = Retry(attempts=4)
-"""How often a request is tried."""
+PATIENT: Final = Retry(attempts=4)  # how often a request is tried
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,10 @@ Encode: TypeAlias = 'Callable[[Mapping[str, Any]], dict[str, Sequence[Any]]]'
 _FILL: Final = 0.97
 """Part of a shard's limit that a task plans with: an estimate that is a little low must not cost another shard."""
 _SHARDS_PER_TASK: Final = 4
-_TASKS: Final = 64
-"""Tasks below which they are of one shard, so that many processes have work."""
+_TASKS: Final = 64  # tasks below which they are of one shard, so that many processes have work
 _TASKS_OF_UNKNOWN_SIZE: Final = 256
-_UPLOADS: Final = 2
-"""Shards of a process that are stored while it encodes the next."""
-_LONGEST: Final = 1000
-"""Characters of a message in a record."""
+_UPLOADS: Final = 2  # shards of a process that are stored while it encodes the next
+_LONGEST: Final = 1000  # characters of a message in a record
 _NEWS_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0
 _VALUE_ERRORS: Final = (KeyError, AttributeError, TypeError, ValueError, OverflowError)

@@ -17,10 +17,8 @@ from headrace.storage import StoreOptions
 
 _NUMBERS: Final = {'int': 'int64', 'str_int': 'int64', 'str_float': 'float64', 'float': 'float64'}
 _TEXTS: Final = ('str', 'json', 'str_decimal')
-_FILES: Final = ('jpeg', 'png')
-"""Encodings whose stored bytes are files of images."""
-_MOST_AXES: Final = 5
-"""Of an array in Hugging Face's features."""
+_FILES: Final = ('jpeg', 'png')  # encodings whose stored bytes are files of images
+_MOST_AXES: Final = 5  # of an array in Hugging Face's features
 
 
 def to_hugging_face(

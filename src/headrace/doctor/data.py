@@ -30,8 +30,7 @@ from headrace.order import OrderConfig
 from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
 
-PROBE: Final = 16 << 20
-"""The most bytes of a shard that are read to measure a rate."""
+PROBE: Final = 16 << 20  # the most bytes of a shard that are read to measure a rate
 _SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}
 _CLOCK_SECONDS: Final = 3.0  # for the answer of a server whose clock is compared
 _SKEW_NOTED, _SKEW_REFUSED = 60, 900  # seconds; S3 refuses requests that are signed 15 minutes off

@@ -37,8 +37,7 @@ class Finding:
 FEW_DESCRIPTORS: Final = 4096
 """A loader with workers holds some for each worker, and a mapped file for each shard in use."""
 SHARED_MEMORY: Final = Path('/dev/shm')  # noqa: S108 - the system's own
-LITTLE_SHARED_MEMORY: Final = 256 << 20
-"""Bytes of it. headrace's own batches do not use it; pinning, gloo and NCCL do."""
+LITTLE_SHARED_MEMORY: Final = 256 << 20  # Bytes of it. headrace's own batches do not use it; pinning, gloo and NCCL do.
 
 
 def check_launcher(environ: Mapping[str, str] | None = None) -> Iterable[Finding]:

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 
 from headrace.errors import ConfigError, MissingDependencyError, ShardError
 
-CHUNK: Final = 1 << 18
-"""Bytes read and written at a time."""
+CHUNK: Final = 1 << 18  # bytes read and written at a time
 _ZSTD_THREADS: Final = min(4, os.cpu_count() or 1)
 
 

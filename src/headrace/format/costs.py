@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from headrace.format.shards import ShardInfo
 
 MAX_COST: Final = 2**32 - 1
-TAIL: Final = 24
-"""Bytes behind the costs of a shard."""
+TAIL: Final = 24  # bytes behind the costs of a shard
 _MAGIC: Final = b'hrcosts1'
-_CONFIG: Final = 4096
-"""Bytes of a shard's configuration, mostly fewer."""
+_CONFIG: Final = 4096  # bytes of a shard's configuration, mostly fewer
 
 
 def check_cost_column(layout: Layout, name: str) -> np.dtype[Any] | None:

@@ -91,8 +91,7 @@ class EncodedRows:
 
 
 DEFAULT_SIZE_LIMIT: Final = 1 << 26
-MAX_OFFSET: Final = (1 << 32) - 1
-"""The largest offset of a shard's table."""
+MAX_OFFSET: Final = (1 << 32) - 1  # the largest offset of a shard's table
 
 
 def check_compression(compression: str | None) -> str | None:

@@ -18,8 +18,7 @@ from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, Shard
 from headrace.format.table import Kind, NameFinder, ShardTable
 
 INDEX_NAME: Final = 'index.json'
-OWN_NAMES: Final = '.headrace'
-"""Prefix of headrace's own files and folders; no shard may use it."""
+OWN_NAMES: Final = '.headrace'  # prefix of headrace's own files and folders; no shard may use it
 
 _SEPARATORS: Final = {'csv': ',', 'tsv': '\t'}
 _PLAIN_ENCODINGS: Final = ('str', 'int', 'float')  # of json and the separated formats

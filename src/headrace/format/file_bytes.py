@@ -6,8 +6,7 @@ import os
 from os import PathLike
 from typing import Final
 
-_BLOCK: Final = 96 << 10
-"""Bytes of a read: fewer than malloc takes from the system for each use."""
+_BLOCK: Final = 96 << 10  # bytes of a read: fewer than malloc takes from the system for each use
 _FLAGS: Final = os.O_RDONLY | getattr(os, 'O_CLOEXEC', 0) | getattr(os, 'O_BINARY', 0)
 
 

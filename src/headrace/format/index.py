@@ -316,8 +316,7 @@ class NotAnObjectError(Exception):
     """The text is JSON, but not an object; the argument is its value."""
 
 
-decode: Final = json.JSONDecoder().raw_decode
-"""(text, position) -> (value, position after it)"""
+decode: Final = json.JSONDecoder().raw_decode  # (text, position) -> (value, position after it)
 _SPACE: Final = ' \t\n\r'
 
 

@@ -27,8 +27,7 @@ from headrace.format.shards import ColumnBatch, IntArray, Schema, ShardInfo
 RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
 """The fix of a damaged file that comes from nowhere else."""
 
-_KEY: Final = '__key__'
-"""The column that names a sample of WebDataset."""
+_KEY: Final = '__key__'  # the column that names a sample of WebDataset
 _UNPACK_PAIR: Final = struct.Struct('<II').unpack_from
 _SIZE: Final = np.dtype('<u4')
 # rows; a loop over fewer is faster than computing all positions at once

@@ -42,8 +42,7 @@ def shared_pool() -> BlockPool:
     return _shared.setdefault('', BlockPool())
 
 
-Piece: TypeAlias = bytes | memoryview
-"""Bytes of a shard; a view is of bytes, with one axis."""
+Piece: TypeAlias = bytes | memoryview  # bytes of a shard; a view is of bytes, with one axis
 WAITING: Final = 96 << 10
 """Bytes of samples that wait to be copied together: joined, less than malloc takes from the system for each use."""
 _KEPT: Final = 1 << 20

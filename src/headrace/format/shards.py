@@ -13,8 +13,7 @@ from headrace.format.encodings.registry import fixed_array_type, get_mds_encodin
 
 IntArray: TypeAlias = 'np.ndarray[Any, np.dtype[np.int64]]'
 
-NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
-"""The hashes of all files without any."""
+NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})  # the hashes of all files without any
 
 NAME_MEANINGS: Final = (
     ' Shards of an older version do not say what they mean: if it is the same, name it in `meanings` of index.json.'

@@ -14,8 +14,7 @@ from headrace.format.encodings.images import open_image, reading_image
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.images.image_tensor import Mode
 
-Pixels = npt.NDArray[np.uint8]
-"""uint8[height, width, channels]"""
+Pixels = npt.NDArray[np.uint8]  # uint8[height, width, channels]
 
 _JPEG: Final = b'\xff\xd8'
 _EIGHT_BITS: Final = frozenset(
@@ -45,16 +44,10 @@ class Picture(NamedTuple):
     """Pillow's image, not yet loaded; None: the JPEG is decoded by libjpeg-turbo."""
 
     def pixels(self, mode: Mode, *, at_least: tuple[int, int] | None = None, out: Pixels | None = None) -> Pixels:
-        """The decoded pixels.
+        """The decoded pixels, in `out` if that is given: contiguous memory for the whole picture.
 
-        Args:
-            mode: channels of the result.
-            at_least: a height and a width. A JPEG may be decoded at a half, a quarter or an eighth of its size that is
-                not below. None: at its own size.
-            out: contiguous memory for the whole picture; `at_least` is then None. The result is `out`.
-
-        Raises:
-            FormatError: the picture is damaged.
+        A JPEG may be decoded at a half, a quarter or an eighth of its size that is not below `at_least`, height and
+        width.
         """
         if self.image is None:
             height, width = at_least or (0, 0)
@@ -89,17 +82,7 @@ class Picture(NamedTuple):
 
 
 def open_picture(data: bytes, encoding: str, max_pixels: int) -> Picture:
-    """A picture from its stored bytes; its pixels are not decoded.
-
-    Args:
-        data: the bytes.
-        encoding: of its column.
-        max_pixels: most pixels that it may have.
-
-    Raises:
-        FormatError: the bytes are no picture, or it has more pixels.
-        MissingDependencyError: simplejpeg or Pillow is not installed.
-    """
+    """A picture from its stored bytes, not decoded; FormatError: it is none, or has more than `max_pixels`."""
     image: Any = None
     if encoding == 'pil':
         image = get_mds_encoding('pil').decode(data)  # as large as its bytes

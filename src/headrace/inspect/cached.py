@@ -21,8 +21,7 @@ from headrace.storage.cache.limit import LimitedFolder, Present, count_fetches, 
 from headrace.storage.cache.locks import held, open_to_lock, try_lock_file
 from headrace.storage.stats import CacheStats
 
-_DEEPEST: Final = 3
-"""Folders between a given one and a stream's."""
+_DEEPEST: Final = 3  # folders between a given one and a stream's
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import Retry, Store, StoreOptions
 
-ENOUGH: Final = 8 << 20
-"""Bytes of samples after which no further one is read."""
+ENOUGH: Final = 8 << 20  # bytes of samples after which no further one is read
 
 
 def first_samples(store: Store, info: ShardInfo, count: int, retry: Retry) -> list[Mapping[str, Any]]:

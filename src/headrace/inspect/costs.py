@@ -17,10 +17,8 @@ from headrace.selection.costs import Measuring
 if TYPE_CHECKING:
     from headrace.storage import StoreOptions
 
-ROWS: Final = 32
-"""Rows of the random batch whose padding is told."""
-_BAR: Final = 40
-"""Characters of the longest bar."""
+ROWS: Final = 32  # rows of the random batch whose padding is told
+_BAR: Final = 40  # characters of the longest bar
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from headrace.inspect.content import open_content
 from headrace.redaction import redact, without_credentials
 from headrace.storage import StoreOptions
 
-LONGEST: Final = 1000
-"""Characters of a value's text."""
-_NUMBERS: Final = 8
-"""Numbers of an array's text."""
+LONGEST: Final = 1000  # characters of a value's text
+_NUMBERS: Final = 8  # numbers of an array's text
 _PICTURES: Final = ((b'\xff\xd8\xff', 'jpg'), (b'\x89PNG\r\n\x1a\n', 'png'), (b'GIF8', 'gif'))
 Value = int | float | str | None
 
@@ -139,8 +137,7 @@ def _pictures_in(data: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple((ending, data) for magic, ending in _PICTURES if data.startswith(magic))
 
 
-_LOOKED_AT = 16
-"""Samples for the shapes of columns."""
+_LOOKED_AT = 16  # samples for the shapes of columns
 _WIDTH = 100
 
 
@@ -403,8 +400,7 @@ def _columns(schema: Schema, samples: Sequence[dict[str, SampleValue]]) -> tuple
     return tuple(found)
 
 
-COLUMNS: Final = 32
-"""Columns of the terminal that a thumbnail takes at most, and twice its lines."""
+COLUMNS: Final = 32  # columns of the terminal that a thumbnail takes at most, and twice its lines
 
 
 def thumbnail(content: bytes, *, columns: int = COLUMNS) -> list[str]:

@@ -411,8 +411,7 @@ def _checking(store: Store, count: int) -> Generator[Check]:
         pool.shutdown(cancel_futures=True)
 
 
-_store_of_worker: list[Store] = []
-"""The store of a worker process, one for all its shards: another would connect again."""
+_store_of_worker: list[Store] = []  # the store of a worker process, one for all its shards: another would connect again
 
 
 def _begin_worker(reader: Connection, writer: Connection, store: Store) -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.order import Topology
 
-Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader
-"""Source of one loader."""
+Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader  # Source of one loader
 
 
 class FabricLoader:

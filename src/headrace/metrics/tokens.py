@@ -12,8 +12,7 @@ from torch import Tensor
 from headrace.dataset.batch_keys import BAD_SAMPLE, has_rows
 from headrace.padding import length_key
 
-TOKEN_COLUMNS = ('input_ids', 'tokens')
-"""Columns that hold tokens by default."""
+TOKEN_COLUMNS = ('input_ids', 'tokens')  # columns that hold tokens by default
 
 
 def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:

@@ -21,8 +21,7 @@ from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
 from headrace.storage import Retry, StoreOptions, open_store
 
-_FETCHES: Final = 8
-"""Videos that a worker fetches at the same time."""
+_FETCHES: Final = 8  # videos that a worker fetches at the same time
 
 
 class StreamingLAION(StreamingDataset):

@@ -27,11 +27,7 @@ _PROGRESS = {'0': False, '1': True}
 
 
 def flag(text: str) -> bool:
-    """The value of an option that is 0 or 1.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The value of an option that is 0 or 1; ValueError: it is neither."""
     if text not in ('0', '1'):
         raise ValueError(text)
     return text == '1'

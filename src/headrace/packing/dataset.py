@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 
 
 _log = logger_of(__name__)
-_MANY_TOKENS = 1_000_000
-"""Tokens whose tokenising takes about a second of a process."""
+_MANY_TOKENS = 1_000_000  # tokens whose tokenising takes about a second of a process
 
 
 class PackedDataset(StreamingDataset):
@@ -423,8 +422,7 @@ class PackedDataset(StreamingDataset):
         )
 
 
-_EVERY = 256
-"""Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again."""
+_EVERY = 256  # Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again.
 
 
 def sync_lane_states(dataset: StreamingDataset, batches: int) -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.packing.settings import WeightsCount
 
-_KEYS = ('streams', 'stages', 'schedule', 'origin')
-"""The keys of a mixture in a checkpoint."""
+_KEYS = ('streams', 'stages', 'schedule', 'origin')  # the keys of a mixture in a checkpoint
 _MOST_CHANGES = 1000
 
 
@@ -261,8 +260,7 @@ class ShiftedOrder:
         return ids + self._shifts[self._order.mixture.streams_of(ids)]
 
 
-PassOrder: TypeAlias = 'Order | ShiftedOrder'
-"""The documents of a pass."""
+PassOrder: TypeAlias = 'Order | ShiftedOrder'  # the documents of a pass
 
 
 def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: OrderConfig, epoch: int) -> PassOrder:
@@ -292,8 +290,7 @@ def check_streams(earlier: Collection[EarlierMixture], now: Mixture) -> None:
                 )
 
 
-_TURNS = 1 << 20
-"""Sequences of each lane that make an epoch of the proportions, which are rounded to them."""
+_TURNS = 1 << 20  # sequences of each lane that make an epoch of the proportions, which are rounded to them
 _KEPT_EPOCHS = 2  # the one of the batches, and the one of the look-ahead
 
 

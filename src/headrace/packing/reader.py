@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
 
-BLOCK = 16
-"""Documents of a block in a turn of the lanes, on average."""
+BLOCK = 16  # Documents of a block in a turn of the lanes, on average
 _KEPT = 64  # blocks behind the latest, for lanes that are behind
 
 

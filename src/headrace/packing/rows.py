@@ -10,8 +10,7 @@ import torch
 
 from headrace.packing.lane import Piece
 
-IGNORED = -100
-"""The label that PyTorch's and Hugging Face's losses ignore."""
+IGNORED = -100  # the label that PyTorch's and Hugging Face's losses ignore
 
 
 def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id: int) -> dict[str, torch.Tensor]:

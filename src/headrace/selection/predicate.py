@@ -70,12 +70,7 @@ class Predicate(Protocol):
         ...
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:
-        """Which of the rows int64[n] of a shard are kept, bool[n].
-
-        Raises:
-            StreamError: a value is not of the kind that it is compared with.
-            ShardError: the shard is damaged.
-        """
+        """Which of the rows int64[n] of a shard are kept, bool[n]; StreamError: values of another kind."""
         ...
 
 
@@ -151,8 +146,7 @@ def _not_here(_: dict[str, Any]) -> object:
 
 
 Scalar: TypeAlias = 'str | int | float | bool | None'
-Test: TypeAlias = 'tuple[tuple[str, Any], ...]'
-"""Operators and operands, sorted: a value, a tuple of values, or a test."""
+Test: TypeAlias = 'tuple[tuple[str, Any], ...]'  # Operators and operands, sorted: a value, a tuple of values, or a test
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,11 +78,7 @@ class Subset:
         return [list(pair) for pair in self.ranges]
 
     def within(self, samples: int, title: str) -> npt.NDArray[np.int64]:
-        """The ranges in a stream of so many samples, int64[n, 2].
-
-        Raises:
-            StreamError: one lies beyond the end.
-        """
+        """The ranges in a stream of so many samples, int64[n, 2]; StreamError: one lies beyond the end."""
         for start, stop in self.ranges:
             if start >= samples or (stop or 0) > samples:
                 raise StreamError(
@@ -199,11 +195,7 @@ class Selection:
 
     @classmethod
     def read(cls, *, subset: object, fraction: object, fraction_seed: object, where: object) -> Selection | None:
-        """The selection of a stream's arguments; None if it is every sample.
-
-        Raises:
-            StreamError: an argument breaks its rule.
-        """
+        """The selection of a stream's arguments; None if it is every sample."""
         values: dict[str, Any] = {}
         readers: dict[str, tuple[object, Callable[[object, list[Mistake]], Any], type]] = {
             'subset': (subset, Subset.read, Subset),
@@ -234,14 +226,7 @@ class Selection:
         return ', '.join(said)
 
     def apply(self, shards: Shards) -> tuple[RowSelection, str]:
-        """The selected rows of a stream's shards, and a text that identifies them.
-
-        Raises:
-            EmptyDatasetError: nothing is.
-            StreamError: the selection names samples or columns that there are not, or compares text with numbers.
-            StorageError, FormatError: a shard that `where` has to look at cannot be fetched or read.
-            CacheError: the folder for the bitmap cannot be written to.
-        """
+        """The selected rows of a stream's shards, and a text that identifies them; EmptyDatasetError: none are."""
         sizes = shards.sizes
         samples = int(sizes.sum())
         ranges = None if self.subset is None else SelectedRanges(sizes, self.subset.within(samples, shards.title))

@@ -154,10 +154,8 @@ _LABELS: Final = {
 }
 _CONDITIONS: Final = tuple(name for name in _LABELS if name not in SETTINGS)
 _SIZES: Final = frozenset({'bandwidth', 'cache_limit'})
-MOST_SECONDS: Final = 60.0
-"""Real time of a run on the page, after which it is ended; others wait meanwhile."""
-MOST_MEMORY: Final = 4 << 30
-"""Bytes of a run on the page."""
+MOST_SECONDS: Final = 60.0  # real time of a run on the page, after which it is ended; others wait meanwhile
+MOST_MEMORY: Final = 4 << 30  # bytes of a run on the page
 # Not a fork of the server, whose threads may hold locks. The process that forks loads this module once.
 _CONTEXT: Final = multiprocessing.get_context('forkserver')
 _UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))

@@ -16,8 +16,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.packing import PackedDataset, Packing, load_tokenizer
 
 _PACKED: Final = ('best_fit', 'concatenate')
-_NO_LABEL: Final = -100
-"""A token that the loss leaves out."""
+_NO_LABEL: Final = -100  # A token that the loss leaves out
 
 
 class StreamingText(StreamingDataset):

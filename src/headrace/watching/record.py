@@ -32,8 +32,7 @@ from headrace.order.config import ORDER_ARGUMENTS
 from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
 
-RECORD = 'headrace.record'
-"""Name of the file in a run's folder."""
+RECORD = 'headrace.record'  # name of the file in a run's folder
 
 _CHECKSUM = 8  # digits
 

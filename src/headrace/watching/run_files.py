@@ -16,8 +16,7 @@ from headrace.metrics import DataMeter
 from headrace.storage.whole_file import whole_file
 from headrace.watching.record import RunRecorder
 
-STATUS_FOLDER = 'headrace-status'
-"""Name of the folder of these files in a run's folder."""
+STATUS_FOLDER = 'headrace-status'  # name of the folder of these files in a run's folder
 
 
 class RankStatus:

@@ -33,22 +33,17 @@ from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path
 from headrace.storage.stores.local import LocalStore
 
 _JPEG: Final = ('.jpg', '.jpeg')
-_EXTENSIONS: Final = (*_JPEG, '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp')
-"""Those of torchvision."""
+_EXTENSIONS: Final = (*_JPEG, '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp')  # those of torchvision
 _HEADS: Final = (
     *(b'\xff\xd8\xff', b'\x89PNG', b'BM', b'II*\0', b'MM\0*', b'RIFF'),
     *(b'P%d' % number for number in range(1, 7)),
 )
 """First bytes of images of these extensions."""
 _SPLITS: Final = frozenset({'train', 'training', 'val', 'valid', 'validation', 'test', 'testing'})
-_REQUESTS: Final = 16
-"""Images that one process requests from a store at the same time."""
-_ROW_BYTES: Final = 16
-"""Bytes of a row besides its image and its path: label, sizes, and offset."""
-_ROWS: Final = 1024
-"""Rows of a shard that are read at one time."""
-_AHEAD: Final = 2
-"""Parts of a store that one process reads and decodes at the same time."""
+_REQUESTS: Final = 16  # images that one process requests from a store at the same time
+_ROW_BYTES: Final = 16  # bytes of a row besides its image and its path: label, sizes, and offset
+_ROWS: Final = 1024  # rows of a shard that are read at one time
+_AHEAD: Final = 2  # parts of a store that one process reads and decodes at the same time
 
 
 def is_image(key: str) -> bool:

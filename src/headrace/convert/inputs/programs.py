@@ -19,16 +19,11 @@ from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
 from headrace.sources.ledger import Ledger
 
-ENOUGH: Final = 16
-"""Samples that tell the columns."""
-_MEASURED: Final = 16
-"""Rows that are read to estimate the size of all."""
-_SUBSETS: Final = 4
-"""Subsets of subsets through which the root of a dataset is looked for."""
-_BLOCK: Final = 4 << 20
-"""Bytes of a block of rows of Hugging Face's, about."""
-_MAX_ROWS: Final = 4096
-"""Of a block."""
+ENOUGH: Final = 16  # samples that tell the columns
+_MEASURED: Final = 16  # rows that are read to estimate the size of all
+_SUBSETS: Final = 4  # subsets of subsets through which the root of a dataset is looked for
+_BLOCK: Final = 4 << 20  # bytes of a block of rows of Hugging Face's, about
+_MAX_ROWS: Final = 4096  # of a block
 
 
 class FunctionInputs(Inputs):

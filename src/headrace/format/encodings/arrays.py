@@ -32,8 +32,7 @@ _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
     66: np.dtype('<f8'),
 }
 _CODE_OF_NAME: Final[dict[str, int]] = {dtype.name: code for code, dtype in _DTYPE_OF_CODE.items()}
-DTYPES: Final = tuple(_CODE_OF_NAME)
-"""Names of the dtypes that arrays may have."""
+DTYPES: Final = tuple(_CODE_OF_NAME)  # names of the dtypes that arrays may have
 _SUPPORTED: Final = ', '.join(DTYPES)
 
 _MAX_SAMPLE_BYTES: Final = (1 << 32) - 1

@@ -125,8 +125,7 @@ class Encoding(ABC):
         return None
 
 
-ENCODINGS: Final[dict[str, Encoding]] = {}
-"""Encodings by name without parameters, registered ones included."""
+ENCODINGS: Final[dict[str, Encoding]] = {}  # encodings by name without parameters, registered ones included
 
 _Encoding = TypeVar('_Encoding', bound=Encoding)
 

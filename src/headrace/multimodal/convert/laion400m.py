@@ -40,10 +40,8 @@ _NAMES: Final = {
     'original_width': ('original_width',), 'original_height': ('original_height',),
 }  # fmt: skip
 """Names in LAION's files and in those of img2dataset."""
-_ROWS: Final = 512
-"""Of a block, which one process reads at a time."""
-_ROW_BYTES: Final = 48 << 10
-"""Of a row with its image, about."""
+_ROWS: Final = 512  # of a block, which one process reads at a time
+_ROW_BYTES: Final = 48 << 10  # of a row with its image, about
 _ENOUGH: Final = 64
 """Rows of a block that fail without one answer of a server, from which on the network counts as down."""
 _QUALITY: Final = 95

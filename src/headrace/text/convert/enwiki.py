@@ -33,10 +33,8 @@ main = ORIGINAL.main
 _COLUMNS: Final = {'id': 'int', 'title': 'str', 'text': 'str'}
 _DUMP: Final = re.compile(r'.*pages-(articles|meta).*\.xml(-p\d+p\d+)?(\.bz2|\.gz)?')
 _RUN: Final = 32 << 20
-_UNPACKED: Final = 2
-"""Bytes of plain text for a compressed byte, about."""
-_STREAM: Final = re.compile(rb'BZh[1-9]1AY&SY')
-"""The first bytes of a bzip2 stream with content."""
+_UNPACKED: Final = 2  # bytes of plain text for a compressed byte, about
+_STREAM: Final = re.compile(rb'BZh[1-9]1AY&SY')  # the first bytes of a bzip2 stream with content
 _HEAD: Final = 10
 _READ: Final = 1 << 20
 _PIECE: Final = 1 << 18

@@ -18,8 +18,7 @@ from headrace.sources.ranges import algorithm_of, unpack
 
 _SampleOf: TypeAlias = 'Callable[[Mapping[str, Any]], dict[str, Any]]'
 _READ: Final = 1 << 20
-_UNPACKED: Final = 3
-"""Bytes of text for a compressed byte, about."""
+_UNPACKED: Final = 3  # bytes of text for a compressed byte, about
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

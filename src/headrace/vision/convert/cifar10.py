@@ -32,16 +32,13 @@ _FOLDER: Final = 'cifar-10-batches-py'
 _ARCHIVE: Final = 'cifar-10-python.tar.gz'
 _BATCHES: Final = {'train': tuple(f'data_batch_{number}' for number in range(1, 6)), 'val': ('test_batch',)}
 _META: Final = 'batches.meta'
-_ROWS: Final = 10_000
-"""Images of a batch."""
+_ROWS: Final = 10_000  # images of a batch
 _PIXELS: Final = 32 * 32 * 3
 _ROW_BYTES: Final = _PIXELS + 47
 _CLASSES: Final = 10
-_MOST_BYTES: Final = 1 << 28
-"""Of a file of the archive: a batch has 31 MB."""
+_MOST_BYTES: Final = 1 << 28  # of a file of the archive: a batch has 31 MB
 
-_Record = tuple[int, Member]
-"""Number of the batch in its split, and its file."""
+_Record = tuple[int, Member]  # number of the batch in its split, and its file
 
 
 def _read(root: Path, record: _Record) -> Iterator[Mapping[str, Any] | BadRow]:

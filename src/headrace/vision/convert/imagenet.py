@@ -37,8 +37,7 @@ from headrace.vision.convert.images import check_image, check_resize, shrink, sh
 main = ORIGINAL.main
 
 _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
-_ROW_BYTES: Final = 24
-"""Bytes of a row besides its image: two integers, a size, an offset."""
+_ROW_BYTES: Final = 24  # bytes of a row besides its image: two integers, a size, an offset
 _TARS: Final = {'train': 'ILSVRC2012_img_train.tar', 'val': 'ILSVRC2012_img_val.tar'}
 _VAL_NAME: Final = re.compile(r'ILSVRC2012_val_(\d{8})\.JPEG')
 _DEVKIT: Final = 'ILSVRC2012_devkit_t12'

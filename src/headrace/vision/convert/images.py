@@ -20,8 +20,7 @@ def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(count) if shuffle else np.arange(count)
 
 
-_KINDS: Final = ('JPEG', 'PNG')
-"""Formats that are tried: for some others, Pillow runs a program on the file."""
+_KINDS: Final = ('JPEG', 'PNG')  # formats that are tried: for some others, Pillow runs a program on the file
 
 
 def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, int]:

@@ -23,8 +23,7 @@ main = ORIGINAL.main
 _COLUMNS: Final = {**COLUMNS, 'content_path': 'str'}
 _ROW_BYTES: Final = 400
 
-_Record = tuple[int, str]
-"""The number of a sample, and the time at which the index was written."""
+_Record = tuple[int, str]  # the number of a sample, and the time at which the index was written
 
 
 @lru_cache(1)
