@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import json
-import os
 import struct
 import subprocess
 import uuid
@@ -15,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.convert import convert
-from headrace.errors import ConfigError, EmptyDatasetError, FormatError, ResumeError, StreamError
+from headrace import StreamingDataLoader, Topology
+from headrace.errors import ConfigError, EmptyDatasetError, FormatError, StreamError
 from headrace.sources import delta
-from headrace.testing.oracle import World, check_resume
-from tests.support.sources.tables import as_parquet, by_id, dataset, rows_of
+from tests.support.sources.tables import DeltaTable, by_id, dataset, read_logs_here, rows_of
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
@@ -31,71 +27,12 @@ PROCESS = subprocess.run
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read logs in this process, which saves the start of another one."""
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        try:
-            delta._write(command[3], Path(command[4]))  # pyright: ignore[reportPrivateUsage]
-        except Exception as error:
-            return subprocess.CompletedProcess(command, 1, b'', str(error).encode())
-        return subprocess.CompletedProcess(command, 0, b'', b'')
-
-    monkeypatch.setattr(delta.subprocess, 'run', run)
-
-
-def rows(first: int, count: int) -> Any:
-    numbers = range(first, first + count)
-    return pa.table(
-        {
-            'id': pa.array(numbers, pa.int64()),
-            'text': pa.array([None if n % 7 == 3 else f'ä {n}' for n in numbers], pa.string()),
-            'small': pa.array([n % 100 for n in numbers], pa.int8()),
-            'half': pa.array([n / 2 for n in numbers], pa.float32()),
-            'flag': pa.array([n % 2 == 0 for n in numbers]),
-            'bin': pa.array([bytes([n % 256]) * 3 for n in numbers], pa.binary()),
-            'day': pa.array([dt.date(2024, 1, 1 + n % 2) for n in numbers]),
-            'at': pa.array(
-                [dt.datetime(2024, 1, 1, n % 24, tzinfo=dt.timezone.utc) for n in numbers], pa.timestamp('us', 'UTC')
-            ),
-            'price': pa.array([decimal.Decimal(n) / 4 for n in numbers], pa.decimal128(9, 2)),
-            'tokens': pa.array([[n] * (1 + n % 3) for n in numbers], pa.list_(pa.int32())),
-            'deep': pa.array([{'a': n, 'b': [{'c': str(n)}]} for n in numbers]),
-            'lang': pa.array([None if n % 3 == 2 else ['d/ e%', 'en'][n % 3] for n in numbers], pa.string()),
-        }
-    )
+    read_logs_here(monkeypatch)
 
 
 @pytest.fixture(scope='module')
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six versions: two appends, rows deleted, a partition overwritten, a checkpoint, a column added."""
-    path = tmp_path_factory.mktemp('a table') / 'data'
-    deltalake.write_deltalake(path, rows(0, 60), partition_by=['day', 'lang'])
-    deltalake.write_deltalake(path, rows(60, 40), mode='append')
-    opened = deltalake.DeltaTable(path)
-    opened.delete('id % 10 = 4')
-    opened.create_checkpoint()
-    deltalake.write_deltalake(
-        path,
-        rows(100, 30).filter(pa.array([n % 3 == 1 for n in range(100, 130)])),
-        mode='overwrite',
-        predicate="lang = 'en'",
-    )
-    more = rows(200, 12).append_column('more', pa.array([f'm{n}' for n in range(12)]))
-    deltalake.write_deltalake(path, more, mode='append', schema_mode='merge')
-    return path
-
-
-def right(table: Path, folder: Path, version: int | None = None) -> list[dict[str, Any]]:
-    return as_parquet(deltalake.DeltaTable(table, version=version).to_pyarrow_table(), folder)
-
-
-def test_every_value_of_every_version(table: Path, tmp_path: Path) -> None:
-    newest = rows_of(table, tmp_path / 'cache', format='delta')
-    assert newest == right(table, tmp_path / 'right')
-    assert rows_of(table, tmp_path / 'cache') == newest
-    for version in range(5):
-        found = rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': version})
-        assert found == right(table, tmp_path / 'right', version), version
+    return DeltaTable.evolved(tmp_path_factory.mktemp('a table')).place
 
 
 def test_a_time_stands_for_the_last_version_until_then(table: Path, tmp_path: Path) -> None:
@@ -117,24 +54,6 @@ def test_a_version_is_a_number_or_a_time(table: Path, tmp_path: Path, version: A
         rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': version})
 
 
-def test_a_version_that_is_not_there_is_refused_with_those_that_are(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match='has the versions 0 to 4, but `version` is 9'):
-        rows_of(table, tmp_path / 'cache', format='delta', format_options={'version': 9})
-
-
-def test_partitions_are_chosen_and_the_table_is_converted(
-    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level('INFO', logger='headrace')
-    whole = right(table, tmp_path / 'right')
-    found = rows_of(table, tmp_path / 'cache', columns=['id'], where={'lang': {'equals': 'en', 'not': None}})
-    assert found == [{'id': row['id']} for row in whole if row['lang'] == 'en']
-    assert 'as delta, version 4.' in caplog.text
-    assert 'of other versions of the table, such as day=' in caplog.text
-    convert(str(table), tmp_path / 'out', format='delta', progress_bar=False)
-    assert by_id([*StreamingDataset(local=str(tmp_path / 'out'), batch_size=1)]) == whole
-
-
 def test_a_log_is_read_in_another_process_and_workers_are_forked(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,68 +61,17 @@ def test_a_log_is_read_in_another_process_and_workers_are_forked(
     (tmp_path / 'here').mkdir()
     (tmp_path / 'here/select.py').write_text('raise RuntimeError')  # as a module of Python is called
     monkeypatch.chdir(tmp_path / 'here')
-    before = {*os.listdir('/proc/self/task')} if Path('/proc').exists() else set[str]()
-    found = dataset(table, tmp_path / 'cache', columns=['id', 'day'])
-    assert not Path('/proc').exists() or {*os.listdir('/proc/self/task')} <= before
+    with monkeypatch.context() as patch:
+        patch.setattr(deltalake, 'DeltaTable', None)  # of this process
+        found = dataset(table, tmp_path / 'cache', columns=['id', 'day'])
     loader = StreamingDataLoader(found, num_workers=2, topology=Topology())
     ids = [number for batch in loader for number in batch['id'].tolist()]
-    assert sorted(ids) == [row['id'] for row in right(table, tmp_path / 'right')]
+    assert sorted(ids) == sorted(deltalake.DeltaTable(table).to_pyarrow_table()['id'].to_pylist())
     broken = tmp_path / 'broken'
     deltalake.write_deltalake(broken, pa.table({'id': [1]}))
     (broken / '_delta_log/00000000000000000000.json').write_text('{"add": 1}\n')
     with pytest.raises(FormatError, match='Version 0 of the Delta table .*broken cannot be read: .*Restore its log'):
         rows_of(broken, tmp_path / 'other')
-
-
-def test_a_mixture_from_a_bucket_resumes_on_other_ranks(table: Path, tmp_path: Path, s3_server: Any) -> None:
-    bucket, client = s3_server.new_bucket(), s3_server.client()
-    for path in table.rglob('*'):
-        if path.is_file():
-            client.upload_file(str(path), bucket, f'lake/{path.relative_to(table)}')
-    (tmp_path / 'lines').mkdir()
-    (tmp_path / 'lines/a.jsonl').write_text(''.join(json.dumps({'id': 1000 + n}) + '\n' for n in range(40)))
-    pq.write_table(pa.table({'id': range(2000, 2050)}), tmp_path / 'a.parquet')
-
-    def make(topology: Topology, workers: int) -> StreamingDataLoader:
-        remotes = {'delta': f's3://{bucket}/lake', 'jsonl': tmp_path / 'lines', 'parquet': tmp_path / 'a.parquet'}
-        streams = [
-            Stream(remote=str(remote), local=str(tmp_path / 'caches' / name), name=name, columns=['id'], proportion=1)
-            for name, remote in remotes.items()
-        ]
-        found = StreamingDataset(
-            streams=streams, batch_size=24 // topology.replicas, shuffle=True, num_canonical_nodes=2, epoch_size=240
-        )
-        return StreamingDataLoader(found, num_workers=workers, topology=topology)
-
-    ids = {number for batch in make(Topology(), 0) for number in batch['id'].tolist()}
-    assert len(ids & {row['id'] for row in right(table, tmp_path / 'right')}) == 80
-    assert check_resume(make, [World(), World(ranks=2), World(ranks=4, nodes=2)], every=6) > 2
-
-
-def test_a_resume_names_the_version_to_choose(tmp_path: Path) -> None:
-    table = tmp_path / 'table'
-    deltalake.write_deltalake(table, pa.table({'id': range(40)}))
-
-    def loader(**options: Any) -> StreamingDataLoader:
-        return StreamingDataLoader(dataset(table, tmp_path / 'cache', format='delta', **options), topology=Topology())
-
-    pinned = {'format_options': {'version': 0}}
-    dataset(table, tmp_path / 'cache', format='delta', **pinned)
-    begun = loader()
-    batches = iter(begun)
-    seen = [number for _ in range(3) for number in next(batches)['id'].tolist()]
-    state = begun.state_dict()
-    deltalake.write_deltalake(table, pa.table({'id': range(40, 50)}), mode='append')
-    with pytest.raises(ResumeError, match=r'\(version 0\).*\(version 1\)'):
-        changed = loader()
-        changed.load_state_dict(state)
-        next(iter(changed))
-    again = loader(on_changed_data='refuse', **pinned)  # the new version is none of its data
-    again.load_state_dict(state)
-    assert sorted(seen + [number for batch in again for number in batch['id'].tolist()]) == list(range(40))
-    with pytest.raises(StreamError, match='have changed'):
-        deltalake.write_deltalake(table, pa.table({'id': [0]}), mode='append')
-        loader(on_changed_data='refuse')
 
 
 # Logs with what `deltalake` does not write.

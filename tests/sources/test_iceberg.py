@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import json
 import shutil
 import struct
@@ -12,18 +10,14 @@ from typing import Any
 
 import pytest
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.convert import convert
-from headrace.errors import ConfigError, EmptyDatasetError, FormatError, ResumeError, StreamError
-from headrace.testing.oracle import World, check_resume
-from tests.support.sources.tables import as_parquet, by_id, dataset, rows_of
+from headrace.errors import ConfigError, EmptyDatasetError, FormatError, StreamError
+from tests.support.sources.tables import IcebergTable, as_parquet, numbers, rows_of
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
 pytest.importorskip('pyiceberg')
 pytest.importorskip('sqlalchemy')
 
-from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
 from pyiceberg.manifest import (  # noqa: E402
     DataFile,
     DataFileContent,
@@ -36,89 +30,23 @@ from pyiceberg.manifest import (  # noqa: E402
     write_manifest_list,
 )
 from pyiceberg.typedef import Record  # noqa: E402
-from pyiceberg.types import LongType, StringType  # noqa: E402
 
 
-def rows(first: int, count: int) -> Any:
-    numbers = range(first, first + count)
-    utc = dt.timezone.utc
-    return pa.table(
-        {
-            'id': pa.array(numbers, pa.int64()),
-            'text': pa.array([None if n % 7 == 3 else f'ä {n}' for n in numbers], pa.string()),
-            'small': pa.array([n % 100 for n in numbers], pa.int32()),
-            'half': pa.array([n / 2 for n in numbers], pa.float32()),
-            'flag': pa.array([n % 2 == 0 for n in numbers]),
-            'bin': pa.array([bytes([n % 256]) * 3 for n in numbers], pa.binary()),
-            'key': pa.array([bytes([n % 256]) * 16 for n in numbers], pa.binary(16)),
-            'day': pa.array([dt.date(2024, 1, 1 + n % 2) for n in numbers]),
-            'at': pa.array([dt.datetime(2024, 1, 1, n % 24, tzinfo=utc) for n in numbers], pa.timestamp('us', 'UTC')),
-            'price': pa.array([decimal.Decimal(n) / 4 for n in numbers], pa.decimal128(9, 2)),
-            'tokens': pa.array([[n] * (1 + n % 3) for n in numbers], pa.list_(pa.int32())),
-            'deep': pa.array([{'a': n, 'b': [{'c': str(n)}]} for n in numbers]),
-            'lang': pa.array([None if n % 3 == 2 else ['d/ e%', 'en'][n % 3] for n in numbers], pa.string()),
-        }
-    )
-
-
-def catalog(folder: Path) -> Any:
-    folder.mkdir(parents=True, exist_ok=True)
-    found = SqlCatalog('c', uri=f'sqlite:///{folder}/catalog.db', warehouse=f'file://{folder}')
-    found.create_namespace('ns')
-    return found
+def new_table(folder: Path, data: Any) -> Any:
+    return IcebergTable.of(folder, data).own
 
 
 def folder_of(table: Any) -> Path:
     return Path(table.location().removeprefix('file://'))
 
 
-def new_table(folder: Path, data: Any, **properties: str) -> Any:
-    found = catalog(folder).create_table('ns.t', schema=data.schema, properties=properties)
-    found.append(data)
-    return found
-
-
 @pytest.fixture(scope='module')
 def table(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Partitions that change, columns that are renamed, moved, widened, dropped and added, and rows that go."""
-    data = rows(0, 60)
-    found = catalog(tmp_path_factory.mktemp('ware house')).create_table('ns.t', schema=data.schema)
-    with found.update_spec() as spec:
-        spec.add_identity('day')
-        spec.add_identity('lang')
-    found.append(data)
-    found.delete('id >= 10 and id < 20')
-    with found.update_schema() as schema:
-        schema.rename_column('text', 'words')
-    with found.update_schema() as schema:
-        schema.add_column('text', StringType())
-        schema.update_column('small', field_type=LongType())
-        schema.delete_column('half')
-        schema.move_first('lang')
-        schema.rename_column(('deep', 'a'), 'z')
-        schema.add_column(('deep', 'more'), LongType())
-    with found.update_spec() as spec:
-        spec.remove_field('lang')
-    more = rows(100, 10).select(['id', 'bin', 'key', 'day'])
-    for name, values in {'words': ['w'] * 10, 'text': ['new'] * 10, 'small': [1 << 40] * 10}.items():
-        more = more.append_column(name, pa.array(values))
-    found.append(more)
-    found.overwrite(more.slice(0, 1).set_column(0, 'id', pa.array([7])), overwrite_filter='id = 7')
-    return found
+    return IcebergTable.evolved(tmp_path_factory.mktemp('ware house')).own
 
 
-def right(table: Any, folder: Path, snapshot: int | None = None) -> list[dict[str, Any]]:
-    return as_parquet(table.scan(snapshot_id=snapshot).to_arrow(), folder)
-
-
-def test_every_value_of_every_snapshot(table: Any, tmp_path: Path) -> None:
-    place = folder_of(table)
-    assert rows_of(place, tmp_path / 'cache') == right(table, tmp_path / 'right')
-    assert len(table.snapshots()) > 4
-    for snapshot in (one.snapshot_id for one in table.snapshots()):
-        if len(expected := table.scan(snapshot_id=snapshot).to_arrow()):
-            found = rows_of(place, tmp_path / 'cache', format='iceberg', format_options={'snapshot': snapshot})
-            assert found == as_parquet(expected, tmp_path / 'right'), snapshot
+def right(table: Any, folder: Path) -> list[dict[str, Any]]:
+    return as_parquet(table.scan().to_arrow(), folder)
 
 
 def test_metadata_of_a_catalog_and_copies(table: Any, tmp_path: Path) -> None:
@@ -150,74 +78,10 @@ def test_options_are_checked(table: Any, tmp_path: Path, options: dict[str, Any]
         rows_of(folder_of(table), tmp_path / 'cache', format='iceberg', format_options=options)
 
 
-def test_what_is_not_there_is_refused(table: Any, tmp_path: Path) -> None:
-    place, cache = folder_of(table), tmp_path / 'cache'
-    with pytest.raises(FormatError, match=r'has the snapshots \d+, .*, but `snapshot` is 5'):
-        rows_of(place, cache, format='iceberg', format_options={'snapshot': 5})
+def test_metadata_that_are_not_there_are_refused(table: Any, tmp_path: Path) -> None:
+    named = {'format': 'iceberg', 'format_options': {'metadata': 'x.metadata.json'}}
     with pytest.raises(StreamError, match="has no metadata file 'x.metadata.json'"):
-        rows_of(place, cache, format='iceberg', format_options={'metadata': 'x.metadata.json'})
-    with pytest.raises(FormatError, match="This is a table .* Read it with `format='iceberg'`"):
-        rows_of(place, cache, format='parquet')
-
-
-def test_partitions_are_chosen_and_the_table_is_converted(table: Any, tmp_path: Path, caplog: Any) -> None:
-    caplog.set_level('INFO', logger='headrace')
-    whole, place = right(table, tmp_path / 'right'), folder_of(table)
-    where = {'lang': {'equals': 'en', 'not': None}}
-    found = rows_of(place, tmp_path / 'cache', columns=['id'], where=where)
-    assert found == [{'id': row['id']} for row in whole if row['lang'] == 'en']
-    assert f'as iceberg, snapshot {table.current_snapshot().snapshot_id}. Left out ' in caplog.text
-    assert 'of other versions of the table, such as data/' in caplog.text
-    convert(str(place), tmp_path / 'out', format='iceberg', progress_bar=False)
-    assert by_id([*StreamingDataset(local=str(tmp_path / 'out'), batch_size=1)]) == whole
-
-
-def test_a_mixture_from_a_bucket_resumes_on_other_ranks(table: Any, tmp_path: Path, s3_server: Any) -> None:
-    bucket, client, place = s3_server.new_bucket(), s3_server.client(), folder_of(table)
-    for path in place.rglob('*'):
-        if path.is_file():
-            client.upload_file(str(path), bucket, f'lake/{path.relative_to(place)}')
-    (tmp_path / 'lines').mkdir()
-    (tmp_path / 'lines/a.jsonl').write_text(''.join(json.dumps({'id': 1000 + n}) + '\n' for n in range(40)))
-    pq.write_table(pa.table({'id': range(2000, 2050)}), tmp_path / 'a.parquet')
-
-    def make(topology: Topology, workers: int) -> StreamingDataLoader:
-        remotes = {'iceberg': f's3://{bucket}/lake', 'jsonl': tmp_path / 'lines', 'parquet': tmp_path / 'a.parquet'}
-        streams = [
-            Stream(remote=str(remote), local=str(tmp_path / 'caches' / name), name=name, columns=['id'], proportion=1)
-            for name, remote in remotes.items()
-        ]
-        found = StreamingDataset(
-            streams=streams, batch_size=24 // topology.replicas, shuffle=True, num_canonical_nodes=2, epoch_size=240
-        )
-        return StreamingDataLoader(found, num_workers=workers, topology=topology)
-
-    ids = {number for batch in make(Topology(), 0) for number in batch['id'].tolist()}
-    assert {row['id'] for row in right(table, tmp_path / 'right')} <= ids
-    assert check_resume(make, [World(), World(ranks=2, workers=2), World(ranks=4, nodes=2)], every=6) > 2
-
-
-def test_a_resume_names_the_snapshot_to_choose(tmp_path: Path) -> None:
-    table = new_table(tmp_path / 'lake', pa.table({'id': pa.array(range(40), pa.int64())}))
-    place, number = folder_of(table), table.current_snapshot().snapshot_id
-
-    def loader(**options: Any) -> StreamingDataLoader:
-        return StreamingDataLoader(dataset(place, tmp_path / 'cache', format='iceberg', **options), topology=Topology())
-
-    pinned = {'format_options': {'snapshot': number}}
-    dataset(place, tmp_path / 'cache', format='iceberg', **pinned)
-    begun = loader()
-    batches = iter(begun)
-    seen = [number for _ in range(3) for number in next(batches)['id'].tolist()]
-    state = begun.state_dict()
-    table.append(pa.table({'id': pa.array(range(40, 50), pa.int64())}))
-    with pytest.raises(ResumeError, match=rf'\(snapshot {number}\).*\(snapshot \d+\)'):
-        changed = loader()
-        changed.load_state_dict(state)
-        next(iter(changed))
-    again = loader(on_changed_data='refuse', **pinned)
-    again.load_state_dict(state)
-    assert sorted(seen + [number for batch in again for number in batch['id'].tolist()]) == list(range(40))
+        rows_of(folder_of(table), tmp_path / 'cache', **named)
 
 
 # Deleted rows, which `pyiceberg` reads and does not write.
@@ -282,7 +146,7 @@ def puffin(file: str, deleted: list[int]) -> bytes:
 
 
 def test_deleted_rows_are_left_out_and_cached_shards_are_made_anew(tmp_path: Path) -> None:
-    table = new_table(tmp_path / 'lake', pa.table({'id': pa.array(range(40), pa.int64())}))
+    table = new_table(tmp_path / 'lake', numbers(0, 40))
     place, file = folder_of(table), data_file(table)
     assert len(rows_of(place, tmp_path / 'cache')) == 40
     pq.write_table(
@@ -322,12 +186,12 @@ def test_files_without_ids_are_read_by_the_names_that_the_table_maps(tmp_path: P
 
 
 def test_files_elsewhere_and_tables_without_rows_are_refused(tmp_path: Path) -> None:
-    table = new_table(tmp_path / 'lake', pa.table({'id': pa.array(range(5), pa.int64())}))
+    table = new_table(tmp_path / 'lake', numbers(0, 5))
     place, cache = folder_of(table), tmp_path / 'cache'
     Path(data_file(table).removeprefix('file://')).unlink()
     with pytest.raises(FormatError, match=r'has the file data/.*.parquet, which is not there.*choose another `snap'):
         rows_of(place, cache)
-    pq.write_table(pa.table({'id': pa.array([9], pa.int64())}), tmp_path / 'other.parquet')
+    pq.write_table(numbers(9, 1), tmp_path / 'other.parquet')
     table.add_files([f'file://{tmp_path}/other.parquet'])
     with pytest.raises(FormatError, match='other.parquet, which is not below its location'):
         rows_of(place, cache)
@@ -337,10 +201,10 @@ def test_files_elsewhere_and_tables_without_rows_are_refused(tmp_path: Path) -> 
     (place / 'metadata/00009-b.metadata.json').write_text('{}')
     with pytest.raises(FormatError, match='have the same number. Say which is right with `metadata`'):
         rows_of(place, cache)
-    empty = catalog(tmp_path / 'empty').create_table('ns.t', schema=table.schema())
+    empty = IcebergTable(tmp_path / 'empty', numbers(0, 0)).own
     with pytest.raises(FormatError, match='has the snapshots none, but no current one'):
         rows_of(folder_of(empty), cache / 'b', format='iceberg')
-    empty.append(pa.table({'id': pa.array([], pa.int64())}))
+    empty.append(numbers(0, 0))
     with pytest.raises(EmptyDatasetError, match='have no rows'):
         rows_of(folder_of(empty), cache / 'c', format='iceberg')
     with pytest.raises(FormatError, match='reads one Iceberg table, but here are several'):
@@ -348,7 +212,7 @@ def test_files_elsewhere_and_tables_without_rows_are_refused(tmp_path: Path) -> 
 
 
 def test_a_hint_names_the_newest_metadata(tmp_path: Path) -> None:
-    table = new_table(tmp_path / 'lake', pa.table({'id': pa.array(range(5), pa.int64())}))
+    table = new_table(tmp_path / 'lake', numbers(0, 5))
     place = folder_of(table)
     newest = Path(table.metadata_location.removeprefix('file://'))
     older = sorted((place / 'metadata').glob('00000*.json'))[0].read_text()

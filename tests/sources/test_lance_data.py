@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import importlib.util
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,71 +12,18 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.convert import convert
-from headrace.errors import ConfigError, DiskFullError, FormatError, ShardError, StorageError, StreamError
-from headrace.sources import lance_data
+from headrace.errors import ConfigError, FormatError, ShardError, StreamError
+from headrace.sources import lance_client, lance_data
+from headrace.sources.lance_client import LanceFile
 from headrace.storage import open_store
 from headrace.testing import sources as contract
 from headrace.testing.oracle import World, check_resume
 from headrace.testing.sources import SourceCase, SourceContract
-
-pytest.importorskip('pyarrow')
-if importlib.util.find_spec('lance') is None:  # this process must not import it: it forks
-    pytest.skip('needs pylance', allow_module_level=True)
-
-WRITE = """
-import datetime, sys
-import lance, numpy as np, pyarrow as pa
-
-def table(first, last):
-    ids = range(first, last)
-    tokens = np.arange(first * 8, last * 8, dtype=np.int32)
-    return pa.table({
-        'id': pa.array(ids, pa.int64()),
-        'text': [f'ä "{n}"' for n in ids],
-        'tokens': pa.FixedSizeListArray.from_arrays(pa.array(tokens), 8),
-        'maybe': [None if n % 3 else n for n in ids],
-        'words': [[f'w{n}'] * (n % 4) for n in ids],
-        'numbers': [[(n + k) << 40 for k in range(n % 90 + 1)] for n in ids],
-        'deep': [{'a': n, 'b': [str(n)]} for n in ids],
-        'data': [np.random.default_rng(n).bytes(50 + n % 100 + 8000 * (n >= 100)) for n in ids],
-    })
-
-path, version, rows, of_file = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-batches = table(0, rows).to_reader(500)
-dataset = lance.write_dataset(batches, path, data_storage_version=version, max_rows_per_file=of_file)
-exec(sys.argv[5])
-"""
-
-
-def write(path: Path, rows: int, of_file: int = 1 << 20, then: str = '', version: str = '2.1') -> Path:
-    """A dataset; `then` are statements about the variable `dataset`. This process must not run Lance: it forks."""
-    arguments = [str(path), version, str(rows), str(of_file), then]
-    subprocess.run([sys.executable, '-c', WRITE, *arguments], check=True, capture_output=True)
-    return path
-
-
-def expected(ids: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            'id': n,
-            'text': f'ä "{n}"',
-            'tokens': list(range(8 * n, 8 * n + 8)),
-            'maybe': None if n % 3 else n,
-            'words': [f'w{n}'] * (n % 4),
-            'numbers': [(n + k) << 40 for k in range(n % 90 + 1)],
-            'deep': {'a': n, 'b': [str(n)]},
-            'data': np.random.default_rng(n).bytes(50 + n % 100 + 8000 * (n >= 100)),
-        }
-        for n in ids
-    ]
+from tests.support.sources.lance_datasets import expected, opened, write_lance
 
 
 def plain(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: value.tolist() if hasattr(value, 'tolist') else value for name, value in sample.items()}
-
-
-def opened(data: Path, cache: Path, **options: Any) -> StreamingDataset:
-    return StreamingDataset(remote=str(data), local=str(cache), batch_size=4, **options)
 
 
 def read(*where: Any, **options: Any) -> list[dict[str, Any]]:
@@ -99,7 +41,7 @@ class TestLance(SourceContract):
     @pytest.fixture(scope='class')
     @classmethod
     def written(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return write(tmp_path_factory.mktemp('written') / 'a.lance', 12, 7, "dataset.delete('id = 5')")
+        return write_lance(tmp_path_factory.mktemp('written') / 'a.lance', 12, 7, "dataset.delete('id = 5')")
 
     @pytest.fixture
     def case(self, written: Path) -> SourceCase:
@@ -122,7 +64,7 @@ class TestLance(SourceContract):
 )
 def test_runs_of_rows_need_their_pages_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Values are the same with any content in the holes."""
-    write(tmp_path / 'a', 4000, 3000, "dataset.delete('id % 100 = 7 or (id > 500 and id < 900)')", version)
+    write_lance(tmp_path / 'a', 4000, 3000, "dataset.delete('id % 100 = 7 or (id > 500 and id < 900)')", version)
     monkeypatch.setattr(lance_data, '_PART', 4 << 20)
     monkeypatch.setattr(lance_data, '_joined', sorted)
     rows = [n for n in range(4000) if n % 100 != 7 and not 500 < n < 900]
@@ -136,13 +78,14 @@ def test_runs_of_rows_need_their_pages_only(tmp_path: Path, monkeypatch: pytest.
     total = sum(info.size for info in objects if info.key.endswith('.lance'))
     if version != '2.0':
         assert all(sum(size for _, size in part.ranges) < 0.6 * total for part in source.parts)
-    write_file = lance_data._write
+    write = lance_client._write
 
-    def write_noise(path: Path, pieces: Any, size: int) -> None:
-        write_file(path, [(0, np.random.default_rng(size).bytes(size)), *pieces], size)
+    def write_noise(folder: Path, file: LanceFile) -> None:
+        noise = np.random.default_rng(file.size).bytes(file.size)
+        write(folder, file._replace(pieces=[(0, noise), *file.pieces]))
 
-    for writer in (write_file, write_noise):
-        monkeypatch.setattr(lance_data, '_write', writer)
+    for writer in (write, write_noise):
+        monkeypatch.setattr(lance_client, '_write', writer)
         cache = tmp_path / writer.__name__
         found = read(tmp_path / 'a', cache, columns=columns)
         assert found == [{name: row[name] for name in found[0]} for row in expected(rows)]
@@ -155,7 +98,7 @@ dataset.add_columns({'twice': 'id * 2'})
 dataset.drop_columns(['deep'])
 dataset.delete('id = 49')
 """
-    write(tmp_path / 'a', 30, 20, then)
+    write_lance(tmp_path / 'a', 30, 20, then)
     rows = [{**row, 'twice': 2 * row['id']} for row in expected(range(49))]
     for row in rows:
         del row['deep']
@@ -178,7 +121,7 @@ dataset.delete('id = 49')
 @pytest.mark.slow
 def test_a_mixture_resumes_on_other_ranks_and_an_appended_version_is_another(tmp_path: Path) -> None:
     for number, name in enumerate('ab'):
-        write(tmp_path / name, 40, 15, version=('2.0', '2.1')[number])
+        write_lance(tmp_path / name, 40, 15, version=('2.0', '2.1')[number])
     rows = tmp_path / 'c' / 'c.jsonl'
     rows.parent.mkdir()
     rows.write_text(''.join(f'{{"id": {n}, "text": "x"}}\n' for n in range(40)))
@@ -198,7 +141,9 @@ def test_a_mixture_resumes_on_other_ranks_and_an_appended_version_is_another(tmp
     before = opened(tmp_path / 'b', tmp_path / 'of-b').streams[0].fingerprint
     shutil.copytree(tmp_path / 'b', tmp_path / 'copy')
     assert opened(tmp_path / 'copy', tmp_path / 'cache').streams[0].fingerprint == before
-    write(tmp_path / 'other', 1, then=f"lance.write_dataset(table(40, 50), {str(tmp_path / 'copy')!r}, mode='append')")
+    write_lance(
+        tmp_path / 'other', 1, then=f"lance.write_dataset(table(40, 50), {str(tmp_path / 'copy')!r}, mode='append')"
+    )
     grown = opened(tmp_path / 'copy', tmp_path / 'cache')
     assert len(grown) == 50
     assert grown.streams[0].fingerprint != before
@@ -218,14 +163,14 @@ def test_a_mixture_resumes_on_other_ranks_and_an_appended_version_is_another(tmp
     ],
 )
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path, then: str, version: str, error: str) -> None:
-    write(tmp_path / 'a', 10, then=then, version=version)
+    write_lance(tmp_path / 'a', 10, then=then, version=version)
     with pytest.raises(FormatError, match=error):
         opened(tmp_path / 'a', tmp_path / 'cache')
 
 
 @pytest.mark.slow
 def test_a_missing_file_a_null_that_no_page_tells_of_and_killed_processes(tmp_path: Path) -> None:
-    write(tmp_path / 'a', 20, 10, version='2.0')
+    write_lance(tmp_path / 'a', 20, 10, version='2.0')
     with pytest.raises(ShardError, match="Row 1 of column 'maybe'.* Name the column"):
         read(tmp_path / 'a', tmp_path / 'b')
     named = {'format': 'lance', 'format_options': {'nulls': ['maybe']}}
@@ -235,61 +180,9 @@ def test_a_missing_file_a_null_that_no_page_tells_of_and_killed_processes(tmp_pa
     with pytest.raises(StreamError, match="`nulls` of .* is \\[\\['maybe'\\]\\]"):
         opened(tmp_path / 'a', tmp_path / 'g', format='lance', format_options={'nulls': [['maybe']]})
     found = opened(tmp_path / 'a', tmp_path / 'c', columns=['id'])
-    for process in lance_data._idle[os.getpid()][1]:
+    for process in lance_client._idle[os.getpid()][1]:
         process.kill()
     assert [sample['id'] for sample in found] == list(range(20))
     next((tmp_path / 'a' / 'data').iterdir()).unlink()
     with pytest.raises(FormatError, match='has the file data/.*, which is missing'):
         opened(tmp_path / 'a', tmp_path / 'd')
-
-
-def test_threads_take_turns_at_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / 'a', 60, 5)
-    started: list[int] = []
-    start = lance_data._start
-    monkeypatch.setattr(lance_data, '_start', lambda: started.append(1) or start())
-    monkeypatch.setattr(lance_data, '_idle', {})
-    dataset = opened(tmp_path / 'a', tmp_path / 'b', shuffle=True, columns=['id'])  # a batch needs several parts
-    assert sorted(int(n) for batch in StreamingDataLoader(dataset) for n in batch['id']) == [*range(60)]
-    assert len(started) == 1
-
-
-@pytest.mark.parametrize('call', ['mkdtemp', 'write'])
-def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    write(tmp_path / 'a', 12)
-    dataset = opened(tmp_path / 'a', tmp_path / 'b')
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
-    monkeypatch.setattr(*((tempfile, 'mkdtemp') if call == 'mkdtemp' else (lance_data, '_write')), full)
-    with pytest.raises(DiskFullError, match=f'{tempfile.gettempdir()} has no room for pages of Lance.* set TMPDIR'):
-        dataset[0]
-
-
-def test_a_process_that_is_killed_or_cannot_start_is_no_bad_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / 'a', 12)
-    monkeypatch.setattr(lance_data, '_idle', {})
-    dataset = opened(tmp_path / 'a', tmp_path / 'b', columns=['id'], on_bad_sample='skip')
-    ask = lance_data._ask
-
-    def kill_and_ask(process: subprocess.Popen[bytes], line: bytes) -> Any:
-        process.kill()
-        return ask(process, line)
-
-    def no_process(*_: Any, **__: Any) -> Any:
-        raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lance_data, '_ask', kill_and_ask)
-        with pytest.raises(StorageError, match='was killed'):
-            next(iter(StreamingDataLoader(dataset)))
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, 'Popen', no_process)
-        with pytest.raises(StorageError, match='cannot start'):
-            next(iter(StreamingDataLoader(dataset)))
-    turn, _ = lance_data._idle[os.getpid()]
-    assert not turn.locked()  # or each later read would wait for a minute
-    assert [int(sample['id']) for sample in dataset[:]] == [*range(12)]

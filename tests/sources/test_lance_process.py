@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,29 +11,21 @@ from typing import Any
 
 import pytest
 
-from headrace.sources import lance_data
+from headrace.sources import lance_client
+from tests.support.sources.lance_datasets import write_lance
 
 pa = pytest.importorskip('pyarrow')
-if importlib.util.find_spec('lance') is None:  # this process must not import it: it forks
-    pytest.skip('needs pylance', allow_module_level=True)
-
-WRITE = """
-import sys, lance, pyarrow as pa
-dataset = lance.write_dataset(pa.table({'id': range(12), 'deep': [{'a': 1}] * 12}), sys.argv[1], max_rows_per_file=8)
-dataset.delete('id = 1 or id = 9')
-"""
 
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp('lance data') / 'a')
-    subprocess.run([sys.executable, '-c', WRITE, path], check=True, capture_output=True)
-    return path
+    path = tmp_path_factory.mktemp('lance data') / 'a'
+    return str(write_lance(path, 12, 8, "dataset.delete('id = 1 or id = 9')"))
 
 
 @pytest.fixture
 def process() -> Iterator[Any]:
-    path = Path(lance_data.__file__).with_name('lance_process.py')
+    path = Path(lance_client.__file__).with_name('lance_process.py')
     with subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         yield started
         started.kill()
@@ -52,11 +43,9 @@ def test_a_process_answers_until_its_input_ends(process: Any, data: str) -> None
     fragments = ask(process, path=data, fragment=None)
     assert [json.loads(text)['physical_rows'] for text in fragments['fragment'].to_pylist()] == [8, 4]
     assert fragments['deleted'].to_pylist() == [[1], [1]]
-    assert {name: len(ids) for name, ids in json.loads(fragments.schema.metadata[b'fields']).items()} == {
-        'id': 1,
-        'deep': 2,
-    }
-    assert pa.ipc.read_schema(pa.py_buffer(fragments.schema.metadata[b'schema'])).names == ['id', 'deep']
+    fields = {name: len(ids) for name, ids in json.loads(fragments.schema.metadata[b'fields']).items()}
+    assert (fields['id'], fields['words'], fields['deep']) == (1, 2, 4)
+    assert pa.ipc.read_schema(pa.py_buffer(fragments.schema.metadata[b'schema'])).names == [*fields]
     rows = ask(process, path=data, fragment=0, columns=['id'], offset=2, limit=3, batch_size=2)
     assert rows.to_pydict() == {'id': [3, 4, 5]}  # the offset counts rows that are not deleted
     none = ask(process, path=data, fragment=0, columns=['other'], offset=0, limit=1, batch_size=2)

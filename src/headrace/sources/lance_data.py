@@ -2,45 +2,26 @@
 
 `index` reads the manifest and the end of each data file, where Lance lists the pages of each column. A part is a run of
 rows of a fragment, with the pages that the rows need of the columns that are read. Lance decodes them in a process of
-its own, which never forks and reads local files only (`lance_process`). These have holes where other pages are. Files
-before version 2.1 do not say the rows of pages, so a part is a whole fragment there.
+its own (`lance_client`) from local files, which have holes where other pages are. Files before version 2.1 do not say
+the rows of pages, so a part is a whole fragment there.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import hashlib
-import importlib.util
 import json
-import os
 import re
-import shutil
-import signal
 import struct
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.errors import (
-    ConfigError,
-    DiskFullError,
-    FormatError,
-    MissingDependencyError,
-    ShardError,
-    StorageError,
-    StreamError,
-)
+from headrace.errors import ConfigError, FormatError, ShardError, StreamError
 from headrace.format.encodings.registry import get_mds_encoded_size
 from headrace.sources.arrow_types import arrow_columns, common_columns, import_pyarrow, to_columns
+from headrace.sources.lance_client import LanceFile, ask_lance
 from headrace.sources.parquet import _joined
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_range, read_ranges
@@ -66,8 +47,6 @@ _LAYERS: Final = {1: 6, 2: 5, 3: 8, 4: 2}
 _WITHOUT_NULLS: Final = frozenset({1, 2})
 """Levels without nulls and without empty lists."""
 _NAME_NULLS: Final = 'Name the column in `format_options={"nulls": [...]}`, with `format="lance"`.'
-_PATIENCE: Final = 60.0
-"""Seconds after which a reader takes a process of its own: it may have begun another part itself."""
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
@@ -199,155 +178,21 @@ class LanceSource:
             'limit': described.rows,
             'batch_size': max(1, min(described.rows, 1 << 14, described.rows * _BATCH // max(1, described.size))),
         }
+        pieces: dict[str, list[tuple[int, bytes | memoryview]]] = {self.manifest_key: [(0, self.manifest)]}
+        at = 0
+        for key, begin, size in spans:
+            pieces.setdefault(key, []).append((begin, data[at : at + size]))
+            at += size
+        sizes = {**self.sizes, self.manifest_key: len(self.manifest)}
+        files = (LanceFile(key.removeprefix(self.root), sizes[key], found) for key, found in pieces.items())
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        columns = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
         rows = 0
-        with _folder() as folder:
-            _write(folder / self.manifest_key.removeprefix(self.root), [(0, self.manifest)], len(self.manifest))
-            at = 0
-            pieces: dict[str, list[tuple[int, bytes | memoryview]]] = {}
-            for key, begin, size in spans:
-                pieces.setdefault(key, []).append((begin, data[at : at + size]))
-                at += size
-            for key, found in pieces.items():
-                _write(folder / key.removeprefix(self.root), found, self.sizes[key])
-            schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
-            columns = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
-            for batch in _run(folder, asked, source):
-                yield to_columns(batch, columns, source=source, first_row=rows, fix=_NAME_NULLS)
-                rows += batch.num_rows
+        for batch in ask_lance(files, asked, source):
+            yield to_columns(batch, columns, source=source, first_row=rows, fix=_NAME_NULLS)
+            rows += batch.num_rows
         if rows != described.rows:
             raise ShardError(f'{source} has {described.rows} rows in its index, but {rows} were read. Restore it.')
-
-
-# Lance's process
-
-
-_idle: dict[int, tuple[threading.Lock, list[subprocess.Popen[bytes]]]] = {}
-"""Lance's process, if it has no request, and the turn to use it, by the process that started it: a fork has its own."""
-
-
-def _run(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
-    """What `lance_process` answers.
-
-    Raises:
-        ShardError: Lance cannot read the data.
-        StorageError: its process was killed, or cannot start.
-        MissingDependencyError: it is not installed.
-    """
-    pa = import_pyarrow('Lance datasets')
-    if importlib.util.find_spec('lance') is None:
-        raise MissingDependencyError(
-            "Lance datasets need pylance, which is not installed: pip install 'headrace[lance]'"
-        )
-    turn, idle = _idle.setdefault(os.getpid(), (threading.Lock(), []))
-    line = json.dumps({'path': str(folder), **asked}).encode() + b'\n'
-    has_turn, process, is_done = turn.acquire(timeout=_PATIENCE), None, False
-    try:
-        process = idle.pop() if idle else _start()
-        try:
-            stream = _ask(process, line)
-        except (pa.ArrowException, OSError, ValueError):  # it may have ended while it was idle
-            _end(process)
-            process = _start()
-            stream = _ask(process, line)
-        yield from stream
-        is_done = True
-        if b'error' in (stream.schema.metadata or {}):
-            raise OSError(stream.schema.metadata[b'error'].decode())
-    except StorageError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if process is not None and not is_done and _was_killed(process):
-            raise StorageError(
-                f'The process of Lance that read {source} was killed, as a system does that is short of memory. Use '
-                f'fewer workers or smaller pages, or give it more memory.'
-            ) from error
-        raise ShardError(f'{source} cannot be read by Lance: {error!s:.400}. Restore it.') from error
-    finally:
-        if process is not None and is_done and not idle:
-            idle.append(process)
-        elif process is not None:
-            _end(process)
-        if has_turn:
-            turn.release()
-
-
-def _ask(process: subprocess.Popen[bytes], line: bytes) -> Any:
-    """Send a request, and open the stream of the answer."""
-    pa = import_pyarrow('Lance datasets')
-    assert process.stdin is not None
-    process.stdin.write(line)
-    process.stdin.flush()
-    return pa.ipc.open_stream(pa.PythonFile(process.stdout, 'r'))
-
-
-def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(__file__).with_name('lance_process.py'))]
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none)  # noqa: S603
-    except OSError as error:  # no fault of the data
-        raise StorageError(f'The process of Lance cannot start: {error}. Allow more processes, or memory.') from error
-
-
-def _was_killed(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process ended by a kill, and not by an error of its own, which damaged data can cause."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(1) == -signal.SIGKILL
-    return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # what was not sent is not wanted
-            assert pipe is not None
-            pipe.close()
-
-
-@contextlib.contextmanager
-def _folder() -> Generator[Path]:
-    """A temporary folder. Those of processes that were killed are removed, which their locks tell."""
-    prefix = 'headrace-lance-'
-    for old in Path(tempfile.gettempdir()).glob(f'{prefix}*'):
-        with contextlib.suppress(OSError):  # in use, or of another user
-            lock = os.open(old, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old)
-            finally:
-                os.close(lock)
-    try:
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=prefix))
-            with contextlib.suppress(FileNotFoundError):  # removed by another process, which saw it without a lock
-                lock = os.open(folder, os.O_RDONLY)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if folder.exists():
-                    break
-                os.close(lock)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # not the cache folder, which others would make room in
-            raise DiskFullError(
-                f'{tempfile.gettempdir()} has no room for pages of Lance. Make room there, or set TMPDIR to a larger '
-                f'disk.'
-            ) from error
-        raise
-
-
-def _write(path: Path, pieces: Sequence[tuple[int, bytes | memoryview]], size: int) -> None:
-    """A file of this size with the pieces at their offsets; the rest takes no room."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('xb') as file:
-        file.truncate(size)
-        for offset, piece in pieces:
-            file.seek(offset)
-            file.write(piece)
 
 
 # The manifest
@@ -406,13 +251,12 @@ class _Described:
 
     def __init__(self, base: str, root: str, manifest: bytes, key: str, deletions: Mapping[str, bytes]) -> None:
         pa = import_pyarrow('Lance datasets')
-        with _folder() as folder:
-            for name, data in [(key, manifest), *deletions.items()]:
-                _write(folder / name.removeprefix(root), [(0, data)], len(data))
-            try:
-                batches = list(_run(folder, {'fragment': None}, base))
-            except ShardError as error:
-                raise FormatError(str(error)) from error
+        contents = {key: manifest, **deletions}
+        files = (LanceFile(name.removeprefix(root), len(data), [(0, data)]) for name, data in contents.items())
+        try:
+            batches = list(ask_lance(files, {'fragment': None}, base))
+        except ShardError as error:
+            raise FormatError(str(error)) from error
         head = batches[0].schema.metadata
         self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(head[b'schema']))
         self.fields: Mapping[str, Sequence[int]] = json.loads(head[b'fields'])
@@ -425,10 +269,10 @@ class _Described:
                     f'{base} is a shallow clone, or has overlays: its rows lie in files of other datasets. headrace '
                     f'reads files of its own folder. Make a deep clone.'
                 )
-            files = [_File(f'{root}data/{file["path"]}', _columns_of(file, base)) for file in described['files']]
+            own = [_File(f'{root}data/{file["path"]}', _columns_of(file, base)) for file in described['files']]
             deletions_key = described['deletions'] and root + described['deletions']
             self.fragments.append(
-                _Fragment(described['id'], described['physical_rows'], files, deletions_key, row['deleted'])
+                _Fragment(described['id'], described['physical_rows'], own, deletions_key, row['deleted'])
             )
 
 

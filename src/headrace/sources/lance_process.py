@@ -1,4 +1,4 @@
-"""The program that runs Lance for `headrace.sources.lance_data`: its threads must not be in a process that forks.
+"""The program that runs Lance for `headrace.sources.lance_client`: its threads must not be in a process that forks.
 
 For each line of JSON it writes a stream of Arrow IPC, whose metadata may be an error. It sees local files only: one
 manifest, deletion files and, to read rows, the pages that the rows need at their places. It ends with its parent, or
