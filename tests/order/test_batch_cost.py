@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
-from headrace.order import BatchPlan, OrderConfig, StreamSize, Topology, find_batch
+from headrace.order import BatchPlan, OrderConfig, StreamSize, Topology, find_batch, lengths
 from headrace.order.config import BatchCost
 from headrace.order.run import Run
 from headrace.order.skip import parse_skip
@@ -33,6 +33,10 @@ class Costs:
 
     def __call__(self, ids: Any) -> Any:
         return self.values[ids]
+
+    def kept(self, key: str, size: int, fill: Any) -> Any:
+        fill(out := np.zeros(size, np.uint32))
+        return out
 
 
 def run_of(costs: Costs, cost: BatchCost, *, shards: int = 4, skip: Any = (), balance: Any = None, **how: Any) -> Run:
@@ -232,6 +236,35 @@ def test_a_pass_cuts_only_the_windows_that_it_reads() -> None:
     assert plan.ids(1).size
     assert plan.stop == 100_000
     assert set(cut) == {100}
+
+
+@given(
+    samples=st.integers(8, 300),
+    gaps=st.lists(st.integers(0, 300), max_size=3),
+    start=st.integers(0, 30),
+    remainder=st.sampled_from(['repeat', 'drop']),
+    few=st.sampled_from([0, 1 << 20]),
+)
+@settings(max_examples=30, deadline=None)
+def test_counted_windows_give_the_batches_of_cut_ones(
+    samples: int, gaps: list[int], start: int, remainder: Remainder, few: int
+) -> None:
+    costs, cost = Costs(samples), BatchCost(1600, 8)
+    skip = [(at, at + 20) for at in gaps]
+    whole = plan_of(run_of(costs, cost), 32)
+    begin = whole.end(min(start, whole.num_batches) - 1) if start else 0
+    run = run_of(costs, cost, skip=skip)
+    cut = plan_of(run, 32, start=begin, remainder=remainder)
+    found = ids_of(cut)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths, '_NEAR', 1)
+        patch.setattr(lengths, '_FEW_SAMPLES', few)
+        again = run_of(costs, cost, skip=skip)
+        counted = plan_of(again, 32, start=begin, remainder=remainder)
+        assert (counted.num_batches, counted.total_batches) == (len(found), cut.total_batches)
+        assert plan_of(again, 32, start=begin, remainder=remainder).batches_before == cut.batches_before
+        assert ids_of(counted) == found
+        assert [counted.end(k) for k in range(len(found))] == [cut.end(k) for k in range(len(found))]
 
 
 def test_a_start_within_a_batch_is_refused_with_the_nearest() -> None:

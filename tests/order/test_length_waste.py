@@ -28,6 +28,9 @@ class Costs:
     def __call__(self, ids: Any) -> Any:
         return self.values[ids]
 
+    def kept(self, key: str, size: int, fill: Any) -> Any:
+        raise NotImplementedError
+
 
 def run_of(costs: Costs, balance: float | None = None, **how: Any) -> Run:
     streams = [StreamSize(name=name, shard_sizes=np.full(len(costs.values) // 64, 32)) for name in 'ab']

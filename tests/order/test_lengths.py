@@ -34,6 +34,10 @@ class Costs:
     def __call__(self, ids: Any) -> Any:
         return self.values[ids]
 
+    def kept(self, key: str, size: int, fill: Any) -> Any:
+        fill(out := np.zeros(size, np.uint32))
+        return out
+
 
 def run_of(sizes: list[list[int]], costs: Costs, *, balance: float | None = None, **how: Any) -> Run:
     streams = [StreamSize(name=f's{i}', shard_sizes=np.array(shards)) for i, shards in enumerate(sizes)]

@@ -18,6 +18,7 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, T
 from headrace.config.build import build_dataset
 from headrace.config.load import load_config
 from headrace.errors import ConfigError, ResumeError, ShardError, StreamError
+from headrace.order import lengths
 from headrace.order.config import BatchCost
 from headrace.packing import PackedDataset, Packing
 from headrace.selection import costs as costs_module
@@ -215,6 +216,36 @@ def test_damaged_costs_are_measured_again(data: Path, tmp_path: Path) -> None:
     assert StreamingDataset(**how).order_config.costs == before
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     assert kept.read_bytes() == content
+
+
+def test_the_batches_of_an_epoch_are_counted_once_for_each_machine(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loader(**how: Any) -> StreamingDataLoader:
+        options: dict[str, Any] = {'batch_size': 16, 'shuffle': True, 'columns': ['size'], 'cost': 'size', **how}
+        options['batch_cost'], options['bucket'] = {'budget': 9000, 'multiple': 8}, 1
+        return StreamingDataLoader(StreamingDataset(remote=str(data), local=str(tmp_path), **options))
+
+    whole = [len([*loader(shuffle_seed=seed)]) for seed in (1, 2)]
+    monkeypatch.setattr(lengths, '_FEW_SAMPLES', 0)
+    monkeypatch.setattr(lengths, '_TOGETHER', 2)
+    monkeypatch.setattr(lengths, '_NEAR', 2)
+    caplog.set_level(logging.INFO, 'headrace')
+    assert [len(loader(shuffle_seed=seed)) for seed in (1, 2, 1, 2)] == whole * 2
+    assert caplog.text.count('Counting the batches of epoch 0, once for each machine') == 2
+    counts = {path for path in (tmp_path / '.headrace-costs').iterdir() if path.stat().st_size < SAMPLES}
+    assert len(counts) == 2
+    for path in counts:
+        path.write_bytes(path.read_bytes()[:-1] + b'7')  # damaged
+    other = loader(shuffle_seed=1)
+    other.dataset.progress.load(1, 0)
+    assert (len(loader(shuffle_seed=1)), len(other)) == (whole[0], len([*other]))
+    assert caplog.text.count('Counting the batches of epoch 1') == 1
+    again = loader(shuffle_seed=2)
+    shutil.rmtree(tmp_path / '.headrace-costs')
+    (tmp_path / '.headrace-costs').touch()
+    with pytest.warns(UserWarning, match='Each process works them out for itself'):
+        assert len(again) == whole[1]
 
 
 @pytest.mark.parametrize(

@@ -126,17 +126,21 @@ class LoaderPosition:
                 whole = (batches - 1) // plan.num_batches
                 epoch, batches = epoch + whole, batches - whole * plan.num_batches
                 plan = self.plan(epoch, start)
-        batches = min(batches, plan.num_batches)
+        batches = len(plan.batches(0, batches))
         return epoch, plan.end(batches - 1) if batches else start
 
-    def batches_left(self, epoch: int, start: int, limit: int | float) -> int:
-        """Batches that a trainer takes from a place to the end of the epoch, or to its limit of batches or a share."""
+    def batches_left(self, epoch: int, start: int, limit: int | float, most: int | None = None) -> int:
+        """Batches that a trainer takes from a place to the end of the epoch, or to its limit of batches or a share.
+
+        `most`: count no further, since it takes time.
+        """
         plan = self.plan(epoch, start)
+        left = plan.num_batches if most is None else len(plan.batches(0, most))
         if limit == 1.0 and isinstance(limit, float):
-            return plan.num_batches
+            return left
         if isinstance(limit, float):
             limit = int(limit * self.plan(epoch, 0).num_batches)
-        return min(plan.num_batches, max(limit - plan.batches_before, 0))
+        return min(left, max(limit - plan.batches_before, 0))
 
     def first_epoch(self, epoch: int) -> int:
         """The first epoch, from this one on, with samples that ``skip`` leaves."""
@@ -324,7 +328,7 @@ class PositionTracker:
             places = self.next()
             return PositionSnapshot(places, self._first_epochs or _epochs(places), is_over=False)
         places = self._after(begun.places, begun.trained)
-        if not (begun.is_over or begun.trained >= self._whole(begun)):
+        if not (begun.is_over or self._is_whole(begun, begun.trained)):
             return PositionSnapshot(places, begun.first_epochs, is_over=False)
         places = self._next_epochs(places)
         return PositionSnapshot(places, _epochs(places), is_over=True)
@@ -336,21 +340,29 @@ class PositionTracker:
     def _next_epochs(self, places: Places) -> Places:
         return [(loader.first_epoch(epoch + 1), 0) for loader, (epoch, _) in zip(self.loaders, places, strict=True)]
 
-    def _whole(self, begun: Pass) -> int:
-        """Batches of a pass if no trainer limits it."""
-        return self._length(begun.places, begun.first_epochs, limit=1.0)
+    def _is_whole(self, begun: Pass, batches: int) -> bool:
+        """Whether these are all batches of a pass, if no trainer limits it."""
+        return batches >= self._length(begun.places, begun.first_epochs, limit=1.0, most=batches + 1)
 
-    def _length(self, places: Places, first_epochs: Sequence[int], *, limit: int | float | None = None) -> int:
+    def _length(
+        self,
+        places: Places,
+        first_epochs: Sequence[int],
+        *,
+        limit: int | float | None = None,
+        most: int | None = None,
+    ) -> int:
         """Batches of a pass from these places to its end.
 
         Args:
             places: where the loaders are.
             first_epochs: in which epochs they were when it began.
             limit: as the property, which is the default.
+            most: count no further.
         """
         limit = self.limit if limit is None else limit
         lengths = [
-            loader.batches_left(*place, limit)
+            loader.batches_left(*place, limit, most)
             for loader, place, first_epoch in zip(self.loaders, places, first_epochs, strict=True)
             # A loader that has begun anew ends no pass.
             if place[0] == first_epoch
@@ -376,7 +388,7 @@ class PositionTracker:
         self._pass, self._first_epochs = None, None
         places = self.next()
         first_epochs = tuple(entry.get('first_epoch', epoch) for entry, (epoch, _) in zip(entries, places, strict=True))
-        is_over = not self._length(places, first_epochs)
+        is_over = not self._length(places, first_epochs, most=1)
         if is_over and not any(resume.is_stale for resume in resumes):
             self._move(self._next_epochs(places))
         elif not self.is_epoch_start:

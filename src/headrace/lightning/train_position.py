@@ -184,7 +184,7 @@ class TrainPosition(PositionTracker):
         # Lightning may end a pass early: `limit_train_batches`, or a hook that returns -1. `is_last_batch` is set
         # before that batch is trained, which may still fail.
         is_last = progress.is_last_batch and 0 < begun.handed_out <= trained
-        if not is_last and trained < self._whole(begun):
+        if not is_last and not self._is_whole(begun, trained):
             trained -= min(trained, progress.current.processed % self.trainer.accumulate_grad_batches)
         begun.trained, begun.is_over = trained, is_last
 

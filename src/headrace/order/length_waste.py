@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.lengths import CostsOf
+    from headrace.order.lengths import Costs, CostsOf
     from headrace.order.protocols import BatchPlan
 
 _BUCKET, _MOST_SORTED = 64, 1 << 17  # batches of the window that is proposed, and rows of it
@@ -60,7 +60,7 @@ class LengthWaste(NamedTuple):
     """`slowest` with ``balance`` 1."""
 
     @classmethod
-    def of(cls, plan: BatchPlan, config: OrderConfig, costs: CostsOf) -> LengthWaste | None:
+    def of(cls, plan: BatchPlan, config: OrderConfig, costs: Costs) -> LengthWaste | None:
         """The waste of a plan of this order, in some ten milliseconds; None: it has no batch.
 
         Padding is of one rank in each batch.

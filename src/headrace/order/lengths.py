@@ -16,15 +16,19 @@ from __future__ import annotations
 import bisect
 import heapq
 import math
+import os
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.order.mosaicml.epoch_permutation import permutation_key
+from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Cuts, Plan
 from headrace.order.protocols import Order
 from headrace.order.random.hashing import derive, hash_text, keyed_order
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import BatchCost, OrderConfig
-    from headrace.order.native.order import NativeOrder
     from headrace.order.skip import Skip, UnskippedPositions
     from headrace.order.topology import BatchSpec, Remainder
 
@@ -63,9 +66,14 @@ class Costs(Protocol):
         """Return the costs int64[n] of global sample ids int64[n]."""
         ...
 
+    def kept(self, key: str, size: int, fill: Callable[[NDArray[np.uint32]], None]) -> NDArray[np.uint32]:
+        """Return uint32[size], which `fill` fills in once for each machine. The same key, the same values."""
+        ...
+
 
 _log = logger_of(__name__)
-_MANY_WINDOWS = 1000  # a second or more
+_FEW_SAMPLES = 1 << 20  # of an epoch, whose batches each process counts in 0.2 s
+_NEAR, _TOGETHER = 8, 64  # windows that are cut rather than counted, and those that a thread counts at a time
 _KEY = hash_text('headrace bucketed order 1')
 _KEPT = 3  # windows: a worker reads in one, and the prefetch looks into the next
 
@@ -82,10 +90,10 @@ class BucketedOrder(Order):
     of the last window, fewer than ``multiple``, is the epoch's last batch.
     """
 
-    def __init__(self, inner: NativeOrder, config: OrderConfig, costs: CostsOf) -> None:
+    def __init__(self, inner: NativeOrder, config: OrderConfig, costs: Costs) -> None:
         assert config.global_batch_size is not None
         assert config.bucket is not None
-        self._inner, self._costs = inner, costs
+        self._inner, self._costs, self._config = inner, costs, config
         self.mixture, self.epoch, self.first, self.units = inner.mixture, inner.epoch, inner.first, 0
         self._batch_cost = config.batch_cost
         self._batch, self.window = config.global_batch_size, config.bucket * config.global_batch_size
@@ -172,6 +180,27 @@ class BucketedOrder(Order):
             self._ids(window)
         return self._ends[window]
 
+    @cached_property
+    def window_batches(self) -> NDArray[np.uint32]:
+        """By window, how many batches it has, with ``batch_cost``: 0.2 us for each sample, once for each machine."""
+        if len(self) < _FEW_SAMPLES:
+            return np.array([len(self.ends(window)) for window in range(self.num_windows)], np.uint32)
+        key = permutation_key(self.mixture, self._config, self.epoch)
+        return self._costs.kept(key, self.num_windows, self._count)
+
+    def _count(self, out: NDArray[np.uint32]) -> None:
+        _log.info('Counting the batches of epoch %d, once for each machine, since its length is asked.', self.epoch)
+
+        def count(first: int) -> None:
+            plain = replace(self._config, bucket=None, batch_cost=None)
+            order = BucketedOrder(NativeOrder(self.mixture, plain, self.epoch), self._config, self._costs)
+            for window in range(first, min(first + _TOGETHER, self.num_windows)):
+                out[window] = len(order.ends(window))
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(count, range(0, self.num_windows, _TOGETHER)):
+                pass
+
     def window_of(self, position: int) -> int:
         """The window that has a position; `num_windows` for the epoch's end."""
         return self.num_windows if position == len(self) else (position - self.first) // self.window
@@ -254,7 +283,7 @@ class WindowCuts(Cuts):
         ConfigError: the first position is in the middle of a batch.
     """
 
-    __slots__ = ('_begins', '_order', '_unskipped', '_window')
+    __slots__ = ('_before', '_cut', '_first', '_order', '_start', '_unskipped')
 
     def __init__(self, order: BucketedOrder, start: int, unskipped: UnskippedPositions, remainder: Remainder) -> None:
         if (start - order.first) % order.window and start < len(order) and order.batch_at(start)[0] != start:
@@ -263,49 +292,67 @@ class WindowCuts(Cuts):
                 f'With `batch_cost` a pass begins where a batch does, but position {start} is in the middle of one. '
                 f'The nearest are {begin} and {end}.'
             )
-        self._unskipped, self._order, self._window = unskipped, order, order.window_of(start)
+        self._unskipped, self._order, self._first = unskipped, order, order.window_of(start)
         kept = len(order) if remainder != 'drop' else order.whole_rows
-        self.stop = max(unskipped.before(kept), unskipped.before(start))
+        self._start = unskipped.before(start)
+        self.stop = max(unskipped.before(kept), self._start)
         self.multiple = order.multiple
-        self._begins = array('q', [unskipped.before(start)])
+        self._before = array('q', [0])  # by window from the first one on, the batches before it, as far as known
+        self._cut = -1, np.zeros(0, np.int64)  # the last window that was cut
 
-    def _cut_next(self) -> bool:
-        """Cut the next window, if there is one."""
-        if self._window == self._order.num_windows:
+    def _begins_in(self, window: int) -> IntArray:
+        """The first numbers of a window's batches; skipped batches have none."""
+        cut, begins = self._cut
+        if cut != window:
+            edges = np.minimum(self._unskipped.befores(self._order.ends(window)), self.stop)
+            begin = max(self._unskipped.before(self._order.first + window * self._order.window), self._start)
+            begins = np.unique(np.append(edges[edges > begin], begin))[:-1]
+            self._cut = window, begins
+        return begins
+
+    def _reach(self, window: int) -> bool:
+        """Know the batches before a window, if there is such a window, or an end."""
+        order, known = self._order, self._first + len(self._before) - 1
+        if window > order.num_windows:
             return False
-        numbers = np.minimum(self._unskipped.befores(self._order.ends(self._window)), self.stop)
-        before = self._begins[-1]
-        self._begins.extend(np.unique(numbers[numbers > before]).tolist())  # skipped batches have none
-        self._window += 1
+        if window - known > _NEAR:  # all of them: their numbers may be known on this machine
+            edges = np.minimum(order.first + np.arange(known, order.num_windows + 1) * order.window, len(order))
+            left = np.diff(np.clip(self._unskipped.befores(edges), self._start, self.stop))
+            batches = np.where(left == np.diff(edges), order.window_batches[known:], 0)
+            for cut in ((left > 0) & (left < np.diff(edges))).nonzero()[0].tolist():
+                batches[cut] = len(self._begins_in(known + cut))
+            self._before.extend((self._before[-1] + np.cumsum(batches)).tolist())
+        for cut in range(self._first + len(self._before) - 1, window):
+            self._before.append(self._before[-1] + len(self._begins_in(cut)))
         return True
 
     @property
     def count(self) -> int:
-        left = self._order.num_windows - self._window
-        if left > _MANY_WINDOWS:
-            _log.info(
-                'Counting the batches of epoch %d in %d windows, since its length is asked.', self._order.epoch, left
-            )
-        while self._cut_next():
-            pass
-        return len(self._begins) - 1
+        self._reach(self._order.num_windows)
+        return self._before[-1]
 
     def has(self, k: int) -> bool:
-        while len(self._begins) <= k + 1 and self._cut_next():
+        while self._before[-1] <= k and self._reach(self._first + len(self._before)):
             pass
-        return k + 1 < len(self._begins)
+        return k < self._before[-1]
 
     def begin(self, k: int) -> int:
-        return self._begins[k if self.has(k) else -1]
+        return int(self.begins(range(k, k))[0])
 
     def begins(self, batches: range) -> IntArray:
-        self.has(batches.stop - 1)
-        return np.array(self._begins[batches.start : batches.stop + 1], np.int64)
+        found, k = [np.zeros(0, np.int64)], batches.start
+        while k <= batches.stop and self.has(k):
+            window = bisect.bisect_right(self._before, k) - 1
+            found.append(self._begins_in(self._first + window)[k - self._before[window] :])
+            k = self._before[window + 1]
+        return np.concatenate([*found, [self.stop]])[: batches.stop - batches.start + 1]
 
     def batch_of(self, number: int) -> int:
-        while self._begins[-1] <= number and self._cut_next():
-            pass
-        return bisect.bisect_right(self._begins, number) - 1
+        if number >= self.stop:
+            return self.count
+        window = self._order.window_of(self._unskipped.position(number))
+        self._reach(window)
+        return self._before[window - self._first] + int(self._begins_in(window).searchsorted(number, 'right')) - 1
 
 
 def check_batch_cost(cost: BatchCost | None, costs: Costs, skip: Skip) -> None:

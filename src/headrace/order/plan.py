@@ -162,7 +162,7 @@ class Plan(BatchPlan):
 
     def batches_of(self, samples: int) -> int:
         last = min(self._cuts.begin(0) + samples, self._cuts.stop) - 1
-        return self._cuts.batch_of(last) + 1
+        return self._cuts.batch_of(last) + 1 if samples else 0
 
     @property
     def epochs_differ(self) -> bool:

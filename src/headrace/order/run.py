@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.order.config import OrderConfig
-    from headrace.order.lengths import Costs, CostsOf
+    from headrace.order.lengths import Costs
     from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
@@ -325,7 +325,7 @@ def make_order(
     config: OrderConfig,
     epoch: int,
     load: LoadPermutation | None = None,
-    costs: CostsOf | None = None,
+    costs: Costs | None = None,
 ) -> Order:
     """Return the sequence of one epoch.
 

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headrace.errors import CacheError, ShardError, StreamError
+from headrace.errors import CacheError, DiskFullError, ShardError, StreamError
 from headrace.format.costs import costs_of_values
 from headrace.order import each_selected_row
-from headrace.redaction import logger_of
+from headrace.redaction import logger_of, warn
 from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
 from headrace.storage.cache.locks import cannot_write, lock_file
@@ -61,12 +61,12 @@ class StoredCosts:
 
     def __init__(self, place: ControlFolder, name: str, values: Costs, digest: str) -> None:
         self.values, self.digest = values, digest
-        self._place, self._name = place, name
+        self.place, self._name = place, name
 
     def __reduce__(self) -> tuple[Callable[..., StoredCosts], tuple[Any, ...]]:
         # It may be deleted.
-        _made(self._place, self._name, len(self.values), lambda out, _: np.copyto(out, self.values))
-        return _map_again, (self._place, self._name, len(self.values))
+        _made(self.place, self._name, len(self.values), lambda out, _: np.copyto(out, self.values))
+        return _map_again, (self.place, self._name, len(self.values))
 
 
 class DatasetCosts:
@@ -76,6 +76,15 @@ class DatasetCosts:
         self._streams = streams
         self._offsets = np.cumsum([0, *(len(stream.values) for stream in streams)])
         self.digest = hashlib.blake2b(''.join(stream.digest for stream in streams).encode(), digest_size=8).hexdigest()
+
+    def kept(self, key: str, size: int, fill: Callable[[Costs], None]) -> Costs:
+        """Return uint32[size] of a file beside the costs, which `fill` fills in if it is not there; 32 hex digits."""
+        try:
+            return _made(self._streams[0].place, f'{key}.costs', size, lambda out, _: fill(out)).values
+        except (CacheError, DiskFullError) as error:
+            warn(f'{error} Each process works them out for itself.', stacklevel=2)
+            fill(out := np.empty(size, '<u4'))
+            return out
 
     @property
     def largest(self) -> int:

@@ -23,7 +23,7 @@ _CHUNK = 1 << 16
 
 
 def permutation_key(mixture: Mixture, config: OrderConfig, epoch: int) -> str:
-    """Return a name for what `fill_permutation` computes, the same for the same arguments."""
+    """Return a name for the order of an epoch, of 32 hex digits: the same for the same arguments."""
     text = f'1 {config.seed} {config.num_canonical_nodes} {epoch} {pinned_config(config, mixture)}'
     sizes = mixture.shard_sizes.astype('<i8').tobytes()
     return hashlib.blake2b(sizes, key=hashlib.blake2b(text.encode()).digest(), digest_size=16).hexdigest()
