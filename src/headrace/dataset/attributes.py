@@ -161,6 +161,12 @@ class DatasetAttributes(SamplesById, SampleSequence):
         """Shards in all streams."""
         return len(self.shards)
 
+    def forget_sizes(self) -> None:
+        """Have sizes that follow from the mixture computed anew."""
+        for name, value in vars(DatasetAttributes).items():
+            if isinstance(value, cached_property):
+                vars(self).pop(name, None)
+
     num_streams = _Attribute[int](lambda dataset: len(dataset.streams), 'Number of streams.')
     length = _Attribute[int](len, 'Samples of an epoch that one rank gets, as `len(dataset)`.')
     samples_per_shard = _Attribute[IntArray](

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, get_args
 
@@ -22,34 +20,28 @@ from headrace.dataset.batch_keys import (
     BadSamplePolicy,
     LossWeight,
     ReservedKey,
-    loss_weights,
     parse_policy,
 )
-from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.prefetch.horizon import upcoming_batches
+from headrace.dataset.growth import Opener
+from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import (
     check_predownload,
-    prefetch_limits,
     require_room,
     warn_of_shared_shards,
     warn_without_room,
 )
-from headrace.dataset.progress import ending_here
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource, Weigh
-from headrace.dataset.reading.sample_errors import read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
-from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.streams.columns import (
     column_names,
     refuse_different_columns,
     refuse_different_meanings,
     refuse_unpaddable_columns,
 )
-from headrace.dataset.streams.open_streams import open_streams, streams_given
+from headrace.dataset.streams.open_streams import streams_given
 from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
-from headrace.dataset.workers.shutdown import end_with_rank
 from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
@@ -63,7 +55,7 @@ from headrace.order import (
     MixtureChange,
     OrderConfig,
     Remainder,
-    Run,
+    ResumeState,
     Schedule,
     SchedulePoint,
     SkipRange,
@@ -77,7 +69,6 @@ from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
 from headrace.redaction import logger_of
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.selection.costs import DatasetCosts
 
 _log = logger_of(__name__)
 
@@ -272,35 +263,26 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         named = cost is not None or all(stream.cost is not None for stream in self.streams)
         has_costs = named or asked.bucket is not None or balance is not None or loss_weight == 'cost'
         defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
-        opened = open_streams(
-            self.streams,
-            defaults,
+        self._opener = Opener(
+            given=self.streams,
+            defaults=defaults,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
             has_costs=has_costs and not self.is_packed,
+            loss_weight=loss_weight,
+            run={
+                'asked': asked,
+                'epoch_size': (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
+                'schedule': schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
+                'when_exhausted': when_exhausted,
+                'on_mixture_change': on_mixture_change,
+                'skip': ranges,
+                'balance': balance,
+            },
         )
+        run = self._opener.open()
         if self.cache_limit is not None:
-            require_room(self.cache_limit, opened)
-        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
-        self._permutations = EpochPermutations.beside([s.folder for s in opened if not s.is_local])
-        all_costs = [stream.costs for stream in opened if stream.costs is not None]
-        costs = DatasetCosts(all_costs) if all_costs else None
-        self.weigh: Weigh | None = None
-        """Gives the weights of a batch's rows, under `loss_weight`."""
-        if loss_weight is not None:
-            self.weigh = partial(loss_weights, costs=costs if loss_weight == 'cost' else None)
-        run = Run(
-            [stream.size() for stream in opened],
-            asked,
-            epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
-            schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
-            when_exhausted=when_exhausted,
-            on_mixture_change=on_mixture_change,
-            skip=ranges,
-            load=self._permutations.load,
-            costs=costs,
-            balance=balance,
-        )
+            require_room(self.cache_limit, self._opener.streams)
         super().__init__(
             run,
             skip=ranges,
@@ -311,30 +293,63 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             replication=replication,
             topology=topology,
         )
-        if self.is_columnar and not self.is_packed:
-            refuse_different_meanings(opened, self.mixture)
         self._is_checked = False
-        self._sample_pool = SamplePool(opened, self.mixture, cache_limit=self.cache_limit)
+        self.skipping_reader: SkippingReader | None = None
+        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
+        self._read_opened()
         if remainder == 'exact' or uneven is not None:
             self.check_columns(PADDING_KEY)
         if loss_weight is not None:
             self.check_columns(LOSS_WEIGHT_KEY)
         if global_batch_size is not None:
             check_batch_size(global_batch_size, self.topology if topology else Topology(), uneven)
-        self.skipping_reader: SkippingReader | None = None
-        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
-        if self.on_bad_sample == 'skip':
-            self.check_columns(BAD_SAMPLE_KEY)
-            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
         if topology is not None or not self.run.needs_batch_size:
             self.order(0)  # refuses an unknown order now, before the first batch
         self.run.config().warn_of_small_blocks(self.mixture)
-        mixture = self.mixture
+        self._show_opened()
+        self.stream_names = tuple(stream.name or '' for stream in self.streams)
+        """Names of the streams of batches' rows, by stream number."""
+
+    def _read_opened(self) -> None:
+        """Read the streams that were opened last."""
+        opened, mixture = self._opener.streams, self.mixture
+        if self.is_columnar and not self.is_packed:
+            refuse_different_meanings(opened, mixture)
+        self.forget_sizes()
+        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
+        self._sample_pool = SamplePool(opened, mixture, cache_limit=self.cache_limit)
+        if self.on_bad_sample == 'skip':
+            self.check_columns(BAD_SAMPLE_KEY)
+            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
+
+    def _show_opened(self) -> None:
+        """Let the given streams say what is read."""
+        opened, mixture = self._opener.streams, self.mixture
         weights = zip(mixture.choose, mixture.proportions, mixture.repeats, strict=True)
         for stream, found, (choose, proportion, repeat) in zip(self.streams, opened, weights, strict=True):
             stream.show(found, choose=choose, proportion=proportion, repeat=repeat)
-        self.stream_names = tuple(stream.name or '' for stream in self.streams)
-        """Names of the streams of batches' rows, by stream number."""
+
+    @property
+    def weigh(self) -> Weigh | None:
+        """Gives the weights of a batch's rows, under `loss_weight`."""
+        return self._opener.weigh
+
+    def read_data_of(self, state: ResumeState) -> None:
+        """Go on with the samples that a state's run began with, where others were appended since."""
+        can_go_on = not self.is_packed and self._opener.run['on_mixture_change'] == 'refuse'
+        generations = self._opener.grown_since(state) if can_go_on else {}
+        if not generations:
+            return
+        before = self._opener.streams
+        self.run = self._opener.open(generations)
+        self._read_opened()
+        self._show_opened()
+        for was, stream in zip(before, self._opener.streams, strict=True):
+            if stream.fingerprint != was.fingerprint and not self.topology.rank:
+                _log.warning(
+                    'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
+                    'began.', stream.title, stream.stored_shards, len(stream.shards),
+                )  # fmt: skip
 
     def _facts(self) -> Facts:
         return dataset_facts(self)
@@ -490,7 +505,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
-        _refuse_dealing(self, self.topology.replicas)
+        refuse_dealing(self, self.topology.replicas)
         if self.uneven is not None or self.weigh is not None:
             raise ConfigError(
                 'A plain DataLoader knows neither the rows of batches under `uneven` nor the weights of `loss_weight`. '
@@ -504,74 +519,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:
-        return _samples_of_pass(self.sample_source(), self.begin_pass)
-
-
-def _samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) -> Iterator[Any]:
-    """This worker's samples of a dataset's next epoch.
-
-    A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
-
-    Args:
-        source: the samples.
-        begin_pass: as `StreamingDataset.begin_pass`.
-    """
-    worker = get_worker_info()
-    number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-    if worker is not None:
-        end_with_rank(source.progress)
-    plan, shards = begin_pass(worker=number), source.pool.shards
-    epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
-    if source.skipping_reader is not None:
-        source.skipping_reader.begin_pass()
-    shards.follow(
-        upcoming_batches(source.pool, plan, lambda k: source.pool.locate(plan.ids(k))[0], first=0),
-        first=0,
-        limits=prefetch_limits(source.predownload, plan.batch_size, count),
-    )
-    ends_here = ending_here()
-    try:
-        for k in range(number, plan.num_batches, count):
-            if source.progress.is_overtaken(epoch, rank=plan.topology.rank, worker=number):
-                source.progress.refuse_turns()
-            shards.advance(k)
-            own_samples = plan.own_samples(k)
-            for row, sample in enumerate(_samples(source, epoch, plan.ids(k).tolist())):
-                yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
-    finally:
-        if ends_here():
-            shards.pause()
-            source.progress.end(epoch)
-
-
-def _refuse_dealing(dataset: object, ranks: int) -> None:
-    """Check that Accelerate, and so Hugging Face's Trainer, does not deal the samples of one rank out to all ranks."""
-    accelerate: Any = sys.modules.get('accelerate.state')
-    if ranks == 1 or accelerate is None:
-        return
-    for dealing in accelerate.GradientState().dataloader_references:
-        dealt = getattr(dealing, 'dataset', None)
-        if dataset is dealt or dataset is getattr(dealt, 'dataset', None):
-            raise ConfigError(
-                f'`accelerator.prepare` deals the samples that a process reads out to all {ranks} ranks, but a '
-                f'{type(dataset).__name__} gives each rank its own samples already, so that the others would be lost. '
-                f'Use `headrace.accelerate.prepare(accelerator, StreamingDataLoader(...))` in its place; with Hugging '
-                f"Face's Trainer, `headrace.transformers.StreamingTrainer(..., loader=StreamingDataLoader(...))`."
-            )
-
-
-def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
-    def read(sample_id: int) -> Any:
-        with drawing_for(source.shuffle_seed, epoch, sample_id):
-            return source.samples[sample_id]
-
-    if source.skipping_reader is None:
-        yield from read_each(ids, read, source.pool.describe)
-        return
-    # All at once: a later sample may replace a bad one.
-    samples, bad = source.skipping_reader.samples(ids, read)
-    for row, sample in enumerate(samples):
-        yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))
+        return samples_of_pass(self.sample_source(), self.begin_pass)
 
 
 class LocalDataset(SamplesById, Dataset[Any], FactsRepr):

@@ -133,6 +133,7 @@ class SampleSequence:
             ResumeError: the state belongs to other data, another order or other batches.
         """
         batches = replace(batches, topology=self._replicated(batches.topology))
+        self.read_data_of(state)
         self.run.plan(*self.run.resume(state, batches.world), batches)
         return batches
 
@@ -277,6 +278,9 @@ class SampleSequence:
         """
         return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
 
+    def read_data_of(self, state: ResumeState) -> None:
+        """Read the data that a state is of, if a dataset can."""
+
     # -- the position ----------------------------------------------------------------------------------------------
 
     @property
@@ -363,6 +367,7 @@ class SampleSequence:
     def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
         """As `load_state_dict`, from the value itself."""
         if not state.is_stale:
+            self.read_data_of(state)
             size = self._world(global_batch_size).global_batch_size
             epoch, start = self.run.resume(state, World(self.topology.nodes, size, self.topology.replicas))
             self._progress.load(epoch, start)

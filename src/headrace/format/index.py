@@ -20,6 +20,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,16 +102,73 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
     return shards
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Shards of an index to which others were appended since: those that it had then, from one on.
+
+    Its text is the fingerprint of the data.
+    """
+
+    digest: str
+    """Of the bytes of the index of then."""
+    first: int = 0
+    """Number of its first shard."""
+
+    @classmethod
+    def of(cls, fingerprint: str) -> Generation | None:
+        """Read a fingerprint, with or without a selection; None: it is of data without an ``index.json``."""
+        found = re.fullmatch('([0-9a-f]{16})(?: from shard ([1-9][0-9]{0,8}))?', fingerprint.partition(', ')[0])
+        return None if found is None else cls(found[1], int(found[2] or 0))
+
+    def __str__(self) -> str:
+        return f'{self.digest} from shard {self.first}' if self.first else self.digest
+
+    def shards_in(self, data: bytes) -> range | None:
+        """Its shards in the bytes of a valid index; None: these do not begin with it."""
+        text = data.decode()
+        begin, ends = 0, list[int]()
+        for _, value in top_level(text, lazy='shards'):
+            if isinstance(value, Elements):
+                begin, ends = value.at + 1, [value.at for _ in value]
+        if not ends:
+            return None
+        # A writer that appends may put the version at the other end than the writer before it.
+        for head, tail in {(text[:begin], text[ends[-1] :]), *_FRAMES}:
+            digest, at = _digest(head.encode()), begin
+            for number, end in enumerate(ends, 1):
+                digest.update(text[at:end].encode())
+                whole, at = digest.copy(), end
+                whole.update(tail.encode())
+                if whole.hexdigest() == self.digest:
+                    return range(self.first, number) if self.first < number else None
+        return None
+
+
+_FRAMES: Final = (('{"version": 2, "shards": [', ']}'), ('{"shards": [', '], "version": 2}'))
+_digest: Final = partial(hashlib.blake2b, digest_size=8)
+
+
 class IndexFile:
     """The ``index.json`` of one stream, and the table of shards that it holds."""
 
     index_name: Final = INDEX_NAME
     """The file's name in the dataset's folder."""
 
-    def __init__(self, source: str, *, allow_unsafe_types: bool) -> None:
-        """Touches no file. `allow_unsafe_types`: accept `pkl` columns, which run code when they are read."""
+    def __init__(self, source: str, *, allow_unsafe_types: bool, wanted: Generation | None = None) -> None:
+        """Touches no file.
+
+        Args:
+            source: path or URL, for messages.
+            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
+            wanted: the shards to offer, if the index begins with them; None: all.
+        """
         self.shards = ShardTable.empty()
+        """All shards."""
+        self.offered = range(0)
+        """Numbers of the shards that are offered."""
         self.fingerprint = ''
+        """Of the shards that are offered."""
+        self._wanted = wanted
         self._source, self._allow_unsafe_types = source, allow_unsafe_types
 
     def read(self, path: Path) -> None:
@@ -122,7 +181,9 @@ class IndexFile:
         """
         data = path.read_bytes()
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
-        self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
+        self.offered, self.fingerprint = range(len(self.shards)), _digest(data).hexdigest()
+        if self._wanted not in (None, Generation(self.fingerprint)) and (found := self._wanted.shards_in(data)):
+            self.offered, self.fingerprint = found, str(self._wanted)
 
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read.
@@ -376,7 +437,7 @@ def _end(text: str, at: int) -> None:
 
 
 class Elements:
-    """The elements of the JSON list at ``at``; afterwards ``at`` is the position after the list."""
+    """The elements of the JSON list at ``at``, which becomes the position after each, and at last after the list."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text = text
@@ -389,9 +450,9 @@ class Elements:
             self.at = at + 1
             return
         while True:
-            value, at = decode(text, at)
+            value, self.at = decode(text, at)
             yield value
-            at = skip(text, at)
+            at = skip(text, self.at)
             if expect(text, at, ',]') == ']':
                 break
             at = skip(text, at + 1)

@@ -246,6 +246,21 @@ class ShardTable(ShardSequence):
         }
         return replace(self, kinds=tuple(replace(kind, schema=named[kind.schema]) for kind in self.kinds))
 
+    def part(self, shards: range) -> ShardTable:
+        """Consecutive shards, as a table."""
+        first, last = shards.start, shards.stop
+        files, digests = (starts[[first, last]].tolist() for starts in (self.first_files, self.first_digests))
+        kinds, kind_of = np.unique(self.kind_of[first:last], return_inverse=True)
+        return replace(
+            self,
+            kinds=tuple(self.kinds[kind] for kind in kinds),
+            kind_of=kind_of.astype(np.uint32),
+            samples=self.samples[first:last],
+            sizes=self.sizes[files[0] : files[1]],
+            name_starts=self.name_starts[files[0] : files[1] + 1],
+            digest_starts=self.digest_starts[digests[0] : digests[1] + 1],
+        )
+
     def raw_bytes(self) -> IntArray:
         """Bytes of each shard's files without compression, int64[shards]."""
         return self._bytes(raw=True)

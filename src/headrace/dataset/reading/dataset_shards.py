@@ -286,4 +286,4 @@ class DatasetShards:
 
 
 def _by_entry(next_use: Callable[[int], float]) -> Callable[[CacheEntry], float]:
-    return lambda entry: next_use(entry.id)
+    return lambda entry: next_use(entry.id) if entry.id >= 0 else math.inf

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -26,6 +26,7 @@ from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_
 from headrace.format.compression import unpack_head
 from headrace.format.costs import stored_costs
 from headrace.format.entries import INDEX_NAME
+from headrace.format.index import Generation
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Selection, Shards
@@ -60,24 +61,34 @@ _PATIENCE: Final = 30.0  # seconds without progress, during which a download is 
 
 
 class ShardEntries:
-    """The cache's entries of the shards of one stream: their files, and how to verify and unpack them."""
+    """The cache's entries of the shards of one stream: their files, and how to verify and unpack them.
 
-    def __init__(self, shards: ShardTable, first: int, validate_hash: str | None, source: SourceData | None) -> None:
-        self._shards, self._first, self._hash, self._source = shards, first, validate_hash, source
+    Those of all shards of the index, since all count for a limit of the cache. By number are those that are offered.
+    """
+
+    def __init__(
+        self, shards: ShardTable, offered: range, first: int, validate_hash: str | None, source: SourceData | None
+    ) -> None:
+        self._shards, self._offered, self._hash, self._source = shards, offered, validate_hash, source
+        self._first = first - offered.start
         self._make = self._of_id  # one object for all entries that keep it
 
     def of_file(self, name: str) -> CacheEntry | None:
         """The entry of a file in the folder."""
         shard = self._shards.find(name)
-        return None if shard is None else LazyEntry(self[shard], self._make)
+        return None if shard is None else LazyEntry(self._of_shard(shard), self._make)
 
     def _of_id(self, number: int) -> CacheEntry:
-        return self[number - self._first]
+        return self._of_shard(number - self._first if number >= 0 else -2 - number)
 
     def __getitem__(self, shard: int) -> CacheEntry:
-        info = self._shards[shard]
+        return self._of_shard(self._offered[shard])
+
+    def _of_shard(self, shard: int) -> CacheEntry:
+        """The entry of a shard of the index; one that is not offered has an id below -1."""
+        info, number = self._shards[shard], self._first + shard if shard in self._offered else -2 - shard
         if self._source is not None:
-            return CacheEntry((self._source.part(shard, info),), id=self._first + shard)
+            return CacheEntry((self._source.part(shard, info),), id=number)
         parts: list[CachePart] = []
         for file in info.files:
             packed, algorithm = file.zip, info.compression
@@ -92,7 +103,7 @@ class ShardEntries:
                     unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
                 )
             )
-        return CacheEntry(tuple(parts), id=self._first + shard)
+        return CacheEntry(tuple(parts), id=number)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -103,6 +114,9 @@ class OpenedStream(StreamOptions):
     columns: tuple[str, ...] | None = None
     decode: Decode | None = None
     shards: ShardTable
+    """Those that are offered: all of the index, unless it has grown since the run began."""
+    stored_shards: int
+    """Shards of the index."""
     first_shard: int
     """Number of the first shard in the dataset."""
     fingerprint: str
@@ -176,6 +190,8 @@ def open_streams(
     allow_unsafe_types: bool,
     has_costs: bool = False,
     measuring: Measuring = _MEASURING,
+    again: Sequence[OpenedStream] = (),
+    generations: Mapping[str, Generation] | None = None,
 ) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time. The given ones stay as they are.
 
@@ -186,6 +202,9 @@ def open_streams(
         allow_unsafe_types: whether to open data with pickled columns.
         has_costs: whether to measure the costs of all samples.
         measuring: how they are measured.
+        again: the same streams as they were opened before, whose counters go on.
+        generations: by name, the shards to offer of streams that have grown, as far as their indexes begin with them.
+            Without it they are asked anew whether they have.
 
     Raises:
         StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one
@@ -205,10 +224,15 @@ def open_streams(
     filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
     folders = [str(stream.folder.resolve()) for stream in filled]
     _refuse_shared(folders, filled)
-    check = IndexCheck(since=first_ask([stream.folder for stream in filled]))
+    # The shards of a generation are known to be there, so nothing needs to be asked.
+    check = IndexCheck(since=first_ask([stream.folder for stream in filled]) if generations is None else 0.0)
     openings = [
         _Opening(stream, stream.selection(), has_costs, measuring, allow_unsafe_types, check) for stream in filled
     ]
+    for opening, before in zip(openings, again, strict=False):
+        opening.stats = before.cache.stats
+    for opening in openings:
+        opening.generation = (generations or {}).get(opening.stream.name or '')
     _at_once(_Opening.read_index, openings)
     check.warn()
     limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
@@ -260,6 +284,7 @@ class _Opening:
     """Asks the remote whether a cached index is still current."""
     source: SourceData | None = None
     """The data, if they are not shards with an index.json."""
+    generation: Generation | None = None
     store: Store | None = None
     index: CachedIndex | None = None
     found: SourceData | IndexFile = field(init=False)
@@ -327,7 +352,7 @@ class _Opening:
 
     def _index_file(self) -> IndexFile:
         folder = self.stream.folder if self.store is None else self.stream.url
-        return IndexFile(f'{folder}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types)
+        return IndexFile(f'{folder}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types, wanted=self.generation)
 
     @property
     def _retry(self) -> Retry:
@@ -359,8 +384,9 @@ class _Opening:
 
     def open(self, first: int, limit: CacheLimit | None) -> OpenedStream:
         """Make the stream, without its selection. `first`: number of its first shard in the dataset."""
-        stream, shards = self.stream, self.found.shards
-        entries = ShardEntries(shards, first, stream.validate_hash, self.source)
+        stream, stored, offered = self.stream, self.found.shards, self.found.offered
+        shards = stored if len(offered) == len(stored) else stored.part(offered)
+        entries = ShardEntries(stored, offered, first, stream.validate_hash, self.source)
         cache = ShardCache(
             stream.folder,
             store=self.store,
@@ -376,6 +402,7 @@ class _Opening:
         self.opened = OpenedStream(
             **options,
             shards=shards,
+            stored_shards=len(stored),
             first_shard=first,
             fingerprint=self.found.fingerprint,
             entries=entries,

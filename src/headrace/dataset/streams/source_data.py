@@ -40,6 +40,11 @@ class SourceData:
     def index_name(self) -> str:
         return self.store.index_name
 
+    @property
+    def offered(self) -> range:
+        """Numbers of the shards that are offered: all."""
+        return range(len(self.shards))
+
     def read(self, path: Path) -> None:
         """Read an index at this path.
 

@@ -1,0 +1,192 @@
+"""Data to which others were appended since a run began."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from headrace.convert import merge_index
+from headrace.errors import ResumeError
+from headrace.format.index import Generation, IndexFile, dump_index
+from headrace.format.table import ShardTable
+
+
+def append(remote: Path, first: int, samples: int, **options: Any) -> None:
+    """Add samples `first` and following, of 10 in a shard."""
+    options = {'columns': {'id': 'int'}, 'size_limit': 280, 'append': True, **options}
+    with MDSWriter(out=str(remote), **options) as writer:
+        for i in range(first, first + samples):
+            writer.write({'id': i})
+
+
+def loader(*remotes: Path, cache: Path, **options: Any) -> StreamingDataLoader:
+    streams = [Stream(remote=str(remote), local=str(cache / str(n))) for n, remote in enumerate(remotes)]
+    options = {'batch_size': 4, 'shuffle': True, **options}
+    return StreamingDataLoader(StreamingDataset(streams=streams, **options))
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch['id'].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize('kind', ['all', 'where', 'costs', 'stratified'])
+def test_a_resumed_run_goes_on_with_the_samples_that_it_began_with(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {
+        'all': {},
+        'where': {'where': {'id': {'at_least': 7}}},
+        'costs': {'cost': 'id', 'bucket': 2},
+        'stratified': {'batching_method': 'stratified', 'epoch_size': 90},
+    }[kind]
+    append(tmp_path / 'a', 0, 43)
+    append(tmp_path / 'b', 1000, 25, hashes=['xxh64'])
+    remotes = tmp_path / 'a', tmp_path / 'b'
+    whole = loader(*remotes, cache=tmp_path / 'cache', **options)
+    batches: list[list[int]] = []
+    states: list[dict[str, Any]] = []
+    for batch in whole:
+        batches.append(batch['id'].tolist())
+        states.append(whole.state_dict())
+    following, at_end = ids(whole), whole.state_dict()
+    for first in (43, 70):
+        append(tmp_path / 'a', first, 27)
+    append(tmp_path / 'b', 2000, 5, hashes=['xxh64'])
+    for done in (1, len(batches) - 1):
+        resumed = loader(*remotes, cache=tmp_path / 'cache', **options)
+        grown = resumed.dataset.size
+        resumed.load_state_dict(states[done - 1])
+        assert resumed.dataset.size < grown
+        assert resumed.dataset.num_shards == whole.dataset.num_shards
+        assert ids(resumed) == batches[done:]
+        assert ids(resumed) == following
+        assert resumed.state_dict() == at_end
+    assert 'has 11 shards, of which the run goes on with 5' in caplog.text
+
+
+def test_samples_are_those_of_the_generation_by_their_ids(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 20)
+    append(tmp_path / 'b', 100, 20)
+    state = loader(tmp_path / 'a', tmp_path / 'b', cache=tmp_path).state_dict()
+    append(tmp_path / 'a', 20, 20)
+    grown = loader(tmp_path / 'a', tmp_path / 'b', cache=tmp_path)
+    assert grown.dataset[20]['id'] == 20
+    assert grown.dataset.samples_per_stream.tolist() == [40, 20]
+    grown.load_state_dict(state)
+    assert [sample['id'] for sample in grown.dataset[18:22]] == [18, 19, 100, 101]
+    assert grown.dataset.samples_per_stream.tolist() == [20, 20]
+    explained = grown.dataset.explain(grown.plan(), 0)
+    assert explained.files is not None
+    assert set(explained.files) <= {'shard.00000.mds', 'shard.00001.mds'}
+
+
+def test_the_cache_counts_and_evicts_shards_that_are_not_offered(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 100)
+    state = loader(tmp_path / 'a', cache=tmp_path / 'cache').state_dict()
+    append(tmp_path / 'a', 100, 100)
+    size = sum(path.stat().st_size for path in (tmp_path / 'a').iterdir())
+    options: dict[str, Any] = {'cache_limit': size // 2 + 3000, 'predownload': 4}
+    all_of_it = loader(tmp_path / 'a', cache=tmp_path / 'cache', **options)
+    assert len(ids(all_of_it)) == 50
+    resumed = loader(tmp_path / 'a', cache=tmp_path / 'cache', **options)
+    resumed.load_state_dict(state)
+    assert sorted(sum(ids(resumed), [])) == list(range(100))
+    held = sum(path.stat().st_size for path in (tmp_path / 'cache/0').glob('*'))
+    assert held <= options['cache_limit']
+
+
+def test_other_data_are_refused_as_ever(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 40)
+    state = loader(tmp_path / 'a', cache=tmp_path / 'cache').state_dict()
+    shutil.rmtree(tmp_path / 'a')
+    append(tmp_path / 'a', 0, 39)
+    append(tmp_path / 'a', 39, 40)
+    with pytest.raises(ResumeError, match='samples: 40 in the checkpoint, 79 now'):
+        loader(tmp_path / 'a', cache=tmp_path / 'cache').load_state_dict(state)
+
+
+def test_another_mixture_begins_with_all_samples(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 40)
+    state = loader(tmp_path / 'a', cache=tmp_path / 'cache').state_dict()
+    append(tmp_path / 'a', 40, 40)
+    resumed = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_mixture_change='continue')
+    resumed.load_state_dict(state)
+    assert sorted(sum(ids(resumed), [])) == list(range(80))
+
+
+@settings(max_examples=30)
+@given(data=st.data(), samples=st.lists(st.integers(1, 12), min_size=1, max_size=4), is_merged=st.booleans())
+def test_every_earlier_index_is_found_in_the_present_one(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, samples: list[int], is_merged: bool
+) -> None:
+    folder = tmp_path_factory.mktemp('data')
+    indexes: list[bytes] = []
+    first = 0
+    for count in samples:
+        append(folder, first, count, size_limit=data.draw(st.sampled_from([100, 280])))
+        first += count
+        text = (folder / 'index.json').read_bytes()
+        if is_merged and data.draw(st.booleans()):  # as `merge_index` writes it
+            parsed = IndexFile('', allow_unsafe_types=False)
+            parsed.read(folder / 'index.json')
+            text = dump_index(parsed.shards, version_first=True)
+            (folder / 'index.json').write_bytes(text)
+        indexes.append(text)
+    for earlier in indexes:
+        (folder / 'then.json').write_bytes(earlier)
+        then = IndexFile('', allow_unsafe_types=False)
+        then.read(folder / 'then.json')
+        generation = Generation.of(then.fingerprint)
+        assert generation is not None
+        now = IndexFile('', allow_unsafe_types=False, wanted=generation)
+        now.read(folder / 'index.json')
+        assert now.offered == range(len(then.shards))
+        assert now.fingerprint == then.fingerprint
+        assert now.shards.part(now.offered) == then.shards
+        rest = Generation(generation.digest, first=len(then.shards))
+        assert Generation.of(f'{rest}, fraction 0 to 0.5 of seed 0') == rest
+        changed = json.loads(earlier)
+        changed['shards'][0]['samples'] += 1
+        assert generation.shards_in(json.dumps(changed).encode()) is None
+
+
+def test_merged_indexes_grow(tmp_path: Path) -> None:
+    for number in range(3):
+        append(tmp_path / f'part{number}', number * 10, 10)
+    first, state = tmp_path / 'part0', None
+    for count in (2, 3):
+        merge_index([str(tmp_path / f'part{number}') for number in range(count)], str(tmp_path))
+        made = StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=5))
+        if state is not None:
+            made.load_state_dict(state)
+        state = made.state_dict()
+        assert made.dataset.size == 20
+    assert first.exists()
+
+
+@given(data=st.data())
+def test_a_part_of_a_table_is_the_table_of_these_shards(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp('data')
+    append(folder, 0, 25, hashes=['sha1', 'xxh64'])
+    append(folder, 25, 30, hashes=['xxh64'], compression='zstd')
+    index = IndexFile('', allow_unsafe_types=False)
+    index.read(folder / 'index.json')
+    begin = data.draw(st.integers(0, len(index.shards)))
+    end = data.draw(st.integers(begin, len(index.shards)))
+    part = index.shards.part(range(begin, end))
+    assert isinstance(part, ShardTable)
+    assert part == index.shards[begin:end]
+    assert part.stored_bytes().tolist() == index.shards.stored_bytes()[begin:end].tolist()
+    assert len(part.kinds) == len({int(index.shards.kind_of[n]) for n in range(begin, end)})
+    for number, shard in enumerate(index.shards):
+        found = part.find(shard.files[0].raw.basename)
+        assert found == (number - begin if begin <= number < end else None)
