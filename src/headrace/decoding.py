@@ -36,10 +36,8 @@ DecodeLike: TypeAlias = 'Decode | Asked | Mapping[str, Asked]'  # settings of a 
 class Decode:
     """The columns of a stream that are read as tensors."""
 
-    every: ImageTensor | None
-    """For all columns of images; None: only those of `named`."""
-    named: tuple[tuple[str, TensorSettings], ...] = ()
-    """Columns by name."""
+    every: ImageTensor | None  # for all columns of images; None: only those of `named`
+    named: tuple[tuple[str, TensorSettings], ...] = ()  # columns by name
 
     @classmethod
     def read(cls, raw: object, mistakes: list[Mistake]) -> Decode | None:

@@ -97,10 +97,8 @@ def _escaped(text: str) -> str:
 class Facts(NamedTuple):
     """The content of an object's repr."""
 
-    title: str
-    """One line."""
-    rows: Sequence[tuple[str, str]]
-    """Name and value of each fact; a name may be empty."""
+    title: str  # one line
+    rows: Sequence[tuple[str, str]]  # name and value of each fact; a name may be empty
 
 
 class FactsRepr:

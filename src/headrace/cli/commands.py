@@ -40,11 +40,9 @@ Run: TypeAlias = Callable[[argparse.Namespace], int]
 class Command(NamedTuple):
     """A command. Importing its module must be cheap; `run` imports what the work needs."""
 
-    help: str
-    """One line, for ``headrace --help``."""
+    help: str  # one line, for ``headrace --help``
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Run
-    """Returns the exit status."""
+    run: Run  # returns the exit status
 
 
 COMMANDS: dict[str, Command] = {}

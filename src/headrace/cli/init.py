@@ -26,18 +26,12 @@ _ROW_OF_INTEGERS: Final = re.compile(r'u?int\d+ array of shape \((\d+),\)')
 
 @dataclass(frozen=True)
 class FirstData:
-    place: str
-    """Folder, URL or glob."""
-    format: str
-    """As `headrace inspect` names it; 'imagefolder': image files, which are converted before the run."""
-    columns: Mapping[str, str]
-    """By name, the type in a batch, such as 'int64' or 'image'."""
-    tokens: str | None = None
-    """Column of token ids in rows of one length."""
-    image: str | None = None
-    """Column of images; None without `label`."""
-    label: str | None = None
-    """Column of the classes' numbers."""
+    place: str  # folder, URL or glob
+    format: str  # as `headrace inspect` names it; 'imagefolder': image files, which are converted before the run
+    columns: Mapping[str, str]  # by name, the type in a batch, such as 'int64' or 'image'
+    tokens: str | None = None  # column of token ids in rows of one length
+    image: str | None = None  # column of images; None without `label`
+    label: str | None = None  # column of the classes' numbers
 
     @property
     def is_remote(self) -> bool:

@@ -26,12 +26,9 @@ _OF_TRAINERS: Final = ('callbacks.headrace.position', 'state.dataset_state.train
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    state: dict[str, Any]
-    """The loader's state."""
-    batches: int | None
-    """Global batches trained by then, in all epochs; None: unknown."""
-    steps: frozenset[int] = frozenset()
-    """Steps that it counts under any name: of batches, or of an optimizer."""
+    state: dict[str, Any]  # the loader's state
+    batches: int | None  # global batches trained by then, in all epochs; None: unknown
+    steps: frozenset[int] = frozenset()  # steps that it counts under any name: of batches, or of an optimizer
 
 
 def read_state(path: Path, key: str | None = None) -> FoundState:

@@ -11,10 +11,8 @@ __all__ = ['ABSENT_MODULES', 'MEMBERS', 'TABLES', 'Absent', 'Alias', 'Entry']
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    target: str
-    """Module and name of the object, as 'headrace.format:get_hash'. It is imported when it is first used."""
-    difference: str = ''
-    """Sentences on differences for users; empty: there are none."""
+    target: str  # Module and name of the object, as 'headrace.format:get_hash'. It is imported when it is first used.
+    difference: str = ''  # sentences on differences for users; empty: there are none
 
     @property
     def status(self) -> str:
@@ -24,10 +22,8 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    status: str
-    """For the documentation: 'absent' or 'no meaning'."""
-    reason: str
-    """Sentences on why, and what to use."""
+    status: str  # for the documentation: 'absent' or 'no meaning'
+    reason: str  # sentences on why, and what to use
 
 
 Entry: TypeAlias = Alias | Absent

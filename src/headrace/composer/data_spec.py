@@ -319,12 +319,9 @@ class StreamingDataSpec(DataSpec, FactsRepr):
 
 
 class _BatchCounts(NamedTuple):
-    rows: int
-    """Rows read, the same on every rank."""
-    samples: int
-    """Rows without the padding, which comes last."""
-    skipped: int = 0
-    """Positions that all ranks skip together with this batch."""
+    rows: int  # rows read, the same on every rank
+    samples: int  # rows without the padding, which comes last
+    skipped: int = 0  # positions that all ranks skip together with this batch
 
     @classmethod
     def last_of(cls, loader: StreamingDataLoader) -> _BatchCounts:

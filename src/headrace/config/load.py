@@ -256,8 +256,7 @@ class _KeyPlace(NamedTuple):
 class _File(NamedTuple):
     values: dict[Any, Any]
     lines: dict[Path, int]
-    size: int
-    """Number of values; an alias counts at each place."""
+    size: int  # number of values; an alias counts at each place
 
 
 def _named(path: FilePath) -> str:

@@ -38,10 +38,8 @@ MAX_LINES: Final = 200  # Lines of an error; further problems are only counted
 class Problem:
     path: Path
     rule: str
-    got: str | None = None
-    """The value received, as text; None where there is none."""
-    meant: tuple[str, ...] = ()
-    """Keys similar to the last one of the path."""
+    got: str | None = None  # the value received, as text; None where there is none
+    meant: tuple[str, ...] = ()  # keys similar to the last one of the path
 
 
 def dotted(path: Path) -> str:

@@ -84,28 +84,23 @@ class Bytes:
 class OneOf:
     """Constraint on a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
 
-    names: tuple[str, ...] | Callable[[], tuple[str, ...]]
-    """Or a function that gives them, where programs add some."""
+    names: tuple[str, ...] | Callable[[], tuple[str, ...]]  # or a function that gives them, where programs add some
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """Constraint on a tuple of named dataclasses: a mapping from names, or a list of items with a ``name``."""
 
-    what: str
-    """Noun for one item, in messages."""
-    or_single: bool = False
-    """Also accept one item in place of the mapping, named by its key; a list is refused then."""
+    what: str  # noun for one item, in messages
+    or_single: bool = False  # also accept one item in place of the mapping, named by its key; a list is refused then
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """Constraint on a value whose form another package owns."""
 
-    read: Callable[[object, list[Mistake]], Any]
-    """Makes the value; returns None after adding its mistakes."""
-    what: str
-    """Noun for the value, in the documentation."""
+    read: Callable[[object, list[Mistake]], Any]  # makes the value; returns None after adding its mistakes
+    what: str  # noun for the value, in the documentation
 
 
 def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:

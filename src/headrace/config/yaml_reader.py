@@ -22,8 +22,7 @@ _MAX_DIGITS: Final = 100  # of a number; Python's own limit is 4,300, and it con
 class YamlError(ConfigError):
     """A text is not YAML, or exceeds a limit. The message does not quote the text."""
 
-    line: int = 0
-    """From 1; 0 if unknown."""
+    line: int = 0  # from 1; 0 if unknown
 
     def at(self, line: int) -> YamlError:
         self.line = line

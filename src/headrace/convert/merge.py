@@ -41,8 +41,7 @@ _THREADS: Final = 32  # concurrent requests: most of the time of a small object 
 class _Part:
     place: StorePlace
     key: str
-    folder: str
-    """Where its shards are, relative to the merged index; '/'-separated, '' for the same folder."""
+    folder: str  # where its shards are, relative to the merged index; '/'-separated, '' for the same folder
 
     @property
     def name(self) -> str:

@@ -55,35 +55,24 @@ _FLOATS: Final = {'float16', 'float32', 'float64', 'str_float'}
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    number: int
-    """Of the task; parts stand in the index in this order."""
-    name: str
-    """Its folder below `out`."""
-    samples: int
-    """Number of samples in its shards."""
-    skipped: int
-    """Number of samples that their columns could not store."""
-    reason: str
-    """Why the first of them could not be stored."""
-    index: bytes
-    """The content of its index.json."""
+    number: int  # of the task; parts stand in the index in this order
+    name: str  # its folder below `out`
+    samples: int  # number of samples in its shards
+    skipped: int  # number of samples that their columns could not store
+    reason: str  # why the first of them could not be stored
+    index: bytes  # the content of its index.json
 
 
 @dataclass(frozen=True)
 class PartWriter:
     """Opens parts in the tasks of a cluster, where the engine has sent it."""
 
-    folder: str | None
-    """Local root of the dataset, if there is one."""
-    remote: str | None
-    """URL of the dataset's root, if there is one."""
-    mark: WriterMark
-    """Of the driver."""
+    folder: str | None  # local root of the dataset, if there is one
+    remote: str | None  # URL of the dataset's root, if there is one
+    mark: WriterMark  # of the driver
     columns: Mapping[str, str]
-    options: Mapping[str, Any]
-    """Arguments of `MDSWriter`, without `out` and `columns`."""
-    skip_bad: bool
-    """Whether samples that their columns cannot store are left out and counted."""
+    options: Mapping[str, Any]  # arguments of `MDSWriter`, without `out` and `columns`
+    skip_bad: bool  # whether samples that their columns cannot store are left out and counted
 
     def open(self, number: int) -> OpenPart:
         """Begin a new part of a task; ConfigError: the driver's mark is gone, or on a folder of its machine only."""

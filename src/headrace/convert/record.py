@@ -53,24 +53,16 @@ class TaskRecord:
     task: int
     begin: int
     end: int
-    digest: str | None
-    """Of its inputs."""
+    digest: str | None  # of its inputs
     rows: int
-    raw_bytes: int
-    """Bytes of its shards before compression."""
-    stored_bytes: int
-    """Bytes of its shards as they are stored."""
-    shards: tuple[dict[str, Any], ...]
-    """Their entries in the index."""
+    raw_bytes: int  # bytes of its shards before compression
+    stored_bytes: int  # bytes of its shards as they are stored
+    shards: tuple[dict[str, Any], ...]  # their entries in the index
     errors: tuple[InputError, ...]
-    nulls: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of each column that has any."""
-    dropped: tuple[str, ...] = ()
-    """Columns of samples that are not converted."""
-    tokens: int = 0
-    """Of all rows; of `tokenize`."""
-    without_tokens: int = 0
-    """Documents that were left out, since they have no token."""
+    nulls: Mapping[str, int] = field(default_factory=dict[str, int])  # of each column that has any
+    dropped: tuple[str, ...] = ()  # columns of samples that are not converted
+    tokens: int = 0  # of all rows; of `tokenize`
+    without_tokens: int = 0  # documents that were left out, since they have no token
 
     @staticmethod
     def key(task: int) -> str:

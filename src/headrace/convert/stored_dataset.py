@@ -38,10 +38,8 @@ PATIENT: Final = Retry(attempts=4)  # how often a request is tried
 @dataclass(frozen=True)
 class StoredDataset:
     store: Store
-    index: bytes
-    """The content of ``index.json``."""
-    shards: ShardTable
-    """Columns that run code when they are read are accepted here: nothing reads them."""
+    index: bytes  # the content of ``index.json``
+    shards: ShardTable  # columns that run code when they are read are accepted here: nothing reads them
 
 
 def open_stored(

@@ -74,14 +74,10 @@ _Samples: TypeAlias = 'Iterable[Mapping[str, Any] | BadRow]'
 @dataclass(frozen=True, slots=True)
 class Task:
     number: int
-    begin: int
-    """The first input."""
-    end: int
-    """After the last input."""
-    digest: str | None = None
-    """Of the inputs; see `Inputs.digest`."""
-    inputs: Inputs | None = None
-    """The inputs, if the parent has read them: only one process can iterate an iterable."""
+    begin: int  # the first input
+    end: int  # after the last input
+    digest: str | None = None  # of the inputs; see `Inputs.digest`
+    inputs: Inputs | None = None  # the inputs, if the parent has read them: only one process can iterate an iterable
 
 
 def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
@@ -401,8 +397,7 @@ def run_tasks(
 class _Process:
     process: BaseProcess
     connection: Connection
-    counts: _Counts
-    """In memory that both share."""
+    counts: _Counts  # in memory that both share
     task: Task | None = None
 
 

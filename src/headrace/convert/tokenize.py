@@ -49,8 +49,7 @@ class _Encoder:
     column: str
     dtype: str
 
-    fingerprint: str
-    """Of the tokenizer."""
+    fingerprint: str  # of the tokenizer
 
     def __call__(self) -> Encode:
         import torch
@@ -235,10 +234,8 @@ def _shards_at(
 
 
 class _Tokenization(Conversion):
-    _tasks: list[Task] | None
-    """All tasks; None: an iterable gives them."""
-    _by_digest: dict[str, TaskRecord]
-    """Records of an earlier call, by the digest of the task's inputs."""
+    _tasks: list[Task] | None  # all tasks; None: an iterable gives them
+    _by_digest: dict[str, TaskRecord]  # records of an earlier call, by the digest of the task's inputs
 
     def _settings(self) -> dict[str, Any]:
         encoder, settings = self._encoder, super()._settings()

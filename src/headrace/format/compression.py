@@ -135,8 +135,7 @@ class Brotli(Compression):
 class _Members(Compression):
     """An algorithm whose files may hold several members, one after another."""
 
-    feed = CHUNK
-    """Compressed bytes given to a decoder at a time."""
+    feed = CHUNK  # compressed bytes given to a decoder at a time
 
     @abstractmethod
     def decoder(self) -> Any:

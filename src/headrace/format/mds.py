@@ -88,8 +88,7 @@ def _shared_layout(size: int, places: tuple[tuple[str, _Place], ...]) -> FixedLa
 class FixedRows(NamedTuple):
     """The samples of a shard whose samples have one size."""
 
-    samples: memoryview
-    """All samples, one after another; it keeps the shard mapped."""
+    samples: memoryview  # all samples, one after another; it keeps the shard mapped
     layout: FixedLayout
 
 

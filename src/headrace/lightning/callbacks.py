@@ -376,10 +376,8 @@ class LossSpikes(Callback):
 @dataclass(frozen=True, slots=True)
 class _Batch:
     loss: torch.Tensor
-    number: int
-    """Number in the run."""
-    optimizer_step: int
-    """Step number in Lightning's loggers."""
+    number: int  # number in the run
+    optimizer_step: int  # step number in Lightning's loggers
     batches: dict[str, TrainedBatch]
 
 

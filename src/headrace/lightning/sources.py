@@ -41,20 +41,14 @@ SECTIONS = ('train', 'val', 'test', 'predict')
 
 @dataclasses.dataclass(slots=True)
 class LoaderSource:
-    section: str
-    """The argument that named it."""
-    name: str
-    """Its name or number among several of the section; empty for the only one."""
+    section: str  # the argument that named it
+    name: str  # its name or number among several of the section; empty for the only one
     source: Source
-    options: Mapping[str, Any]
-    """Loader options without the batch size."""
+    options: Mapping[str, Any]  # loader options without the batch size
     dataset_class: Callable[..., StreamingDataset] | None = None
-    dataset: StreamingDataset | None = None
-    """The dataset, once it is open."""
-    topology: Topology | None = None
-    """The topology that the dataset was opened on."""
-    batch_size: int | None = None
-    """Samples per device, from the dataset."""
+    dataset: StreamingDataset | None = None  # the dataset, once it is open
+    topology: Topology | None = None  # the topology that the dataset was opened on
+    batch_size: int | None = None  # samples per device, from the dataset
 
     @property
     def label(self) -> str:

@@ -22,18 +22,12 @@ Counters = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    epochs: int
-    """Finished epochs."""
-    batches: int
-    """Batches trained in all epochs."""
-    done: int
-    """Finished batches of the current epoch, in batches of the present size."""
-    steps: int
-    """Optimizer steps."""
-    is_epoch_start: bool
-    """Whether no sample of the epoch was trained."""
-    accumulate: int
-    """Batches of an optimizer step."""
+    epochs: int  # finished epochs
+    batches: int  # batches trained in all epochs
+    done: int  # finished batches of the current epoch, in batches of the present size
+    steps: int  # optimizer steps
+    is_epoch_start: bool  # whether no sample of the epoch was trained
+    accumulate: int  # batches of an optimizer step
 
 
 def rewrite(fit_loop: Counters, restart: Restart) -> bool:

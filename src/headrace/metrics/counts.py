@@ -91,13 +91,10 @@ class Read(NamedTuple):
     retries: float = 0
     evictions: float = 0
     bytes_unpacked: float = 0
-    sequence_tokens: float = 0
-    """Tokens in packed sequences."""
-    sequence_places: float = 0
-    """Tokens that they could hold."""
+    sequence_tokens: float = 0  # tokens in packed sequences
+    sequence_places: float = 0  # tokens that they could hold
     tokens: float = 0
-    has_tokens: float = 0
-    """Whether batches had tokens."""
+    has_tokens: float = 0  # whether batches had tokens
 
     @classmethod
     def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
@@ -127,14 +124,10 @@ class FollowedLoader:
     loader: StreamingDataLoader
     before: Read
     mix: MixtureCounts
-    remote: dict[str, StreamRead]
-    """Remote streams, and their counters at that time."""
-    tokens_before: Tokens | None
-    """With packing, the tokens of each stream at that time."""
-    tokens: Tokens | None
-    """The same after the last trained step."""
-    trained: tuple[BatchPlan, int] | None = None
-    """The last trained batch: the plan of its pass, and its number there."""
+    remote: dict[str, StreamRead]  # remote streams, and their counters at that time
+    tokens_before: Tokens | None  # with packing, the tokens of each stream at that time
+    tokens: Tokens | None  # the same after the last trained step
+    trained: tuple[BatchPlan, int] | None = None  # the last trained batch: the plan of its pass, and its number there
 
     @classmethod
     def of(cls, loader: StreamingDataLoader, mix: MixtureCounts) -> FollowedLoader:
@@ -214,8 +207,7 @@ class CacheUse(NamedTuple):
     """The bytes in the caches of this machine, and the bytes that they may reach."""
 
     used: int
-    most: int
-    """The cache limit, or the size of the data if that is less."""
+    most: int  # the cache limit, or the size of the data if that is less
 
 
 class CacheFill:

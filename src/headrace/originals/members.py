@@ -13,15 +13,11 @@ from headrace.storage.stores.local import mapped_path_errors
 
 
 class Member(NamedTuple):
-    path: str
-    """Of the file, relative to the root of the distribution."""
+    path: str  # of the file, relative to the root of the distribution
     begin: int
-    size: int
-    """In bytes."""
-    version: str
-    """Of the file: changes when it is written anew."""
-    name: str
-    """Of the member within the file; empty for the file itself."""
+    size: int  # in bytes
+    version: str  # of the file: changes when it is written anew
+    name: str  # of the member within the file; empty for the file itself
 
     @classmethod
     def of(cls, path: str, info: os.stat_result) -> Member:

@@ -46,32 +46,24 @@ _LEAST_EMPTY = 100
 
 class Document(NamedTuple):
     tokens: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32] | None = None
-    """Targets, of the same length; None: the tokens."""
-    sample_id: int = -1
-    """Its global sample id."""
+    labels: npt.NDArray[np.int32] | None = None  # targets, of the same length; None: the tokens
+    sample_id: int = -1  # its global sample id
 
 
 class Piece(NamedTuple):
-    document: int
-    """Its document's number in the lane."""
-    begin: int
-    """Tokens of that document before it."""
+    document: int  # its document's number in the lane
+    begin: int  # tokens of that document before it
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None
-    sample_id: int = -1
-    """Its document's global sample id."""
+    sample_id: int = -1  # its document's global sample id
 
 
 class LaneState(NamedTuple):
     """A place between two windows, from which a lane can restart. In checkpoints its key is `cuts`."""
 
-    row: int
-    """Sequences that the lane made before it."""
-    next_document: int
-    """The first document after it."""
-    leftover: tuple[tuple[int, int], ...] = ()
-    """Earlier pieces that are in no sequence yet: (document, first token)."""
+    row: int  # sequences that the lane made before it
+    next_document: int  # the first document after it
+    leftover: tuple[tuple[int, int], ...] = ()  # earlier pieces that are in no sequence yet: (document, first token)
 
 
 START = LaneState(0, 0)

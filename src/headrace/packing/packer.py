@@ -38,22 +38,17 @@ class DocumentCount(NamedTuple):
 
 
 class ChunkKey(NamedTuple):
-    row: int
-    """First sequence of the pass, counted through the run."""
-    parts: tuple[tuple[int, Sequence[int]], ...]
-    """Lanes, and the numbers of their documents there, one at least."""
+    row: int  # first sequence of the pass, counted through the run
+    parts: tuple[tuple[int, Sequence[int]], ...]  # lanes, and the numbers of their documents there, one at least
 
 
 class Chunk(NamedTuple):
     key: ChunkKey
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None
-    lengths: npt.NDArray[np.int32]
-    """int32[documents]."""
-    ids: npt.NDArray[np.int64]
-    """Global sample ids, int64[documents]."""
-    bad: BadRows | None
-    """bool[documents], True for an unreadable one, without tokens; None: all were read."""
+    lengths: npt.NDArray[np.int32]  # int32[documents]
+    ids: npt.NDArray[np.int64]  # global sample ids, int64[documents]
+    bad: BadRows | None  # bool[documents], True for an unreadable one, without tokens; None: all were read
 
     def documents(self) -> list[Document]:
         bounds, ids = pairwise(np.cumsum([0, *self.lengths]).tolist()), self.ids.tolist()

@@ -44,10 +44,8 @@ _KEPT = 64  # blocks behind the latest, for lanes that are behind
 
 
 class _Begin(NamedTuple):
-    sequence: float
-    """Of the run, about."""
-    documents: Mapping[int, float]
-    """By stream, the first document of each of its lanes."""
+    sequence: float  # of the run, about
+    documents: Mapping[int, float]  # by stream, the first document of each of its lanes
 
 
 class ComingDocuments:

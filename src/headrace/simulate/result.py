@@ -90,14 +90,10 @@ class Conditions:
 class SimulatedStep(NamedTuple):
     epoch: int
     number: int
-    end: float
-    """Seconds since the begin of the run."""
-    wait: float
-    """Seconds that the slowest rank waited for its batch."""
-    fetched: float
-    """Bytes that a node has fetched so far."""
-    cached: int
-    """Bytes in the cache of a node, of the fullest one."""
+    end: float  # seconds since the begin of the run
+    wait: float  # seconds that the slowest rank waited for its batch
+    fetched: float  # bytes that a node has fetched so far
+    cached: int  # bytes in the cache of a node, of the fullest one
 
 
 @dataclass(frozen=True)

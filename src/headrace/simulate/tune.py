@@ -77,17 +77,13 @@ _MOST_CANONICAL_NODES: Final = 1024
 
 @dataclass(frozen=True)
 class Trial:
-    setting: str
-    """The setting that differs from the choice before; empty in the run before all changes."""
+    setting: str  # the setting that differs from the choice before; empty in the run before all changes
     value: int | None
-    waiting: float
-    """Share of an epoch's time that is spent waiting for data."""
+    waiting: float  # share of an epoch's time that is spent waiting for data
     first_batch_seconds: float
     epoch_seconds: float
-    epoch_fetched_bytes: int
-    """Of each node."""
-    cache_bytes: int
-    """The most that a node's cache held."""
+    epoch_fetched_bytes: int  # of each node
+    cache_bytes: int  # the most that a node's cache held
     is_kept: bool = False
 
     @property

@@ -84,10 +84,8 @@ class RecordFile:
 
 
 class RecordRead(NamedTuple):
-    entries: list[dict[str, Any]]
-    """In the order in which they were written."""
-    damaged: int
-    """Lines that were cut or changed; each was ignored."""
+    entries: list[dict[str, Any]]  # in the order in which they were written
+    damaged: int  # lines that were cut or changed; each was ignored
 
 
 def read_record(folder: Path) -> RecordRead:
@@ -236,11 +234,9 @@ _PINNED_POSITION = ('cuts', 'count')  # of a state's `config`
 @dataclass(slots=True)
 class _Followed:
     loader: StreamingDataLoader
-    config: str
-    """Id of its configuration's entry."""
+    config: str  # id of its configuration's entry
     plan: BatchPlan | None = None
-    first_step: int = 0
-    """The step of the plan's first batch."""
+    first_step: int = 0  # the step of the plan's first batch
 
 
 class RunRecorder:

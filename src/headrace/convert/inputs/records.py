@@ -31,16 +31,14 @@ class Sizes:
 
     each: np.ndarray[Any, np.dtype[np.int64]] | None = None
     mean: float | None = None
-    is_exact: bool = False
-    """Whether the numbers are known, and not estimated."""
+    is_exact: bool = False  # whether the numbers are known, and not estimated
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """A row of an input that cannot be read, while those after it can."""
 
-    place: str
-    """The row within its input, such as 'line 12'."""
+    place: str  # the row within its input, such as 'line 12'
     error: Exception
 
 

@@ -131,12 +131,9 @@ class _ImageFile(Encoding):
 
     kind = 'image'
     name: ClassVar[str]
-    begin: ClassVar[bytes]
-    """The first bytes of each file of the format."""
-    save: ClassVar[Mapping[str, Any]]
-    """Arguments of Pillow's `save`."""
-    loss: ClassVar[str]
-    """How an image comes out that is encoded, for the warning."""
+    begin: ClassVar[bytes]  # the first bytes of each file of the format
+    save: ClassVar[Mapping[str, Any]]  # arguments of Pillow's `save`
+    loss: ClassVar[str]  # how an image comes out that is encoded, for the warning
 
     def encode(self, obj: Any) -> bytes:
         """The bytes of the file, of a PIL image, a path or these bytes. An image without a file gets one."""

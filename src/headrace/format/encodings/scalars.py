@@ -96,8 +96,7 @@ class Int(Encoding):
 class Scalar(Encoding):
     """One numpy number; read back as a numpy scalar of the same type."""
 
-    dtype: ClassVar[np.dtype[Any]]
-    """The stored type, little-endian."""
+    dtype: ClassVar[np.dtype[Any]]  # the stored type, little-endian
 
     def __init_subclass__(cls) -> None:
         cls.kind = cls.dtype.name

@@ -48,24 +48,15 @@ class _TryAgainError(Exception):
 class Limits:
     """Bounds of downloads; those on connections are for each process."""
 
-    user_agent: str
-    """Tells servers who asks, and how to reach them."""
-    connections: int = 32
-    """Requests at the same time."""
-    per_host: int = 2
-    """Of them, to one host."""
-    seconds: float = 10.0
-    """For one request, from the connection to the last byte."""
-    max_bytes: int = 16 << 20
-    """Of a file."""
-    redirects: int = 4
-    """Of one URL."""
-    attempts: int = 2
-    """For failures that may pass."""
-    longest_wait: float = 10.0
-    """Seconds before another attempt, if the server names more."""
-    private_hosts: bool = False
-    """Whether addresses that are not public may be asked, such as those of this network."""
+    user_agent: str  # tells servers who asks, and how to reach them
+    connections: int = 32  # requests at the same time
+    per_host: int = 2  # of them, to one host
+    seconds: float = 10.0  # for one request, from the connection to the last byte
+    max_bytes: int = 16 << 20  # of a file
+    redirects: int = 4  # of one URL
+    attempts: int = 2  # for failures that may pass
+    longest_wait: float = 10.0  # seconds before another attempt, if the server names more
+    private_hosts: bool = False  # whether addresses that are not public may be asked, such as those of this network
 
     def __post_init__(self) -> None:
         for name in ('connections', 'per_host', 'seconds', 'max_bytes', 'attempts'):

@@ -50,14 +50,11 @@ _QUALITY: Final = 95
 class _Block(NamedTuple):
     path: str
     version: str
-    number: int
-    """Of the file, for keys."""
+    number: int  # of the file, for keys
     group: int
-    begin: int
-    """First row in the group."""
+    begin: int  # first row in the group
     rows: int
-    first: int
-    """First row in the file."""
+    first: int  # first row in the file
 
 
 @dataclass(slots=True)

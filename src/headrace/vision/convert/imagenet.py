@@ -54,10 +54,8 @@ _Record = tuple[int, Member, int, str]
 class _Devkit:
     """The classes, and the labels of the validation images."""
 
-    classes: list[str]
-    """WordNet ids, sorted."""
-    truth: list[str]
-    """The class of each validation image, by its number."""
+    classes: list[str]  # WordNet ids, sorted
+    truth: list[str]  # the class of each validation image, by its number
 
 
 def _read(root: Path, validate: bool, resize: int | None, quality: int, record: _Record) -> dict[str, Any]:
