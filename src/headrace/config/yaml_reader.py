@@ -31,8 +31,7 @@ class YamlError(ConfigError):
 
 class Budget:
     def __init__(self) -> None:
-        self.used = 0
-        """Values so far."""
+        self.used = 0  # values so far
 
     def charge(self, values: int, line: int = 0) -> None:
         self.used += values

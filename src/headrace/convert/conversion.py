@@ -304,15 +304,11 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
 class Conversion:
     def __init__(self, job: Job, place: StorePlace, source: Inputs | IterableSamples) -> None:
         self._job, self._place, self._source = job, place, source
-        self._found: dict[int, TaskRecord] = {}
-        """Records of an earlier call."""
-        self._records: dict[int, TaskRecord] = {}
-        """Records that are part of the dataset."""
+        self._found: dict[int, TaskRecord] = {}  # records of an earlier call
+        self._records: dict[int, TaskRecord] = {}  # records that are part of the dataset
         self._kept = 0
-        self._plan: dict[str, Any] = {}
-        """As it is stored."""
-        self._base: str | None = None
-        """The kept index of the dataset that is added to."""
+        self._plan: dict[str, Any] = {}  # as it is stored
+        self._base: str | None = None  # the kept index of the dataset that is added to
 
     def do(
         self, *, exist_ok: bool, append: bool, workers: int, start_method: str | None, progress_bar: bool

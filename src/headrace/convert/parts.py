@@ -182,10 +182,8 @@ class PartedDataset:
         self._keeps_folder = store is None or bool(options.get('keep_local'))
         self._claim: FolderClaim | None = None
         self._store_claim: StoreClaim | None = None
-        self._counted: set[str] = set()
-        """Names of the parts that the index lists."""
-        self._index: bytes | None = None
-        """The index, once it may be stored."""
+        self._counted: set[str] = set()  # names of the parts that the index lists
+        self._index: bytes | None = None  # the index, once it may be stored
 
     def check_keeps(self, places: Sequence[str]) -> None:
         """Refuse an `out` that holds files at these paths and URLs, which `exist_ok` would delete."""

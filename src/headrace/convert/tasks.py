@@ -183,8 +183,7 @@ class _Shards:
         self.entries: list[dict[str, Any]] = []
         self.rows = self.raw_bytes = self.stored_bytes = self.tokens = self.without_tokens = 0
         self.nulls: Counter[str] = Counter()
-        self.dropped: dict[str, None] = {}
-        """Columns of samples that are not converted."""
+        self.dropped: dict[str, None] = {}  # columns of samples that are not converted
 
     def number_from(self, number: int) -> None:
         self._encoder.number_from(number)
@@ -242,8 +241,7 @@ class _Worker:
     def __init__(self, job: Job, counts: _Counts, news: News) -> None:
         self._job, self._counts, self._news = job, counts, news
         self._out = StorePlace(open_store(job.out, job.options), job.retry)
-        self._blocks = shared_pool()
-        """Memory for the encoders of all tasks: kept from one to the next."""
+        self._blocks = shared_pool()  # memory for the encoders of all tasks: kept from one to the next
         self._uploader = ThreadPoolExecutor(_UPLOADS, thread_name_prefix='headrace-convert-upload')
         self._readers: ThreadPoolExecutor | None = None
         if job.inputs.reads_ahead > 1:
@@ -408,8 +406,7 @@ class _Pool:
         self._job, self._news, self._workers = job, news, workers
         self._context = multiprocessing.get_context(start_method)
         self._processes: list[_Process] = []
-        self._inputs = self._rows = 0
-        """Those that the news told of."""
+        self._inputs = self._rows = 0  # those that the news told of
         if self._context.get_start_method() != 'fork':
             _check_pickles(job, self._context.get_start_method())
 

@@ -90,8 +90,7 @@ class _Rows:
 
     def __init__(self, url: str, options: StoreOptions, *, has_features: bool) -> None:
         self._url, self._options, self._has_features = url, options, has_features
-        self.columns: tuple[tuple[str, str], ...] = ()
-        """Name and encoding of each, the same in all shards."""
+        self.columns: tuple[tuple[str, str], ...] = ()  # name and encoding of each, the same in all shards
         self._stored: tuple[int, StoredDataset] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

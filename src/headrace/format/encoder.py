@@ -387,12 +387,9 @@ class ShardEncoder(ABC):
 
     def _start_shard(self) -> None:
         self._memory = ShardMemory(self._blocks)
-        self._samples: list[bytes] = []
-        """The samples behind those of the memory; a piece may hold several."""
-        self._sizes: array[int] = array('Q')
-        """Bytes of each sample."""
-        self._size = self._empty_size
-        """Bytes of the shard, as the limit counts them."""
+        self._samples: list[bytes] = []  # the samples behind those of the memory; a piece may hold several
+        self._sizes: array[int] = array('Q')  # bytes of each sample
+        self._size = self._empty_size  # bytes of the shard, as the limit counts them
         self._stop = min(self._limit, self._size + WAITING)
         """The size above which samples are copied to the memory, or the shard ends."""
 

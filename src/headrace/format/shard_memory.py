@@ -56,8 +56,7 @@ class ShardMemory:
         self._pool = pool
         self._pieces: list[Piece] = []
         self._block = memoryview(b'')
-        self._begin = self._end = 0
-        """The bytes of the block that are used, and in no piece."""
+        self._begin = self._end = 0  # the bytes of the block that are used, and in no piece
 
     def add_samples(self, samples: Sequence[bytes]) -> None:
         if not samples:

@@ -172,8 +172,7 @@ class Journal:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f'--state {path} cannot be used: {error}. Name another file.') from error
         whole, _, torn = text.rpartition('\n')
-        self.passed = set(whole.split('\n')[1:])
-        """Digests of shards."""
+        self.passed = set(whole.split('\n')[1:])  # Digests of shards
         if torn or not text:
             self._file.write('\n' if torn else f'{_TITLE}\n')
             self._file.flush()

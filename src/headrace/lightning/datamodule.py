@@ -86,8 +86,7 @@ class SampleHooks:
     def __init__(self, module: HookedDataModule, section: str) -> None:
         self._module = module
         self._section = section
-        self.row_at_hand: int | None = None
-        """Row whose transform raised, for the error message."""
+        self.row_at_hand: int | None = None  # row whose transform raised, for the error message
 
     def __call__(self, samples: list[Any]) -> Any:
         module, section, self.row_at_hand = self._module, self._section, None

@@ -217,10 +217,8 @@ class CacheFill:
         self._clock = clock
         self._use: CacheUse | None = None
         self._next = float('-inf')
-        self._sizes: Iterator[int] | None = None
-        """Of the files that a count has not reached; None: no count has begun."""
-        self._used = self._most = 0
-        """Of that count."""
+        self._sizes: Iterator[int] | None = None  # of the files that a count has not reached; None: no count has begun
+        self._used = self._most = 0  # of that count
 
     def read(self, datasets: Iterable[StreamingDataset]) -> CacheUse | None:
         """The use of the caches, as it was lately; None if all data are local, or the first count is not done."""

@@ -81,8 +81,7 @@ class Lane:
         self._window = first_window if state is START or not state.row else window
         self._later_window = window
         self._most_empty = max(documents, _LEAST_EMPTY)
-        self.states: deque[LaneState] = deque([state])
-        """The latest states from which it can restart, in rising order."""
+        self.states: deque[LaneState] = deque([state])  # the latest states from which it can restart, in rising order
         self._made = state.row
         self._next_row = state.row
         self._rows: deque[tuple[list[Piece], int]] = deque()  # and their tokens
@@ -96,10 +95,8 @@ class Lane:
         self._placed = state.next_document
         self._taken = state.next_document  # the next document for a window
         self._inbox: deque[Document] = deque()
-        self.received = state.next_document
-        """The first document not received yet."""
-        self.tokens_ahead = 0
-        """Received tokens that no delivered sequence holds."""
+        self.received = state.next_document  # the first document not received yet
+        self.tokens_ahead = 0  # Received tokens that no delivered sequence holds
 
     @property
     def next_row(self) -> int:

@@ -71,15 +71,13 @@ class Lanes:
 
     def __init__(self, packing: Packing, documents: LaneOrder, skipped: Ranges = ()) -> None:
         self._packing = packing
-        self.documents = documents
-        """The place of each lane's documents in the run."""
+        self.documents = documents  # the place of each lane's documents in the run
         self._skipped = skipped
         self._skip_begins = [begin for begin, _ in skipped]
         self.count = documents.lanes
         self._known: dict[int, list[LaneState]] = {}
         self._live: dict[int, Lane] = {}
-        self.delivered = DeliveredSequences()
-        """The pieces of the latest sequences."""
+        self.delivered = DeliveredSequences()  # the pieces of the latest sequences
         self._first_document: int | None = None
 
     def window(self, lane: int) -> int:

@@ -135,8 +135,7 @@ class PackedReader(Reader[ChunkKey]):
         self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
         self.rescale(batches)
         self._coming = ComingDocuments(lanes.documents, self._packing.sequence_length)
-        self.prefetches = True
-        """Whether to fetch shards ahead. Only one reader of a process may."""
+        self.prefetches = True  # Whether to fetch shards ahead. Only one reader of a process may.
 
     def rescale(self, batches: BatchSpec) -> None:
         self._row: int | None = None

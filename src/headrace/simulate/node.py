@@ -60,10 +60,8 @@ class Node:
         self._fetching: dict[int, Event] = {}
         self._leased: dict[int, int] = {}
         self._passing_bytes = 0
-        self.fetched = 0
-        """Shards that were fetched so far; one that comes again counts again."""
-        self.cached = 0
-        """Bytes in the cache."""
+        self.fetched = 0  # shards that were fetched so far; one that comes again counts again
+        self.cached = 0  # bytes in the cache
         self.most_cached = 0
 
     # -- what a prefetcher asks ------------------------------------------------------------------------------------

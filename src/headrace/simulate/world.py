@@ -151,8 +151,7 @@ class Link:
         self._asked, self._open = 0, 1  # connections in use, and open ones: the index was read with one
         self._since = 0.0
         self._version = 0
-        self.bytes = 0
-        """Bytes that were requested so far."""
+        self.bytes = 0  # bytes that were requested so far
 
     def fetch(
         self,

@@ -178,8 +178,7 @@ class WatchServer(PageServer):
     """Serves the page of a run to this machine alone. `port`: of 127.0.0.1; 0: any free one."""
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        self.folder = Path(folder)
-        """The run's folder."""
+        self.folder = Path(folder)  # the run's folder
         read_live(folder)
         super().__init__(port, _Handler)
 

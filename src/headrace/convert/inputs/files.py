@@ -107,8 +107,7 @@ class ImageFolder(Inputs):
                 f'Convert each one by itself, with split={splits[0]!r}.'
             )
         label = {name: label for label, name in enumerate(classes)}
-        self.labels = [label[key.partition('/')[0]] for key in self._keys]
-        """The label of each image."""
+        self.labels = [label[key.partition('/')[0]] for key in self._keys]  # the label of each image
         is_jpeg = all(key.lower().endswith(_JPEG) for key in self._keys)
         known = {'image': 'jpeg' if is_jpeg else 'png', 'label': 'int', 'path': 'str'}
         wanted = ['image', 'label'] if columns is None else list(columns)
