@@ -293,11 +293,9 @@ class StreamLanes(LaneOrder):
     """The mixture gives the stream of each sequence, and each stream has lanes of its own.
 
     L is the number of lanes for ranks and batches. Lane s · L + l packs documents of stream s: those at positions l
-    modulo
-    L of each pass over the stream. Sequence n of the run, of stream s, is the next one of lane s · L + n mod L.
+    modulo L of each pass over the stream. Sequence n of the run, of stream s, is the next one of lane s · L + n mod L.
     Sequences are positions of a stratified native order with batches of L and L canonical nodes. It knows the draws of
-    a
-    stream on a node before any position, which are the earlier sequences of a lane.
+    a stream on a node before any position, which are the earlier sequences of a lane.
     """
 
     counts = 'tokens'

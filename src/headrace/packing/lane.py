@@ -18,10 +18,8 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """The numbers of the pieces in each bin: best fit decreasing.
 
     Each piece, longest first, goes into the fullest bin that has room. At most 11/9 of the optimum, plus one bin, are
-    used:
-    Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come in
-    the
-    order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
+    used: Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come
+    in the order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
     """
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # free places and number of each bin that is not full, rising

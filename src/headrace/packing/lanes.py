@@ -65,8 +65,7 @@ class Lanes:
     """States from which each lane can restart.
 
     A state is a hint, never a part of the position. A lane without a recent state restarts from an earlier one, at
-    worst
-    from the beginning of the run.
+    worst from the beginning of the run.
     """
 
     def __init__(self, packing: Packing, documents: LaneOrder, skipped: Ranges = ()) -> None:

@@ -50,8 +50,7 @@ class PackedRun(Run):
     """A run whose positions are sequences: sequence n is the next one of lane n modulo the lanes.
 
     The documents' own run, and the lanes, decide the content of each. `whole` has those of the only pass, if it is
-    packed
-    whole. `skip` has ranges of sequences, `skipped_documents` of documents' ids.
+    packed whole. `skip` has ranges of sequences, `skipped_documents` of documents' ids.
     """
 
     def __init__(
@@ -292,8 +291,7 @@ class PackedRun(Run):
         """The place where another mixture takes over, after all that lanes placed; lanes' states; earlier mixtures.
 
         It follows from the documents alone, so each rank finds the same. `then` is the documents' state where the
-        checkpoint's
-        mixture took over.
+        checkpoint's mixture took over.
         """
         assert self.replay is not None
         pinned, size, begin = then.pinned, then.epoch_size or 1, (then.epoch, then.sample_in_epoch)
