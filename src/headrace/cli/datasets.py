@@ -83,9 +83,7 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
-        parser,
-        'headrace merge s3://bucket/data',
-        'headrace merge ./data ./data/night/index.json ./data/day/index.json',
+        parser, 'headrace merge s3://bucket/data', 'headrace merge ./data ./data/night/index.json ./data/day/index.json'
     )
 
 

@@ -125,11 +125,7 @@ _IMPORTS: Final = {
         '{more}from headrace.composer import StreamingPosition, streaming_data_spec\n'
     ),
 }
-_CLASS: Final = {
-    'pytorch': 'torch.nn.Module',
-    'lightning': 'L.LightningModule',
-    'composer': 'ComposerModel',
-}
+_CLASS: Final = {'pytorch': 'torch.nn.Module', 'lightning': 'L.LightningModule', 'composer': 'ComposerModel'}
 
 _SETTINGS: Final = """
 HERE = Path(__file__).resolve().parent

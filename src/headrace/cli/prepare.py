@@ -355,11 +355,7 @@ def _serve(arguments: argparse.Namespace, prices: dict[str, float]) -> int:
     from headrace.simulate.page import SimulationServer
 
     server = SimulationServer(
-        train_config(arguments),
-        read_conditions(arguments),
-        prices,
-        title=str(arguments.config),
-        port=arguments.port,
+        train_config(arguments), read_conditions(arguments), prices, title=str(arguments.config), port=arguments.port
     )
     with server:
         print(f'The page is at {server.url} until Ctrl-C.', flush=True)

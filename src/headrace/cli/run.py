@@ -124,11 +124,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
         '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
     )
     parser.add_argument('--json', action='store_true', help='print the proof as JSON, and all else on stderr')
-    show_examples(
-        parser,
-        'headrace demo',
-        'headrace demo --framework lightning --store s3',
-    )
+    show_examples(parser, 'headrace demo', 'headrace demo --framework lightning --store s3')
 
 
 @command('demo', _add_demo)

@@ -71,9 +71,7 @@ def read_state(path: Path, key: str | None = None) -> FoundState:
     )
 
 
-def _mappings(
-    content: Mapping[Any, Any],
-) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any], Mapping[Any, Any]]]:
+def _mappings(content: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any], Mapping[Any, Any]]]:
     """All mappings in nested mappings and lists, outer ones first: the keys to each, the mapping, the one around it."""
     waiting: deque[tuple[tuple[str, ...], Any, Mapping[Any, Any]]] = deque([((), content, content)])
     seen = set[int]()

@@ -186,9 +186,7 @@ _FORMATS: Tables = {
             'get_mds_encoded_size get_mds_encodings is_mds_encoding mds_decode mds_encode',
         ),
         **alias(
-            'headrace.format.encodings.registry',
-            'is_mds_encoding_safe',
-            difference='An unknown name is a ValueError.',
+            'headrace.format.encodings.registry', 'is_mds_encoding_safe', difference='An unknown name is a ValueError.'
         ),
         **absent('Derive from `Encoding`.', 'List Scalar StrEncoding'),
     },

@@ -108,11 +108,7 @@ def build_loader(
     workers = config.loader
     options = loader_options({field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)})
     return StreamingDataLoader(
-        dataset,
-        collate_fn=collate_fn,
-        worker_init_fn=worker_init_fn,
-        generator=generator,
-        **options,
+        dataset, collate_fn=collate_fn, worker_init_fn=worker_init_fn, generator=generator, **options
     )
 
 

@@ -16,24 +16,8 @@ from typing import Annotated, Any, cast
 
 from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
-from headrace.config.schema import (
-    Config,
-    DatasetConfig,
-    LoaderConfig,
-    SelectionConfig,
-    StreamConfig,
-    WorkerConfig,
-)
-from headrace.config.validate import (
-    AtLeast,
-    Count,
-    Named,
-    OneOf,
-    Parsed,
-    Validator,
-    field_types,
-    unwrap,
-)
+from headrace.config.schema import Config, DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig, WorkerConfig
+from headrace.config.validate import AtLeast, Count, Named, OneOf, Parsed, Validator, field_types, unwrap
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.redaction import warn
 from headrace.rules import BrokenRule
@@ -44,9 +28,7 @@ _LOADERS = ('train_loader', 'eval_loader')
 
 
 def config_of_foundry(
-    source: str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> Config:
     """The configuration that gives the batches of an LLM Foundry YAML: ``train_loader``, ``eval_loader``.
 

@@ -41,9 +41,7 @@ _MAX_PATH: Final = 4096  # characters of a path in a message
 
 
 def load_config(
-    source: str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] | Mapping[str, Any] = ()
 ) -> Config:
     """The validated configuration of a YAML file.
 
@@ -81,9 +79,7 @@ class YamlSource:
     """A file with its includes, or a mapping, with overrides applied and interpolations unresolved."""
 
     def __init__(
-        self,
-        source: str | os.PathLike[str] | Mapping[str, Any],
-        overrides: Sequence[str] | Mapping[str, Any] = (),
+        self, source: str | os.PathLike[str] | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
     ) -> None:
         self._values: dict[Any, Any] = {}
         self._places: dict[Path, _KeyPlace] = {}  # of each key: the last one that wrote it

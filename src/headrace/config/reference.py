@@ -17,17 +17,7 @@ from typing import Any, Final, get_args, get_origin
 
 from headrace.config import packing, schema
 from headrace.config.schema import Config, FileDirectives
-from headrace.config.validate import (
-    AtLeast,
-    Bytes,
-    Count,
-    MoreThan,
-    Named,
-    Parsed,
-    choices_of,
-    field_types,
-    unwrap,
-)
+from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, Parsed, choices_of, field_types, unwrap
 
 _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),

@@ -14,17 +14,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.resolver import yaml_text
-from headrace.config.validate import (
-    AtLeast,
-    Bytes,
-    Count,
-    MoreThan,
-    Named,
-    OneOf,
-    Parsed,
-    read_batch_cost,
-    read_skip,
-)
+from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_batch_cost, read_skip
 from headrace.decoding import Decode
 from headrace.format import get_hashes
 from headrace.order.config import BatchCost

@@ -18,14 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.convert.parts import (
-    PartedDataset,
-    PartWriter,
-    WrittenPart,
-    check_columns,
-    columns_of,
-    infer_columns,
-)
+from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart, check_columns, columns_of, infer_columns
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX
 from headrace.errors import ConfigError, MissingDependencyError

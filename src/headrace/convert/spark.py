@@ -10,14 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from headrace.convert.parts import (
-    PartedDataset,
-    PartWriter,
-    WrittenPart,
-    check_columns,
-    columns_of,
-    infer_columns,
-)
+from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart, check_columns, columns_of, infer_columns
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.redaction import logger_of
 

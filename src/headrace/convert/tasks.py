@@ -167,11 +167,7 @@ class _Shards:
     """The shards of one task: encodes rows, and stores full shards while the next rows come."""
 
     def __init__(
-        self,
-        job: Job,
-        number: int,
-        store: Callable[[str, bytes], Future[None]],
-        encode: Encode | None,
+        self, job: Job, number: int, store: Callable[[str, bytes], Future[None]], encode: Encode | None
     ) -> None:
         self._number, self._store = job.first_shard + number, store
         self._encoder = MDSEncoder(
@@ -258,10 +254,7 @@ class _Worker:
 
     def run(self, task: Task) -> TaskRecord:
         shards = _Shards(
-            self._job,
-            task.number,
-            lambda name, data: self._uploader.submit(self._put, name, data),
-            self._encode,
+            self._job, task.number, lambda name, data: self._uploader.submit(self._put, name, data), self._encode
         )
         errors: list[InputError] = []
         inputs = task.inputs or self._job.inputs

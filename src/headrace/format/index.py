@@ -225,10 +225,7 @@ def _parse_each(elements: Elements, parser: EntryParser, builder: TableBuilder) 
 
 
 def _parse(
-    text: str,
-    source: str,
-    allow_unsafe_types: bool,
-    read: Callable[[Elements, EntryParser, TableBuilder], None],
+    text: str, source: str, allow_unsafe_types: bool, read: Callable[[Elements, EntryParser, TableBuilder], None]
 ) -> ShardTable:
     shards: ShardTable | None = None
     version: Any = None

@@ -82,11 +82,7 @@ class PerStreamMean(Metric):
         self.add_state('rows', torch.zeros(len(names), dtype=torch.int64), dist_reduce_fx='sum')
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        values: Tensor,
-        streams: Tensor,
-        is_padding: Tensor | None = None,
-        is_bad_sample: Tensor | None = None,
+        self, values: Tensor, streams: Tensor, is_padding: Tensor | None = None, is_bad_sample: Tensor | None = None
     ) -> None:
         """Count the values of a batch.
 

@@ -305,10 +305,7 @@ class PackedRun(Run):
             mixtures = [*earlier, EarlierMixture(begin=begin, end=end, size=size, pinned=pinned)]
             mixtures = mixtures if begin < end else earlier
             order = make(
-                mixtures,
-                begin=end,
-                size=now.epoch_size,
-                order=partial(self.documents.order, world=World(1, count)),
+                mixtures, begin=end, size=now.epoch_size, order=partial(self.documents.order, world=World(1, count))
             )
             return order.without_unneeded(lanes.needed_documents(row).items())
 

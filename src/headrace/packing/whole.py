@@ -77,11 +77,7 @@ class WholePacker:
     """
 
     def __init__(
-        self,
-        whole: WholePass,
-        plan: BatchPlan,
-        lanes: Lanes,
-        count: Callable[[Mapping[int, DocumentCount]], None],
+        self, whole: WholePass, plan: BatchPlan, lanes: Lanes, count: Callable[[Mapping[int, DocumentCount]], None]
     ) -> None:
         self._whole, self._plan, self._lanes, self._count = whole, plan, lanes, count
         self._unreadable = 0

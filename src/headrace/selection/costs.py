@@ -188,12 +188,7 @@ def _map(place: ControlFolder, folder: OpenFolder, name: str, samples: int) -> S
 
 
 def _measure(
-    shards: Shards,
-    column: str,
-    rows: RowSelection | None,
-    out: Costs,
-    part: BinaryIO,
-    measuring: Measuring,
+    shards: Shards, column: str, rows: RowSelection | None, out: Costs, part: BinaryIO, measuring: Measuring
 ) -> None:
     """Fill `out` from `part`, and from the shards that it lacks, whose costs it gets; see the module."""
     counts = shards.sizes if rows is None else rows.counts

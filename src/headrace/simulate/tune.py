@@ -256,10 +256,7 @@ class _Search:
         self._config, self._conditions, self._target = config, conditions, target
         self._check, self._progress = check, progress
         self._run = simulate(config, conditions, check=check)
-        dataset = build_dataset(
-            config,
-            topology=conditions.topology(config),
-        )
+        dataset = build_dataset(config, topology=conditions.topology(config))
         self._before = settings_in_use(config, dataset)
         all_bytes = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)
         self._samples = dataset.num_samples

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.text.datasets import (
-        StreamingC4,
-        StreamingEnWiki,
-        StreamingPile,
-        StreamingText,
-    )
+    from headrace.text.datasets import StreamingC4, StreamingEnWiki, StreamingPile, StreamingText
 
 __all__ = ['StreamingC4', 'StreamingEnWiki', 'StreamingPile', 'StreamingText']
 

@@ -251,12 +251,7 @@ class RecordedRun:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        loader: str = '',
-        config: LoaderConfig | None = None,
-        overrides: Sequence[str] = (),
+        self, folder: str | Path, *, loader: str = '', config: LoaderConfig | None = None, overrides: Sequence[str] = ()
     ) -> None:
         self.folder = Path(folder)
         self.history = RunHistory.read(folder)

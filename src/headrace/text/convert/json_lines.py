@@ -66,13 +66,7 @@ def _sample(sample_of: _SampleOf, line: bytes) -> dict[str, Any]:
 
 
 def json_lines(
-    root: Path,
-    members: Sequence[Member],
-    sample_of: _SampleOf,
-    *,
-    kind: str,
-    columns: Mapping[str, str],
-    split: str,
+    root: Path, members: Sequence[Member], sample_of: _SampleOf, *, kind: str, columns: Mapping[str, str], split: str
 ) -> RecordInputs[Member]:
     """Files of JSON lines, an input each. Broken lines, and the rest of a broken file, are left out and reported."""
     return RecordInputs(
