@@ -55,6 +55,7 @@ def look_at(place: str) -> FirstData:
 
     from headrace.inspect.content import open_content
 
+    place = str(Path(place).expanduser()) if place.startswith('~') else place
     try:
         content = open_content(place, None)
     except ObjectNotFoundError:
@@ -348,7 +349,7 @@ def _write(arguments: argparse.Namespace) -> dict[str, Any]:
     from headrace.storage.output import make_folder
 
     ask = _Questions(is_silent=arguments.yes)
-    data = ask('Where is the data: a folder, or the URL of a bucket?', arguments.data, None, _look_at)
+    data = ask('Where is the data: a folder, or the URL of a bucket?', arguments.data, None, look_at)
     print(_summary(data))
     framework = ask(f'What trains: {", ".join(FRAMEWORKS)}?', arguments.framework, 'pytorch', _framework)
     batch_size = ask('How many samples has a global batch?', arguments.batch_size, '32', count)
@@ -405,11 +406,6 @@ class _Questions:
                 return read(text)
             except (HeadraceError, OSError, argparse.ArgumentTypeError) as error:
                 print(printable(redact(str(error)), keep='\n'))
-
-
-def _look_at(place: str) -> FirstData:
-
-    return look_at(str(Path(place).expanduser()) if place.startswith('~') else place)
 
 
 def _framework(text: str) -> str:

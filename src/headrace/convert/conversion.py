@@ -416,7 +416,7 @@ class Conversion:
     def _find_records(self, keys: Iterable[str]) -> None:
         with ThreadPoolExecutor(_THREADS) as threads:
             for data in threads.map(self._place.read, filter(_RECORD.fullmatch, keys)):
-                record = TaskRecord.parse(data)
+                record = TaskRecord.of(json.loads(data))
                 self._found[record.task] = record
 
     def _run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:

@@ -23,6 +23,7 @@ from headrace.convert.record import PLAN
 from headrace.convert.stored_dataset import INDEX, PATIENT
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
+from headrace.display import count_text
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
@@ -259,9 +260,8 @@ def _own_shards(
 
 
 def _counted(shards: Sequence[ShardInfo]) -> str:
-    count = len(shards)
     samples = sum(shard.samples for shard in shards)
-    return f'{count:,} shard{"s" * (count != 1)} with {samples:,} samples, such as {_name(shards[0])}'
+    return f'{count_text(len(shards), "shard")} with {samples:,} samples, such as {_name(shards[0])}'
 
 
 def _name(shard: ShardInfo) -> str:

@@ -72,10 +72,6 @@ class TaskRecord:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
-    def parse(cls, data: bytes) -> TaskRecord:
-        return cls.of(json.loads(data))
-
-    @classmethod
     def of(cls, found: dict[str, Any]) -> TaskRecord:
         errors = tuple(InputError(**error) for error in found.pop('errors'))
         dropped = tuple(found.pop('dropped', ()))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
+from headrace.display import count_text
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConversionError
 from headrace.sources.ledger import Ledger
@@ -77,38 +78,35 @@ def report_lines(report: ConversionReport) -> list[str]:
     per_second = max(report.seconds, 1e-9)
     rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
     time = f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}'
+    shards = f'{count_text(report.shards, "shard")}, {_size(report.stored_bytes)}'
     columns = ', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())
     name = 'remote' if '://' in report.out else 'local'
     use = f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).'
     lines = [
         f'Found {report.kind} with the columns {columns}.',
-        *([f'Read {_count(report.ledger.files, "file")}.'] if report.ledger.files else []),
-        f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.',
+        *([f'Read {count_text(report.ledger.files, "file")}.'] if report.ledger.files else []),
+        f'Wrote {report.rows:,} rows in {shards}, in {time}.',
     ]
     if report.tokens:
         lines[0] = f'Found {report.kind}. The columns of {report.out} are {columns}.'
-        documents = f'{report.tokens:,} tokens of {_count(report.rows, "document")}'
+        documents = f'{report.tokens:,} tokens of {count_text(report.rows, "document")}'
         if not report.tasks_done_before:
             time = f'{report.seconds:.1f} s ({report.tokens / per_second:,.0f} tokens/s)'
-        lines[-1] = f'Wrote {documents} in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.'
+        lines[-1] = f'Wrote {documents} in {shards}, in {time}.'
         if report.tasks_done_before == report.tasks:
             lines[-1] = f'Nothing to do: {report.out} has the {documents}.'
         if report.without_tokens:
-            lines.append(f'Left out {_count(report.without_tokens, "document")} without tokens.')
+            lines.append(f'Left out {count_text(report.without_tokens, "document")} without tokens.')
         use = f'Read it with PackedDataset({name}={report.out!r}, packing=Packing(sequence_length=2048)).'
     if report.rows_before:
         lines.append(f'Added them to {report.rows_before:,} rows.')
     if report.tasks_done_before:
-        lines.append(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
+        lines.append(f'Kept {count_text(report.tasks_done_before, "task")} of an earlier call.')
     if report.num_errors:
         first = report.errors[0]
-        lines.append(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
+        lines.append(f'Left out {count_text(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
     lines += report.ledger.lines()
     return [*lines, use]
-
-
-def _count(number: int, what: str) -> str:
-    return f'{number:,} {what}{"s" * (number != 1)}'
 
 
 def _size(number: float) -> str:

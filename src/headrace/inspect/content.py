@@ -72,7 +72,6 @@ def _beginning(store: Store, info: ShardInfo, count: int, retry: Retry) -> tuple
 
 
 def _read_range(store: Store, info: FileInfo, offset: int, size: int, retry: Retry) -> bytes:
-
     def attempt() -> bytes:
         out = io.BytesIO()
         store.get(info.basename, out, offset=offset, size=size)

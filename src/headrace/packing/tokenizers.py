@@ -158,7 +158,6 @@ def _library(tokenizer: Any) -> str:
 
 
 def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
-
     def tokens(value: Any) -> Any:
         if not isinstance(value, bytes):
             return value

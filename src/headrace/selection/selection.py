@@ -261,7 +261,6 @@ class Selection:
         return file.load(lambda out: _evaluate(where, shards, ranges, out))
 
     def _intersected(self, shards: Shards, selected: SelectedBits, split: SelectedSplit) -> tuple[SelectedBits, str]:
-
         def fill(out: npt.NDArray[np.uint8]) -> None:
             starts = np.cumsum(shards.sizes) - shards.sizes
             for numbers, rows in each_selected_row(split, (selected.counts > 0).nonzero()[0]):
