@@ -1,7 +1,8 @@
 """The order of samples: which sample, when, where. Integers in, integers out; no data are read.
 
 1. `mixture`: sizes and weights of streams become the number of samples that an epoch draws from each stream.
-   `mixture.schedule` changes them in the course of the run, and `mixture.takeover` at a resume.
+   `mixture.schedule` changes them in the course of the run, `mixture.takeover` at a resume, and `decisions` by what is
+   decided while the run goes on.
 2. `native`: headrace's own order, the global sequence of an epoch, `Order.at(positions)`. `mosaicml` and `shuffle` hold
    MosaicML Streaming's. `protocols` says what others need of any order and plan.
 3. `plan`: a `BatchPlan` cuts the sequence into global batches and selects the rows of this rank (`topology`). `skip`

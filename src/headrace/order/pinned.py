@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from headrace.errors import ConfigError
 from headrace.order.config import MAX_CANONICAL_NODES, BatchCost
+from headrace.order.decisions import decisions_of
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
@@ -64,6 +65,7 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         'bucket': (is_count(pinned.get('bucket'), 1, MAX_EPOCH_SIZE), 'a number of batches'),
         'costs': (_is_text(pinned.get('costs')), 'text'),
         'count': (is_count(pinned.get('count')), 'a number of samples'),
+        'decided_since': (is_count(pinned.get('decided_since'), 0, 1 << 61), 'a number of samples'),
         'dealt': (_are_dealt(pinned.get('dealt')), 'nodes, replicas and samples of a global batch'),
         'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),
         'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
@@ -85,6 +87,8 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         yield f"stages must be lists that sum to the streams' draws, got {short(pinned['stages'])}"
     if 'schedule' in pinned and (wrong := _wrong_schedule(pinned['schedule'], [stream['name'] for stream in streams])):
         yield f'schedule must be one of these streams: {wrong}'
+    if 'decisions' in pinned and (wrong := _wrong_decisions(pinned)):
+        yield f'decisions must be those of a native order: {wrong}'
     if 'origin' in pinned:
         yield from _wrong_origin(pinned['origin'], streams, nodes)
 
@@ -143,6 +147,16 @@ def _wrong_schedule(value: Any, names: list[str]) -> str | None:
         return f'it must be a list of points, got {short(value)}'
     try:
         Schedule.of(value).check_names(names)
+    except ConfigError as error:
+        return str(error)[:400]
+    return None
+
+
+def _wrong_decisions(pinned: Mapping[str, Any]) -> str | None:
+    if pinned.get('algorithm') != 'native' or 'schedule' in pinned:
+        return 'it has another algorithm, or a schedule'
+    try:
+        decisions_of(pinned['decisions'])
     except ConfigError as error:
         return str(error)[:400]
     return None

@@ -45,6 +45,11 @@ class Order(ABC):
     """Parts of a global batch that are of one stream each: unit h has its positions that are h modulo this. 0: batches
     are mixed."""
 
+    @property
+    def mixtures(self) -> Sequence[tuple[int, Mixture]]:
+        """The mixtures of the epoch, each with the position from which on it holds."""
+        return [(self.first, self.mixture)]
+
     def __len__(self) -> int:
         """Return the number of positions, the epoch's size."""
         return self.mixture.epoch_size

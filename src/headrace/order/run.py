@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
+from headrace.order.decisions import DecidedOrder, Decision, are_of, base_digest, decided, place_of, taken_over
 from headrace.order.length_waste import LengthWaste
 from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance, check_batch_cost
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
@@ -17,9 +18,10 @@ from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import skipped_ranges
 from headrace.order.state import ResumeState
 from headrace.order.topology import BatchSpec, World
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.order.config import OrderConfig
     from headrace.order.lengths import Costs
@@ -37,6 +39,7 @@ _FAMILIES: dict[str, type[NativeOrder] | type[MosaicMLOrder]] = {
     **dict.fromkeys(PERMUTATIONS, MosaicMLOrder),
 }
 _UNKNOWN = World()
+_OTHER_RUN = 'the decisions belong to a run that began with other streams, weights or data, or with another seed.'
 
 
 class RunArguments(NamedTuple):
@@ -69,10 +72,12 @@ class Run:
         load: LoadPermutation | None = None,
         costs: Costs | None = None,
         balance: float | None = None,
+        decisions: Sequence[Decision] = (),
     ) -> None:
         """Arguments as those of `Mixture.resolve`, `make_order` and `make_plan`.
 
-        ``balance``: the power of a row's cost by which rows are dealt to replicas; None: by position.
+        ``balance``: the power of a row's cost by which rows are dealt to replicas; None: by position. ``decisions``:
+        of an earlier run, to be repeated.
 
         Raises:
             StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.
@@ -103,6 +108,16 @@ class Run:
         self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
         self._counted: tuple[BatchSpec, int] | None = None  # batches of an epoch
         self._order: tuple[object, Order] | None = None
+        self._given = tuple(decisions)
+        self.decisions: tuple[Decision, ...] = self._given
+        """All that are known, in the order of their positions; those ahead, too."""
+        self._stages = [self.mixture]  # and the mixtures that decisions have made of it
+        self._applied = 0  # decisions that these know
+        self._since = 0  # samples of the run before the configured mixture took over from another one
+        if decisions:
+            self._check_decisions(asked)
+            if not are_of(decisions, base_digest(self.mixture, asked.seed, 0)):
+                raise ConfigError(f'{_OTHER_RUN} Give the streams, weights, seed and data of that run.')
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_order': None}  # it may hold much, and is quickly made
@@ -178,8 +193,96 @@ class Run:
         if config.is_mosaicml:  # each user maps its permutation, and no longer than needed
             return make_order(self.mixture, config, epoch, self._load)
         if self._order is None or self._order[0] != (config, epoch):
-            self._order = (config, epoch), make_order(self.mixture, config, epoch, costs=self._costs)
+            mixture, *later = self._mixtures_of(epoch, config)
+            self._order = (config, epoch), make_order(mixture, config, epoch, costs=self._costs, later=later)
         return self._order[1]
+
+    def _mixtures_of(self, epoch: int, config: OrderConfig) -> list[Mixture]:
+        """The mixture with which an epoch begins, and those that decisions make of it there."""
+        self._apply_until((epoch + 1, -1), config)
+        begun = sum((one.takeover.epoch, one.takeover.sample) <= (epoch, 0) for one in self._stages)
+        first, *later = self._stages[max(begun - 1, 0) :]
+        return [first, *(one for one in later if one.takeover.epoch == epoch)]
+
+    def _mixture_at(self, epoch: int, sample: int, config: OrderConfig) -> Mixture:
+        """The mixture at a position of an epoch."""
+        self._apply_until((epoch, sample), config)
+        begun = sum((one.takeover.epoch, one.takeover.sample) <= (epoch, sample) for one in self._stages)
+        return self._stages[max(begun - 1, 0)]
+
+    def _apply_until(self, place: tuple[int, int], config: OrderConfig) -> None:
+        """Make the mixtures of decisions at or before an epoch and a position in it."""
+        while len(self._stages) <= len(self.decisions) - self._applied:
+            known = self._applied + len(self._stages)
+            last, at = self._stages[-1], self.decisions[known - 1].at
+            epoch, sample = place_of(last, at)
+            if (epoch, sample) > place:
+                return
+            if self._until_unit(epoch, sample, config):
+                raise ConfigError(
+                    f'{_batches_by(config)} changes proportions only where windows or epochs end, but a decision is at '
+                    f'sample {at}. Give the options of the run that decided.'
+                )
+            to = decided(self._mix(config), self.decisions[:known], config.seed)
+            self._stages.append(taken_over(last, to, at, config))
+
+    def _until_unit(self, epoch: int, sample: int, config: OrderConfig) -> int:
+        """Samples until the next position at which a mixture may change."""
+        if config.bucket is None:
+            return 0
+        size = self.mixture.epoch_size
+        begin = self.mixture.takeover.sample if epoch == self.mixture.takeover.epoch else 0
+        unit = size if config.batch_cost is not None else config.bucket * (config.global_batch_size or 1)
+        return min((begin - sample) % unit, size - sample) if sample else 0
+
+    def decide(self, place: tuple[int, int], proportions: Mapping[str, float], by: str, world: World) -> Decision:
+        """Change the proportions of the streams from a position on, or from the next one at which that is possible.
+
+        Args:
+            place: the epoch, and the position in it.
+            proportions: of every stream.
+            by: who decides.
+            world: the ranks of now.
+
+        Raises:
+            ConfigError: proportions are out of range or do not name every stream; or this kind of run cannot change
+                them; or it repeats decisions beyond that position.
+        """
+        config, (epoch, sample) = self.config(world), place
+        self._check_decisions(config)
+        mixture = self._mixture_at(epoch, sample, config)
+        begin = mixture.takeover.begin_of(epoch, mixture.epoch_size)
+        at = begin + sample + self._until_unit(epoch, sample, config)
+        if self._given and at <= self._given[-1].at:
+            raise ConfigError(
+                f'this run repeats decisions up to sample {self._given[-1].at}, and takes no other one at {at}. Leave '
+                f'out what decides, or `decisions`.'
+            )
+        at = max(at, self.decisions[-1].at) if self.decisions else at  # one may lie ahead of a checkpoint
+        last = self.decisions[-1].digest if self.decisions else base_digest(self._mix(config), config.seed, self._since)
+        what = {'proportions': {name: float(share) for name, share in sorted(proportions.items())}}
+        decision = Decision.after(last, at, what, by)
+        decided(mixture, [decision], config.seed)  # refuses before anything changes
+        self.decisions = *self.decisions, decision
+        self._start = self._order = None
+        return decision
+
+    def _check_decisions(self, config: OrderConfig) -> None:
+        """Refuse decisions where they would not be exact."""
+        size = self.mixture.epoch_size
+        is_partial = any(choose % s.size for choose, s in zip(self.mixture.choose, self.mixture.streams, strict=True))
+        for is_so, what, fix in (
+            (config.is_mosaicml, f'shuffle_algo {config.algorithm!r}', "Leave `shuffle_algo` out, or choose 'native'"),
+            (self._schedule is not None, 'a `schedule`', 'Remove it'),
+            (self._when_exhausted != 'repeat', f'when_exhausted {self._when_exhausted!r}', "Choose 'repeat'"),
+            (
+                config.sampling == 'fixed' and (is_partial or size != self.mixture.num_samples),
+                "sampling_method 'fixed'",
+                "Choose 'balanced'",
+            ),
+        ):
+            if is_so:
+                raise ConfigError(f'proportions cannot be decided in a run with {what}. {fix}, in a new run.')
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """The global batches of an epoch from a position on, and one rank's rows of them.
@@ -232,19 +335,22 @@ class Run:
         config, dealt = self.config(world), ()
         if batches is not None and self.is_dealt:
             dealt = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
-        if self._start is not None and self._start[0] == (ranges, dealt):
+        mixture = self._mixture_at(epoch, sample, config) if self.decisions else self.mixture
+        if self._start is not None and self._start[0] == (ranges, dealt, mixture):
             return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.of(
             config,
-            self.mixture,
+            mixture,
             epoch=epoch,
             sample_in_epoch=sample,
             initial_physical_nodes=self.initial_nodes(world.nodes),
             skip=ranges,
             dealt=dealt,
+            decisions=self.decisions,
+            since=self._since,
         )
         if self._frozen is not None:
-            self._start = (ranges, dealt), state
+            self._start = (ranges, dealt, mixture), state
         return state
 
     def _skipped_ranges(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
@@ -279,7 +385,11 @@ class Run:
         """
         unchecked = () if self._may_change_mixture else state.skipped_ranges
         config = self._config_from(state, world)
-        mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
+        decisions, since = self._decisions_from(state, config)
+        origin = state.takeover
+        applied = [one for one in decisions if one.at <= origin.begin + origin.sample] if origin.positions else []
+        now = decided(self._mix(config), applied, config.seed)
+        mixture, state = resume(state, config, now, may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)
         ranges = self._skipped_ranges(mixture, None)
@@ -287,11 +397,42 @@ class Run:
             check_skipped(unchecked, ranges)
         self._unchecked = unchecked if ranges is None else ()
         self.mixture, self._frozen = mixture, config.resolve_defaults(mixture, world.nodes)
+        self.decisions, self._applied, self._stages = decisions, len(applied), [mixture]
+        takeover = mixture.takeover
+        self._since = since if decisions or not takeover.positions else takeover.begin + takeover.sample
         self._initial_nodes = state.initial_physical_nodes or world.nodes
         self._start = self._order = None
         self._dealt = (state.epoch, state.dealt) if state.dealt else None
         self._foreign = (state.epoch, state.sample_in_epoch) if state.version is None else None
         return state.epoch, state.sample_in_epoch
+
+    def _decisions_from(self, state: ResumeState, config: OrderConfig) -> tuple[tuple[Decision, ...], int]:
+        """The decisions of a state and of this run, and the samples of the run before the mixture that they change."""
+        found, since = state.decisions
+        if found and not are_of(found, base_digest(self._mix(config), config.seed, since)):
+            if not self._may_change_mixture:
+                raise ResumeError(
+                    f'{_OTHER_RUN} Restore the streams, weights and data that the run of the checkpoint began with, or '
+                    f"pass on_mixture_change='continue' to continue with the mixture of now."
+                )
+            warn(
+                f'The mixture of now takes the place of the one that the checkpoint decided: {len(found)} decisions, '
+                f'the last by {found[-1].by!r} at sample {found[-1].at}, end here.',
+                stacklevel=2,
+            )
+            found, since = (), 0
+        shared = min(len(found), len(self._given))
+        begin = state.takeover.begin_of(state.epoch, state.epoch_size or 0) + state.sample_in_epoch
+        missed = [one for one in self._given[shared:] if one.at < begin]
+        if found[:shared] != self._given[:shared] or missed:
+            raise ResumeError(
+                f'the checkpoint at sample {begin} of the run belongs to other decisions than `decisions`: it has '
+                f'{[one.at for one in found][-8:]}, given are {[one.at for one in self._given][-8:]}. Give those of '
+                f'its run, or leave `decisions` out.'
+            )
+        if self._given:
+            self._check_decisions(config)
+        return max(found, self._given, key=len), since
 
     def _config_from(self, state: ResumeState, world: World) -> OrderConfig:
         config = resolved_from_state(self._asked, state)
@@ -326,6 +467,7 @@ def make_order(
     epoch: int,
     load: LoadPermutation | None = None,
     costs: Costs | None = None,
+    later: Sequence[Mixture] = (),
 ) -> Order:
     """Return the sequence of one epoch.
 
@@ -335,6 +477,7 @@ def make_order(
         epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
         load: where a MosaicML order gets its permutation from at the first `Order.at`; None: computed in memory.
         costs: the costs of samples, for a config with ``bucket``.
+        later: the mixtures that take over in the epoch; for a native order.
 
     Raises:
         UnknownNameError: the algorithm, batching or partition is unknown.
@@ -346,10 +489,11 @@ def make_order(
     family = _FAMILIES.get(str(config.algorithm))
     if family is None:
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
+    inner = replace(config, bucket=None, batch_cost=None)
+    native = DecidedOrder([mixture, *later], inner, epoch) if later else None
     if config.bucket is not None and costs is not None:
-        inner = NativeOrder(mixture, replace(config, bucket=None, batch_cost=None), epoch)
-        return BucketedOrder(inner, config, costs)
-    return family(mixture, config, epoch, load)
+        return BucketedOrder(native or NativeOrder(mixture, inner, epoch), config, costs)
+    return native or family(mixture, config, epoch, load)
 
 
 def make_plan(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import MissingStateKeyError, ResumeError
 from headrace.order.config import MAX_CANONICAL_NODES
+from headrace.order.decisions import decisions_of
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, is_count, pinned_errors, read_pinned, short
 from headrace.order.shuffle import PERMUTATIONS
@@ -16,6 +17,7 @@ from headrace.order.skip import merged
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
+    from headrace.order.decisions import Decision
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.skip import Ranges
 
@@ -38,6 +40,8 @@ _NOT_COMPARED = (
     'cuts',
     'subset',
     'dealt',
+    'decisions',
+    'decided_since',
 )  # of `config`: by themselves, or not at all
 _MAX_NODES = 1 << 20  # physical ones
 _MAX_RUN = 1 << 61  # samples: 64 bits hold sums of two positions of a run
@@ -77,6 +81,8 @@ class ResumeState:
         initial_physical_nodes: int = 1,
         skip: Ranges = (),
         dealt: tuple[int, ...] = (),
+        decisions: Sequence[Decision] = (),
+        since: int = 0,
     ) -> ResumeState:
         """The state of a run at a position.
 
@@ -88,6 +94,8 @@ class ResumeState:
             initial_physical_nodes: nodes that the run began on.
             skip: the positions of the run that it skips.
             dealt: as the property.
+            decisions: those of the run.
+            since: samples of the run before the mixture that the first of them changed took over from another one.
         """
         config = config.resolve_defaults(mixture)
         return cls(
@@ -97,7 +105,7 @@ class ResumeState:
             shuffle_seed=config.seed,
             initial_physical_nodes=initial_physical_nodes,
             epoch_size=mixture.epoch_size,
-            config=pinned_config(config, mixture, skip, dealt),
+            config=pinned_config(config, mixture, skip, dealt, decisions, since),
         )
 
     @property
@@ -134,6 +142,12 @@ class ResumeState:
     def dealt(self) -> tuple[int, ...]:
         """Nodes, replicas and samples of a global batch, where batches depend on them and they are known."""
         return tuple(self.pinned.get('dealt', ()))
+
+    @property
+    def decisions(self) -> tuple[tuple[Decision, ...], int]:
+        """The run's decisions, and ``since`` as in `of`."""
+        pinned = self.pinned
+        return decisions_of(pinned.get('decisions', ())), pinned.get('decided_since', 0)
 
     @property
     def has_mosaicmls_order(self) -> bool:
@@ -322,10 +336,17 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return document
 
 
-def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), dealt: tuple[int, ...] = ()) -> str:
+def pinned_config(
+    config: OrderConfig,
+    mixture: Mixture,
+    skip: Ranges = (),
+    dealt: tuple[int, ...] = (),
+    decisions: Sequence[Decision] = (),
+    since: int = 0,
+) -> str:
     """The inputs of a sequence beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
 
-    And what it skips, which no position depends on; and how it is dealt to ranks.
+    And what it skips, which no position depends on; how it is dealt to ranks; and the decisions of the run.
     """
     config = config.resolve_defaults(mixture)
     pinned: dict[str, Any] = {
@@ -361,6 +382,10 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = (), deal
         pinned['skip'] = skip
     if dealt:
         pinned['dealt'] = dealt
+    if decisions:
+        pinned['decisions'] = [decision.to_json() for decision in decisions]
+        if since:
+            pinned['decided_since'] = since
     return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
 
 
