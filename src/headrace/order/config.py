@@ -82,11 +82,7 @@ class BatchCost:
 
     @classmethod
     def of(cls, raw: object) -> BatchCost | None:
-        """The value of an argument or a key ``batch_cost``: a number is the budget; None: batches have one size.
-
-        Raises:
-            ConfigError: it is neither that nor a mapping of the fields.
-        """
+        """The value of ``batch_cost``: a number is the budget; None: batches have one size."""
         if raw is None or isinstance(raw, BatchCost):
             return raw
         given: Any = {'budget': raw} if type(raw) is int else raw
@@ -198,12 +194,7 @@ class OrderConfig:
         return 1 if self.batching == 'per_stream' else self.device_batches or 0
 
     def for_batches(self, global_batch_size: int, replicas: int | None) -> OrderConfig:
-        """The settings for global batches of a size.
-
-        Args:
-            global_batch_size: samples of a batch over all ranks.
-            replicas: ranks that share it, if they are known: the device batches, unless they are settled.
-        """
+        """The settings for global batches of a size; `replicas` gives the device batches, unless they are settled."""
         if not self.has_batches:
             return self
         devices = self.device_batches
@@ -264,12 +255,7 @@ class OrderConfig:
         )
 
     def canonical_nodes(self, shards: int, num_nodes: int = 1) -> int:
-        """The number of canonical nodes: what is given, or the default that `resolve_defaults` describes.
-
-        Args:
-            shards: of all streams together.
-            num_nodes: nodes of the parallel world that the run begins on.
-        """
+        """What is given, or the default that `resolve_defaults` describes; `shards`: of all streams together."""
         if self.num_canonical_nodes:
             return self.num_canonical_nodes
         if self.is_mosaicml:
@@ -280,11 +266,7 @@ class OrderConfig:
         return math.gcd(nodes, divided or nodes)
 
     def warn_of_small_blocks(self, mixture: Mixture) -> None:
-        """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share.
-
-        Args:
-            mixture: the data, for which all defaults are filled in.
-        """
+        """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share."""
         if not self.has_blocks or self.block_size is None:
             return
         # Other streams spread a stream's samples, too, unless batches are of one stream.

@@ -48,19 +48,9 @@ def resume(
 ) -> tuple[Mixture, ResumeState]:
     """Go on from a state: with the mixture it was written under, or, if that is allowed, with another one.
 
-    Under another mixture, streams that are in both go on where they were, with the sample after their last.
-
-    Args:
-        state: says where.
-        config: as `ResumeState.check`'s.
-        mixture: as `ResumeState.check`'s.
-        may_change_mixture: as `ResumeState.check`'s.
-
-    Returns:
-        The mixture, which knows now where it took over; and the state's position in its terms.
-
-    Raises:
-        ResumeError: as `ResumeState.check`.
+    Under another mixture, streams that are in both go on where they were, with the sample after their last. Returns the
+    mixture, which knows where it took over, and the state's position in its terms. The arguments are
+    `ResumeState.check`'s.
     """
     if state.is_stale:
         return mixture, state
@@ -97,10 +87,7 @@ def resume(
 def recorded_mixture(
     pinned: Mapping[str, Any], epoch_size: int, streams: Mapping[str, StreamSize] | None = None
 ) -> Mixture:
-    """The mixture that a state was written under.
-
-    `streams`: those with their shards, by name. Others have one shard, which is enough to count their draws.
-    """
+    """The mixture of a state; streams that are not given have one shard, which is enough to count their draws."""
     known = streams or {}
     recorded = [
         known[s['name']]

@@ -58,12 +58,7 @@ class SampleMap:
 
     @classmethod
     def of(cls, mixture: Mixture, row_selections: Sequence[RowSelection | None] = ()) -> SampleMap:
-        """The map of all streams of a mixture.
-
-        Args:
-            mixture: whose shard sizes count selected rows.
-            row_selections: of each stream, None for all rows. Default: all rows of every stream.
-        """
+        """The map of all streams of a mixture, whose sizes count selected rows; None: all rows of a stream."""
         made = cls(mixture.shard_sizes)
         if any(one is not None for one in row_selections):
             made._selections, made._first_shards = tuple(row_selections), mixture.shard_offsets[:-1]
@@ -79,11 +74,7 @@ class SampleMap:
         return int(self._bounds[-1])
 
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
-        """Return global shard numbers int64[n] and rows within those shards int64[n] of sample ids int64[n].
-
-        Raises:
-            IndexError: an id is negative or not below the number of samples.
-        """
+        """Return global shard numbers int64[n] and rows int64[n] of sample ids int64[n]; IndexError: there is none."""
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self.num_samples):
             raise IndexError(f'sample ids must be in [0, {self.num_samples}), got {ids.min()} to {ids.max()}.')
         if self._equal:
@@ -114,11 +105,7 @@ class SampleMap:
         return rows
 
     def locate_one(self, sample_id: int) -> tuple[int, int]:
-        """Return the global shard number and the row within that shard of one sample id.
-
-        Raises:
-            IndexError: the id is negative or not below the number of samples.
-        """
+        """Return the global shard number and the row within that shard of one sample id."""
         if not 0 <= sample_id < self.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.num_samples}), got {sample_id}.')
         if self._selections:
@@ -143,12 +130,7 @@ class RowSelection(Protocol):
     """int64[shards]: rows selected of each shard; may be 0."""
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """Return the stored rows int64[n] of selected ones.
-
-        Args:
-            shards: int64[n], numbers of shards of the stream.
-            ranks: int64[n], which of the shard's selected rows, below its count.
-        """
+        """Return the stored rows of selected ones: shards int64[n], and ranks int64[n] among those selected."""
         ...
 
 
@@ -198,15 +180,10 @@ class SelectedSplit:
     def __init__(
         self, sizes: IntArray, low: int, high: int, *, seed: int, within: SelectedRanges | None = None
     ) -> None:
-        """Take the rows of each shard, and which part of them is selected.
+        """Take the rows of each shard, int64[shards] below 2^30, of which [low, high) of `SPLIT_UNIT` is selected.
 
-        Args:
-            sizes: int64[shards], each below 2^30.
-            low: where the part begins, ``0 <= low < SPLIT_UNIT``.
-            high: where it ends, exclusive, ``low < high <= SPLIT_UNIT``.
-            seed: of the split; an int of any size, at least 0.
-            within: ranges; no row outside of them is selected. They do not change which part of a shard a row is in.
-                The rows of shards that they cut are listed in memory.
+        No row outside of `within` is selected; it does not change which part a row is in. Rows of shards that it cuts
+        are listed in memory.
         """
         key = derive(hash_text('split'), seed)
         numbers = np.arange(len(sizes))
@@ -258,10 +235,7 @@ class SelectedBits:
     def __init__(self, sizes: IntArray, words: KeyArray, below: IntArray | np.ndarray[tuple[int], np.dtype[np.uint32]]):
         """Take the rows of each shard, and the bits, which may be mapped: they are not copied.
 
-        Args:
-            sizes: int64[shards].
-            words: uint64[samples // 64 + 1]; the bits from the number of samples on are 0.
-            below: int64 or uint32[len(words) + 1]: how many bits are set before each word.
+        `words` are uint64[samples // 64 + 1], 0 behind the last sample; `below` counts the bits set before each word.
         """
         self._starts = _starts(sizes)
         self._words, self._below = words, below

@@ -47,14 +47,9 @@ class Spans:
 
 
 def divide_spans(begins: IntArray, lengths: IntArray, num_parts: int) -> Spans:
-    """Cut spans into parts; part p of C ends at N·(p+1) div C of all N positions.
+    """Cut spans int64[spans], by first positions and lengths, at N·(p+1) div C for parts p of C.
 
-    A span that crosses an end is split there. One without positions at an end belongs to the earlier part.
-
-    Args:
-        begins: int64[spans], first positions, in the spans' order.
-        lengths: int64[spans], numbers of positions.
-        num_parts: C.
+    A span without positions at an end belongs to the earlier part.
     """
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
@@ -72,14 +67,8 @@ def divide_spans(begins: IntArray, lengths: IntArray, num_parts: int) -> Spans:
 def _epoch_spans(sizes: IntArray, num_parts: int, seed: int, epoch: int) -> tuple[Spans, RandomStream]:
     """Shuffle spans for the run, cut them into parts, and shuffle each part's spans for the epoch.
 
-    Args:
-        sizes: int64[spans], lengths of spans that follow one another.
-        num_parts: number of canonical nodes.
-        seed: of the run; which part a span belongs to depends on it alone.
-        epoch: 0, 1, …; the order within a part depends on it too.
-
-    Returns:
-        The spans in order, and the epoch's random numbers, to continue with.
+    The spans follow one another. Which part one belongs to depends on the seed alone. Also returns the epoch's random
+    numbers, to continue with.
     """
     order = random_stream(seed).permutation(len(sizes))
     spans = divide_spans((np.cumsum(sizes) - sizes)[order], sizes[order], num_parts)
@@ -197,8 +186,8 @@ def _shuffle_py1e(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epo
 def stable_argsort(x: NDArray[np.float64]) -> IntArray:
     """Return int64[n], the order that sorts x float64[n], equal elements in their own order.
 
-    numpy's fastest sort leaves equal elements in an order that depends on the CPU. They are rare here, so it is
-    cheaper to sort that way and then put them right than to sort stably.
+    numpy's fastest sort leaves equal elements in an order that depends on the CPU. They are rare here, so putting them
+    right afterwards is cheaper than a stable sort.
     """
     order = np.argsort(x)
     done = 0

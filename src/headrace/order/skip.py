@@ -134,10 +134,7 @@ def skipped_in_epoch(ranges: Ranges, begin: int, epoch_size: int) -> Ranges:
 
 
 def in_whole_batches(ranges: Ranges, first: int, global_batch_size: int, epoch_size: int) -> Ranges:
-    """Ranges of an epoch, widened to whole batches: where a batch is of one stream, the rest of one would be of two.
-
-    `first`: position at which a batch begins.
-    """
+    """Ranges of an epoch, widened to whole batches from `first` on: the rest of one would be of two streams."""
 
     def begin_of(position: int) -> int:
         return min(max(first + (position - first) // global_batch_size * global_batch_size, 0), epoch_size)

@@ -16,21 +16,7 @@ PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'
 def find_batch(
     plan_of: PlanOf, number: int, *, epoch: int = 0, start: int = 0, skip: Skip = ()
 ) -> tuple[BatchPlan, int]:
-    """The batch of a run that has a number, counted from 0 at a place, through all epochs.
-
-    Args:
-        plan_of: gives the run's plans.
-        number: the batch's number.
-        epoch: the epoch of the place that batches are counted from.
-        start: its position in that epoch.
-        skip: what the run skips, as it was written.
-
-    Returns:
-        A plan, and the batch's number there.
-
-    Raises:
-        ConfigError: no epoch has batches.
-    """
+    """The plan and number of a run's batch, counted from 0 at a place, through all epochs; ConfigError: none."""
     plan = plan_of(epoch, start)
     while number >= plan.num_batches:
         number -= plan.num_batches
@@ -57,18 +43,9 @@ def _first_whole_epoch(plan: BatchPlan, skip: Skip) -> int:
 
 
 def batches_before(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list[tuple[BatchPlan, int]]:
-    """The batches of a run before batch k of a plan, in their order.
+    """The batches before batch k of a plan, with plans, in order; fewer where the run or its mixture began later.
 
     Those from before the plan's start are cut from its epoch's beginning on, in batches of the plan's size.
-
-    Args:
-        plan_of: gives the run's plans.
-        plan: the plan.
-        k: the batch's number in it.
-        count: how many batches.
-
-    Returns:
-        Plans, and numbers there; fewer where the run, or its mixture, began less far ago.
     """
     found: list[tuple[BatchPlan, int]] = []
     while len(found) < count and (previous := _previous(plan_of, plan, k)) is not None:
@@ -105,10 +82,7 @@ def _previous(plan_of: PlanOf, plan: BatchPlan, k: int) -> tuple[BatchPlan, int]
 
 
 def run_range(plan: BatchPlan, k: int) -> tuple[int, int]:
-    """The samples of the run [begin, end) that batch k of a plan lies between, as `skip` takes them.
-
-    The range includes skipped samples but no padding.
-    """
+    """The samples [begin, end) of the run that a batch lies between, for `skip`: skipped ones, but no padding."""
     spans, order = plan.spans(k, k + 1), plan.order
     begin = order.mixture.takeover.begin_of(order.epoch, len(order))
     # MosaicML Streaming's orders count repeats after an epoch's last sample, where the next epoch begins.

@@ -281,10 +281,7 @@ def _until_exhaustion(
 
 
 def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:
-    """Which streams draw one sample more than their proportion rounded down; int64[shortfall].
-
-    The only place where the native order needs numpy's numbers: they are MosaicML Streaming's.
-    """
+    """Which streams draw one sample more than rounded down, int64[shortfall]: MosaicML Streaming's random numbers."""
     return random_stream(seed).choice(num_streams, shortfall, replace=False)
 
 
@@ -314,10 +311,7 @@ class ExpectedCounts:
         self._before: _Floats = np.concatenate([np.zeros_like(weights[:1]), np.cumsum(self._shares[:-1] * lengths, 0)])
 
     def between(self, epoch: int, begin: int, end: int) -> _Floats:
-        """Samples of each stream at positions of an epoch from begin on and below end, float64[streams].
-
-        They sum to the number of positions.
-        """
+        """Samples of each stream at positions of an epoch, float64[streams]; they sum to the number of positions."""
         if self.mixture.schedule is not None:
             offset = self.mixture.takeover.begin_of(epoch, self.mixture.epoch_size)
             begin, end = begin + offset, end + offset

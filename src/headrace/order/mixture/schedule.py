@@ -77,11 +77,7 @@ class Schedule:
         return self.points[-1].at
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Check that the streams named exist.
-
-        Raises:
-            ConfigError: some do not.
-        """
+        """Refuse points that name other streams."""
         for broken in names_errors(self.points, names):
             raise ConfigError(broken.message([dict(point.proportions) for point in self.points]))
 
@@ -121,20 +117,14 @@ class Schedule:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Return ints that sum to total, each its share by the weights, rounded down or up.
-
-    The method of largest remainders; of equal remainders the first.
-    """
+    """Ints that sum to total, each its share by the weights; the first of equal largest remainders is rounded up."""
     return allocate(total, [total * weight for weight in weights], sum(weights))
 
 
 def allocate(total: int, wanted: Sequence[int], unit: int) -> list[int]:
-    """Return ints >= 0 that sum to total, near wanted / unit: rounded down, then one more by largest remainder.
+    """Ints >= 0 that sum to total, near wanted / unit: rounded down, then one more by largest remainder.
 
-    Args:
-        total: at least 0.
-        wanted: in 1 / unit; they sum to about total · unit, and some may be below 0.
-        unit: above 0.
+    `wanted` is in 1 / unit. They sum to about total · unit, and some may be below 0.
     """
     given = [max(want, 0) // unit for want in wanted]
     rest = total - sum(given)

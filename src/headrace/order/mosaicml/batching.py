@@ -53,10 +53,7 @@ class Batching(ABC):
 
     @abstractmethod
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:
-        """Return int64[k, columns], positions or -1, of rows int64[k].
-
-        `columns`: a part of a row's P·R·B entries, such as one rank's.
-        """
+        """Return int64[k, columns], positions or -1, of rows int64[k]; `columns`: a part of a row's P·R·B entries."""
 
 
 def epoch_seed(config: OrderConfig, epoch: int) -> int:

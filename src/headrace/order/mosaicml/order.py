@@ -166,10 +166,7 @@ class MosaicMLPlan(BatchPlan):
         return slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        """The first batch from ``first`` on that holds a sample on any rank, and its position there; see `Plan.find`.
-
-        Positions do not say when they are used, so that all batches are looked through.
-        """
+        """As `Plan.find`; all batches are looked through, since positions do not say when they are used."""
         positions = np.array(list(self.order.find(sample_id)), np.int64)
         chunk = max(1, _SCANNED // self._devices.row_length)
         for begin in range(first, self._unskipped.size if len(positions) else 0, chunk):
@@ -293,10 +290,7 @@ class MosaicMLPlan(BatchPlan):
         return [(self._after(begin), self._after(end)) for begin, end in rows]
 
     def stream_counts(self, first: int, last: int) -> IntArray:
-        """Each stream's samples in batches from ``first`` on and below ``last``, repeats included; int64[streams].
-
-        Every sample is looked up.
-        """
+        """Each stream's samples in batches of a range, repeats included, int64[streams]; looks up every sample."""
         if len(self.order.mixture.streams) == 1:
             return np.array([sum(end - begin for begin, end in self.spans(first, last))])
         rows = self._batching.rows(self._unskipped.at(np.arange(first, min(last, self._unskipped.size))))

@@ -111,7 +111,7 @@ class Parts:
 class CellTable:
     """Cells, side by side in a few tables, so that positions of many cells are evaluated by the same array calls.
 
-    Cells are added when they are first needed and stay; the owner starts a new table when this one has grown too long.
+    Cells are added when they are first needed, and stay. The owner of a table that has grown too long starts a new one.
     """
 
     __slots__ = ('_cells', '_positions', '_tracks', 'folds', 'runs', 'slots', 'unit_sizes', 'units')
@@ -259,10 +259,7 @@ class _Runs:
 
 
 def _split(sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut parts above 1.5 times the mean into equal units, of int64[parts] samples.
-
-    Of each unit, int64[units]: its part, the samples of the part before it, and its samples.
-    """
+    """Cut parts above 1.5 times the mean into equal units: of each its part, the part's samples before it, its own."""
     limit = 3 * -(-int(sizes.sum()) // len(sizes))
     pieces = -(-2 * sizes // limit)
     owner = np.repeat(np.arange(len(sizes)), pieces)
@@ -274,13 +271,8 @@ def _split(sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 def _first_units(units: IntArray, num_tracks: int, fraction: int) -> IntArray:
     """Return the order int64[units] that units go to tracks in: first, for each track, one in proportion to its size.
 
-    This is systematic sampling (Madow, 1949): the units at equal distances along the line of all. If it hits a large
-    unit twice, the next units of the line take the place.
-
-    Args:
-        units: int64[units], their samples.
-        num_tracks: number of tracks, not above the number of units.
-        fraction: 32 bits, where to begin.
+    This is systematic sampling (Madow, 1949): the units at equal distances along the line of all, from `fraction`, of
+    32 bits, on. If it hits a large unit twice, the next units of the line take the place.
     """
     ends = np.cumsum(units)
     total = int(ends[-1])
@@ -292,10 +284,7 @@ def _first_units(units: IntArray, num_tracks: int, fraction: int) -> IntArray:
 
 
 def _assign(units: IntArray, opening: IntArray) -> tuple[IntArray, IntArray]:
-    """Give each unit, in order, to the track that is free first, the lowest of several; return tracks and first rows.
-
-    The first units go to the tracks of the same numbers: track l's is unit l.
-    """
+    """Give each unit to the track that is free first, track l unit l at first; return tracks and first rows."""
     tracks = len(opening)
     first_free = opening + units[:tracks]
     if tracks == 1:

@@ -34,10 +34,7 @@ class Interleave(ABC):
 
     @abstractmethod
     def draws_before(self, node: int, slot: int) -> IntArray:
-        """Return the draws of each stream before a slot of a node, int64[streams].
-
-        The slot may be the one past the node's last.
-        """
+        """Return the draws of each stream before a slot of a node, int64[streams]; its end is a slot, too."""
 
     @abstractmethod
     def slot_of(self, node: int, stream: int, draw: int) -> int:
@@ -82,23 +79,17 @@ class SequentialInterleave(Interleave):
 
 
 class WindowTable:
-    """Draws of windows of slots, made for a window as a whole and kept, two windows a node.
-
-    A window may hold any arrangement of the streams; who knows it gives it here as a callable.
-    """
+    """Draws of windows of slots, made for a window as a whole by a callable, and kept, two windows a node."""
 
     __slots__ = ('_arrange', '_begins', '_counted', '_draws', '_held', '_row', '_streams')
 
     def __init__(
         self, shape: tuple[int, int], longest: int, arrange: Callable[[int, int], tuple[IntArray, IntArray]]
     ) -> None:
-        """Make an empty table.
+        """Make an empty table of streams x nodes.
 
-        Args:
-            shape: number of streams and of nodes.
-            longest: slots of a window at most.
-            arrange: for a node and the number of its window, int64[streams], the draws of each stream before it, and
-                int64[slots], the streams of its slots.
+        `arrange` gives, for a node and the number of its window, the draws of each stream before it, int64[streams],
+        and the streams of its slots, int64[slots].
         """
         num_streams, num_nodes = shape
         self._arrange = arrange
@@ -191,11 +182,7 @@ class BatchInterleave(Interleave):
 
     @abstractmethod
     def batches(self, node: int, first: int, last: int) -> tuple[IntArray, IntArray]:
-        """Return the streams of batches from ``first`` on and below ``last`` on a node.
-
-        Returns:
-            int64[streams], the draws before them; int64[batches, slots of a batch], the streams.
-        """
+        """Draws of streams before batches of a node, int64[streams], and their streams, int64[batches, slots]."""
 
     @abstractmethod
     def draws_before_batch(self, node: int, batch: int) -> IntArray:

@@ -51,8 +51,7 @@ class Segment:
 class DrawIndex:
     """Which of the stream's draws in a segment is the n-th draw of a canonical node there.
 
-    Draws go to the nodes round-robin, node 0 first, while every node has draws left. Then they go to those that have
-    more.
+    Draws go to the nodes round-robin while every node has draws left, then to those that have more.
     """
 
     __slots__ = ('excess', 'least')
@@ -241,10 +240,7 @@ class NodeQuotas:
     def _cut(
         self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]], lacking: list[int] | None = None
     ) -> list[Segment]:
-        """Make segments of stages, the first of which begins at start; the stratified have whole batches only.
-
-        ``lacking``, the draws that streams lack because a unit is of one stream, is brought up to date.
-        """
+        """Make segments of stages; stratified ones have whole batches only. Updates the draws that are `lacking`."""
         if self._units:
             return self._cut_units(start, stages, [0] * len(self._mixture.streams) if lacking is None else lacking)
         segments: list[Segment] = []
@@ -321,10 +317,7 @@ class NodeQuotas:
         return draws, epochs.node_draws_before + past * epochs.node_draws[-1] + epochs.node_draws[segment]
 
     def node_draws_after(self, stream: int, draws: int) -> IntArray:
-        """Return int64[nodes], the node draws that a stream's first draws are.
-
-        Past its last draw, a stream is dealt to all nodes alike. So a pass ends even if its stream leaves the mixture.
-        """
+        """Return int64[nodes], the node draws of a stream's first draws; past its last, nodes get equally many."""
         number = int(self._draws_before[:, stream].searchsorted(draws, 'right')) - 1
         epochs = self._epochs[number]
         node_draws, rest = epochs.node_draws_before[stream], draws - int(epochs.draws_before[stream])
@@ -338,11 +331,7 @@ class NodeQuotas:
         return node_draws + past * epochs.node_draws[-1, stream] + before + dealt
 
     def period(self, stream: int) -> tuple[IntArray, int]:
-        """Return what all epochs from some one on have of a stream, and when that is so.
-
-        Returns:
-            int64[nodes], draws in each of them, or ones after the last draw; the draws after the first of them.
-        """
+        """What all epochs from some one on have of a stream, int64[nodes], 1 after its last; draws after the first."""
         last = self._epochs[-1]
         draws = last.node_draws[-1, stream]
         return draws if draws.any() else np.ones_like(draws), int((last.draws_before + last.draws[-1])[stream])

@@ -47,11 +47,7 @@ _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
 class NativeOrder(Order):
-    """The sequence of an epoch.
-
-    It caches recent canonical nodes, passes and windows. A batch right after the last one costs little more than
-    arithmetic.
-    """
+    """The sequence of an epoch; caches recent nodes, passes and windows for the batch right after the last one."""
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
         """Take a config with its defaults filled in; nothing is loaded."""
@@ -188,13 +184,9 @@ class NativeOrder(Order):
             passes[of_stream] = self.streams[s].passes.numbers(node_draws[of_stream], nodes[of_stream], near)
 
     def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
-        """Return where the nodes' shares of passes are, and the node draws before them; int64[n] each.
+        """Cells of the nodes' shares of passes, or first samples without shuffle, and the node draws before them.
 
-        They are cells of the table, or without shuffle first samples.
-
-        Args:
-            places: int64[n], stream · nodes + node.
-            passes: int64[n].
+        `places` are stream · nodes + node. All arrays are int64[n].
         """
         missing = self._latest_pass.take(places) != passes
         if not missing.any():

@@ -36,10 +36,7 @@ _CANDIDATES = 64
 def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
     """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
-    Args:
-        counts: int64[streams], the streams' draws, which fill the batches exactly.
-        batch_size: G, a multiple of the number of nodes.
-        num_nodes: C.
+    `counts`, int64[streams], fill the batches, of a multiple of `num_nodes` samples, exactly.
     """
     num_batches = int(counts.sum()) // batch_size
     total = num_batches * num_nodes

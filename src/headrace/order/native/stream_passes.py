@@ -54,16 +54,10 @@ class StreamPasses:
         rule: int = 1,
         key: int | None = None,
     ) -> None:
-        """Begin a stream, or continue where it was.
+        """Begin a stream, or continue at `start`.
 
-        Args:
-            node_quotas: of the mixture.
-            stream: its number there.
-            size: samples of the stream.
-            block_size: samples over which passes that are begun now are shuffled.
-            start: how far it was when the mixture took over; None: not begun.
-            rule: of the takeover.
-            key: of the order of the rest; None: in stored order.
+        `block_size` is of passes that are begun now. `rule` is the takeover's. `key` is that of the order of the rest;
+        None: it is in stored order.
         """
         self.cells: tuple[OpenCell, ...] = ()
         """The shares that the rest is of."""
@@ -171,10 +165,7 @@ class StreamPasses:
         return tuple(cells)
 
     def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
-        """Return int64[nodes], draws deferred to the next pass because other nodes are ahead.
-
-        Those wait that will have draws again in every period.
-        """
+        """Draws deferred to the next pass, int64[nodes]: other nodes are ahead, and these draw in each period again."""
         left = np.zeros_like(needed)
         for may_wait in (period > 0, period == 0):
             most = np.where(may_wait, needed, 0).cumsum().tolist()

@@ -26,11 +26,7 @@ from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
 def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: int) -> IntArray:
     """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
-    Args:
-        counts: int64[streams], the streams' draws: whole units, which fill the batches exactly.
-        batch_size: G, a multiple of the number of units and of the number of nodes.
-        num_units: V.
-        num_nodes: C.
+    `counts`, int64[streams], are whole units, and fill the batches exactly, of a multiple of units and of nodes.
     """
     groups = math.gcd(num_nodes, num_units)
     size = batch_size // num_units

@@ -49,10 +49,7 @@ def hash_text(text: str) -> int:
 
 
 def hashes(key: int, numbers: IntArray) -> KeyArray:
-    """Return a hash uint64[n] for each of the numbers int64[n]: mix(key + (number + 1) · golden), splitmix64's output.
-
-    A sequence of numbers gives splitmix64's stream from state ``key``.
-    """
+    """Return a hash uint64[n] for each number: splitmix64's output of mix(key + (number + 1) · golden)."""
     x = numbers.astype(np.uint64)
     x += np.uint64(1)
     x *= _GOLDEN_0D
@@ -69,12 +66,7 @@ def first_bits(key: int, n: int, bits: int, block: int) -> Iterator[IntArray]:
     """Yield the first bits of `hashes` of 0 … n-1, int64[block] at a time; each array is overwritten by the next.
 
     In blocks that fit the CPU's cache, and without the steps that only change later bits, a hash costs a quarter.
-
-    Args:
-        key: as `hashes`'.
-        n: how many numbers.
-        bits: how many bits, at most 31.
-        block: numbers of a block; the last one may be shorter.
+    `bits` is 31 at most.
     """
     steps = np.arange(1, block + 1, dtype=np.uint64)
     steps *= _GOLDEN_0D

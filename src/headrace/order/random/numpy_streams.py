@@ -20,12 +20,7 @@ RandomStream: TypeAlias = 'np.random.Generator'  # a text: the native order need
 
 
 def random_stream(seed: int) -> RandomStream:
-    """Return the stream of a seed, a non-negative int of any size: the numbers of `numpy.random.default_rng(seed)`.
-
-    Raises:
-        ConfigError: the seed is negative.
-        MissingDependencyError: the installed numpy draws other numbers than numpy 1.26 to 2.4.
-    """
+    """The numbers of `numpy.random.default_rng(seed)`; MissingDependencyError: the installed numpy draws others."""
     if seed < 0:
         raise ConfigError(f'shuffle_seed must be at least 0, got {seed}.')
     return _checked(np.random.default_rng)(seed)

@@ -87,10 +87,7 @@ def _below(keys: KeyArray, limits: IntArray) -> IntArray:
 
 
 def _spread(sizes: IntArray, rest: int, granularity: int, key: int) -> IntArray:
-    """Return how many of ``rest`` samples each shard gives, int64[shards], in proportion to their sizes.
-
-    With a granularity, a shard gives a multiple of it, or all of its samples; the last ones make up the total.
-    """
+    """Return how many of ``rest`` samples shards give by their sizes, in multiples of a granularity, int64[shards]."""
     total = int(sizes.sum())
     ends = np.cumsum(sizes)
     if total * (rest + 1) >> 63:  # Python's integers hold it

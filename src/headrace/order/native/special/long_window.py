@@ -80,10 +80,7 @@ class LongWindow:
         return self._begins.searchsorted(keys, 'right')
 
     def part(self, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return how many slots each stream has before a part, int64[streams], and the part's streams int64[slots].
-
-        It costs least for the part that follows the one asked for last.
-        """
+        """Slots of each stream before a part, int64[streams], and its streams, int64[slots]; cheapest in order."""
         mark = bisect.bisect_right(self._marks, begin) - 1
         slot, before = self._marks[mark], self._before_marks[mark]
         if slot < self._counted[0] <= begin:

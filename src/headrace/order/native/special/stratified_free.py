@@ -29,11 +29,7 @@ from headrace.order.random.hashing import derive, hashes
 def free_grid_quotas(counts: IntArray, batch_size: int, num_nodes: int, begin: int) -> IntArray:
     """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
-    Args:
-        counts: int64[streams], the streams' draws, which fill the batches exactly.
-        batch_size: G.
-        num_nodes: C.
-        begin: the segment's first position.
+    `counts`, int64[streams], are the streams' draws, which fill the batches exactly.
     """
     grid = _Grid(counts, batch_size, num_nodes, begin)
     return grid.draws(np.arange(num_nodes), grid.num_batches)
