@@ -7,16 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainers.uneven import compare, trained
+from tests.support.trainers.uneven import compare, each_world, trained
 
 
-@pytest.mark.parametrize(
-    'worlds',
-    [
-        [(3, 'pad')],
-        pytest.param([(n, how) for n in (3, 5, 6, 7) for how in ('pad', 'ragged')], marks=pytest.mark.slow, id='all'),
-    ],
-)
+@each_world
 def test_uneven_ranks_have_the_ids_losses_and_metrics_of_one(make_dataset: Any, tmp_path: Path, worlds: Any) -> None:
     compare('composer', make_dataset(samples=1636, per_shard=100), tmp_path, worlds)
 

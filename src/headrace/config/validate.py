@@ -1,8 +1,8 @@
 """From raw values to frozen dataclasses, or to the list of all their mistakes.
 
-The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
-Annotations may be plain types, ``Literal[...]``, ``X | None``, another dataclass, ``Mapping[str, X]``, and
-``Annotated[...]`` with a constraint, such as `AtLeast`. ``null`` in a file means that the key is omitted.
+The dataclasses are the only list of keys. Their annotations say names, types, bounds and choices. An annotation is a
+plain type, ``Literal[...]``, ``X | None``, another dataclass or ``Mapping[str, X]``. ``Annotated[...]`` adds a
+constraint, such as `AtLeast`. A key that is ``null`` in a file is left out.
 
 Rules between keys belong to the dataclass: an optional method ``cross_field_errors`` yields the broken ones. A rule is
 dropped when one of its keys is wrong or misspelt, so that one mistake gives one line.

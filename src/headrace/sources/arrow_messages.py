@@ -4,8 +4,8 @@ A message is 0xFFFFFFFF (not before Arrow 0.15), i32 size of its head, the head,
 table. A size of 0 ends a stream. A file is ``ARROW1``, two bytes of padding, and a stream; what follows the stream
 repeats it.
 
-`ArrowLayout` finds the columns with nulls or empty lists without the values of record batches: the head of a record
-batch counts the nulls of each array, and only the offsets of lists are read from its body.
+`ArrowLayout` finds the columns with nulls or empty lists, and reads no values of record batches. The head of a batch
+counts the nulls of each array. Of its body, only the offsets of lists are read.
 """
 
 from __future__ import annotations

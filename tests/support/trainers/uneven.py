@@ -10,6 +10,14 @@ import pytest
 
 from tests.support.trainers.ranks import run_ranks
 
+each_world = pytest.mark.parametrize(
+    'worlds',
+    [
+        [(3, 'pad')],
+        pytest.param([(n, how) for n in (3, 5, 6, 7) for how in ('pad', 'ragged')], marks=pytest.mark.slow, id='all'),
+    ],
+)
+
 
 def trained(trainer: str, data: Path, folder: Path, ranks: int, uneven: str, loss_weight: str = 'samples') -> Any:
     """What the ranks saw: ids of each global batch, and what is the same on all of them."""

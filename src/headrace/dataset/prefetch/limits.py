@@ -20,7 +20,7 @@ from headrace.storage.cache.entry import space_needed
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
-_SHARDS = 1024  # of a few KB each, these hide any latency; to plan and look for more takes seconds
+_SHARDS = 1024  # shards: even of a few KB each they hide any latency, and more take seconds to plan
 _FEWEST = 2  # shards ahead, however large they are
 _OF_CACHE = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
 _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample

@@ -37,7 +37,7 @@ _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, 
 
 
 class JoinedRows:
-    """The fewest steps for a batch whose samples lie in many shards: one join of bytes for each column.
+    """Gathers a batch from many shards by one join of bytes for each column.
 
     Numpy copies from one array at a time, so each shard of a batch would cost a call or two.
     """

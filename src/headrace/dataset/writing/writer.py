@@ -437,7 +437,7 @@ class MDSWriter(Writer):
 
     Args:
         columns: encoding of each column: a name, or an `Encoding` or its class, which is registered under its name.
-            Left out, the first samples tell them, which is printed.
+            Left out: found from the first samples, and printed.
         out: a folder, a URL, or both as `(folder, URL)`.
         keep_local, exist_ok, append, resume, progress_bar, total, retry, max_workers, options: see `Writer`.
         compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
