@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.dataset import StreamingDataset
+from headrace.dataset import StreamingDataset, sequence
 from tests.support.trainers.composer_legs import Leg, run
 from tests.support.trainers.composer_runs import lines, trained
 
@@ -23,23 +23,38 @@ def expected(data: str) -> list[list[list[int]]]:
     return [[sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)] for plan in plans]
 
 
-def test_epochs_end_where_their_data_does_and_resume(data: str, tmp_path: Path) -> None:
-    first = Leg('first', data, str(tmp_path), duration='3ep', dataset=COST, save=True)
+@pytest.mark.parametrize('is_counted', [True, False])
+def test_epochs_end_where_their_data_does_and_resume(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    if not is_counted:
+        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+    epochs = expected(data)
+    # Composer takes no epochs without a length.
+    duration = '3ep' if is_counted else f'{sum(map(len, sum(epochs, [])))}sp'
+    first = Leg('first', data, str(tmp_path), duration=duration, dataset=COST, save=True)
     run(first)
-    epochs, found = expected(data), lines(first)
+    found = lines(first)
     assert len({len(batches) for batches in epochs}) > 1
     assert list(trained(first, 1).values()) == sum(epochs, [])
-    assert [line['len'] for line in found] == [len(batches) for batches in epochs for _ in batches]
+    lengths = [len(batches) if is_counted else None for batches in epochs for _ in batches]
+    assert [line['len'] for line in found] == lengths
     before = [sum(map(len, batches[:k])) for batches in epochs for k in range(len(batches))]
     assert [line['sample_in_epoch'] for line in found] == before
     for kind, behind in ('mid', 5), ('boundary', len(epochs[0])), ('second', 17):
         rest = replace(first, name=f'rest-{kind}', save=False, load=f'{tmp_path}/first-{kind}.pt', workers=1)
         run(rest)
         assert list(trained(rest, 1).values()) == sum(epochs, [])[behind:]
-        assert [line['len'] for line in lines(rest)] == [line['len'] for line in found][behind:]
+        assert [line['len'] for line in lines(rest)] == lengths[behind:]
+        assert [line['batch_in_epoch'] for line in lines(rest)] == [line['batch_in_epoch'] for line in found][behind:]
 
 
-def test_samples_and_subsets_are_counted(data: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize('is_counted', [True, False])
+def test_samples_and_subsets_are_counted(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    if not is_counted:
+        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
     epochs = expected(data)
     samples = sum(map(len, epochs[0])) + sum(map(len, epochs[1][:3]))
     run(leg := Leg('samples', data, str(tmp_path), duration=f'{samples}sp', dataset=COST))

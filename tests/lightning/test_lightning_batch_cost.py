@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
+from headrace.dataset import sequence
 from tests.support.trainers.lightning_oracle import records
 from tests.support.trainers.lightning_run import Crash, Run, dataset, train
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=['counted', 'uncounted'])
+def is_counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether epochs have a length; those of more than 100 million samples have none."""
+    if not request.param:
+        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+    return request.param
+
 
 COST = {'cost': 'id', 'bucket': 2, 'batch_cost': {'budget': 300, 'multiple': 2}}
 

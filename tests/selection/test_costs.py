@@ -17,6 +17,7 @@ import pytest
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.config.build import build_dataset
 from headrace.config.load import load_config
+from headrace.dataset import sequence
 from headrace.errors import ConfigError, ResumeError, ShardError, StreamError
 from headrace.order import lengths
 from headrace.order.config import BatchCost
@@ -241,6 +242,11 @@ def test_the_batches_of_an_epoch_are_counted_once_for_each_machine(
     other.dataset.progress.load(1, 0)
     assert (len(loader(shuffle_seed=1)), len(other)) == (whole[0], len([*other]))
     assert caplog.text.count('Counting the batches of epoch 1') == 1
+    monkeypatch.setattr(sequence, 'MOST_COUNTED', SAMPLES - 1)
+    with pytest.raises(TypeError, match='no length: with `batch_cost` it takes minutes to count the batches of 240 '):
+        len(other)
+    monkeypatch.undo()
+    monkeypatch.setattr(lengths, '_FEW_SAMPLES', 0)
     again = loader(shuffle_seed=2)
     shutil.rmtree(tmp_path / '.headrace-costs')
     (tmp_path / '.headrace-costs').touch()

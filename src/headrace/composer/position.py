@@ -198,7 +198,7 @@ class StreamingPosition(Callback):
         state.dataset_resumption['train'] = True
         self._set_length(state, loader, dataset)
         if sample:
-            self._shorten(state, _plan(loader, dataset, epoch, sample))
+            self._shorten(state, dataset, _plan(loader, dataset, epoch, sample))
         rng = _unpacked(loaded) if loaded else None
         if is_first and int(time.batch) and dist.get_global_rank() == 0:
             ranks = None if rng is None else len(rng)
@@ -215,15 +215,17 @@ class StreamingPosition(Callback):
 
     def _set_length(self, state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
         """Set the length of the current epoch to its batches, or to the subset's if they are fewer."""
-        if not dataset.epochs_differ:
+        if not (dataset.epochs_differ and dataset.is_counted):
             return
         batches = _plan(loader, dataset, int(state.timestamp.epoch), 0).total_batches
         batches = batches if self._subset is None else min(batches, self._subset)
         self._length_set = state.dataloader_len = Time(batches, TimeUnit.BATCH)
 
-    def _shorten(self, state: State, rest: BatchPlan) -> None:
+    def _shorten(self, state: State, dataset: StreamingDataset, rest: BatchPlan) -> None:
         """Shorten the resumed epoch by its finished batches, and count these in the trainer's time."""
-        done = rest.total_batches - rest.num_batches
+        done = int(state.timestamp.batch_in_epoch)
+        if dataset.is_counted:  # the global batch may have another size now
+            done = rest.total_batches - rest.num_batches
         if state.dataloader_len is not None:
             self._batches_of_epoch = state.dataloader_len
             state.dataloader_len = max(0, int(state.dataloader_len) - done)

@@ -230,10 +230,16 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         make epochs differ. With `batch_cost` each machine counts an epoch once: about 2 s for 10 million samples.
 
         Raises:
-            TypeError: the dataset's epoch has no end.
+            TypeError: the dataset's epoch has no end; or it has more than 100 million samples, and a `batch_cost`.
         """
         if not self.dataset.has_length:
             raise TypeError("This loader has no length: its dataset's epoch does not end.")
+        if not self.dataset.is_counted:
+            raise TypeError(
+                f'This loader has no length: with `batch_cost` it takes minutes to count the batches of '
+                f'{self.dataset.epoch_size:,} samples. Limit the training by steps. `loader.plan().num_batches` counts '
+                f'them, once for each machine.'
+            )
         if self.counts_skipped:
             self.told_length = self.longest_epoch
             return self.told_length

@@ -16,6 +16,8 @@ from headrace.order.topology import Uneven, World, with_replication
 from headrace.redaction import logger_of
 
 _log = logger_of(__name__)
+MOST_COUNTED = 100_000_000
+"""Samples of an epoch that are cut into batches of `batch_cost` for `len`, which takes half a minute of a processor."""
 
 
 class SampleSequence:
@@ -176,6 +178,11 @@ class SampleSequence:
     def epochs_differ(self) -> bool:
         """Whether epochs may have different numbers of batches: `skip` shortens some, `batch_cost` cuts each anew."""
         return self.has_length and (bool(self.skip) or self.run.asked.order.batch_cost is not None)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `len` of a loader counts the batches of an epoch; with `batch_cost`, of at most `MOST_COUNTED`."""
+        return self.has_length and (self.run.asked.order.batch_cost is None or self.epoch_size <= MOST_COUNTED)
 
     @property
     def skipped_documents(self) -> Ranges:

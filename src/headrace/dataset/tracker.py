@@ -118,7 +118,7 @@ class LoaderPosition:
         """The place after some batches from a place on. `cycles`: whether further epochs follow."""
         epoch, start = place
         plan = self.plan(epoch, start)
-        while cycles and batches > plan.num_batches:
+        while cycles and batches > len(plan.batches(0, batches)):
             batches -= plan.num_batches
             epoch, start = self.first_epoch(epoch + 1), 0
             plan = self.plan(epoch, start)

@@ -139,6 +139,7 @@ class TrainPosition(PositionTracker):
         self._counts = 0, 0  # Lightning's epochs and batches when the pass began or resumed
         self._is_left = False
         self._loaded_ranks: int | None = None
+        self._done: int | None = None  # batches of the epoch that were trained before the pass, as the state says
 
     @property
     @override
@@ -191,12 +192,22 @@ class TrainPosition(PositionTracker):
             epochs += self._epochs_between(begun.places, here.places, is_over=here.is_over)
             batches += begun.trained
         ranks = self.loaders[0].dataset.topology.world_size
-        return {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches, 'ranks': ranks}
+        state = {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches, 'ranks': ranks}
+        if self._counts_itself:
+            before = self._done if begun is None or any(start for _, start in begun.places) else 0
+            trained = 0 if begun is None else begun.trained
+            state['epoch_batches'] = 0 if here.is_over else (before or 0) + trained
+        return state
+
+    @property
+    def _counts_itself(self) -> bool:
+        """Whether a state says how many batches of its epoch were trained, since to count them takes long."""
+        return not all(loader.dataset.is_counted for loader in self.loaders if loader.dataset.has_length)
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._loaded_ranks = state.get('ranks')
+        self._loaded_ranks, self._done = state.get('ranks'), state.get('epoch_batches')
 
     def describe_start(self) -> str:
         """A line about the place where a resumed training continues."""
@@ -222,8 +233,8 @@ class TrainPosition(PositionTracker):
         return None if here.is_over else here.places
 
     def length(self, *, is_begun: bool) -> int | None:
-        """Batches of the current pass, or of the next one; None if all have the same number."""
-        if not any(loader.epochs_differ for loader in self.loaders):
+        """Batches of the current pass, or of the next one; None if all have equally many, or none are counted."""
+        if self._counts_itself or not any(loader.epochs_differ for loader in self.loaders):
             return None
         return self._whole_epoch(self._pass.first_epochs if is_begun and self._pass is not None else None)
 
@@ -233,14 +244,17 @@ class TrainPosition(PositionTracker):
 
     def ends_epochs_of(self, batches: int | float) -> bool:
         """Whether epochs of so many batches end with the loaders, or before."""
-        return batches <= self._whole_epoch() and not any(loader.epochs_differ for loader in self.loaders)
+        return not any(loader.epochs_differ for loader in self.loaders) and batches <= self._whole_epoch()
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
         """The point at which Lightning must resume for the loaded position."""
+        done = self._done
+        if done is None:
+            done = self._whole_epoch() - self._length(self.next(), self._next_first_epochs())
         return Restart(
             epochs=epochs,
             batches=batches,
-            done=self._whole_epoch() - self._length(self.next(), self._next_first_epochs()),
+            done=done,
             steps=steps,
             is_epoch_start=self.is_epoch_start,
             accumulate=self.trainer.accumulate_grad_batches,

@@ -134,7 +134,7 @@ class Recorder(Callback):
             'batch_in_epoch': int(time.batch_in_epoch),
             'sample_in_epoch': int(time.sample_in_epoch),
             'token': int(time.token),
-            'len': int(state.dataloader_len),
+            'len': None if state.dataloader_len is None else int(state.dataloader_len),
             'ids': state.batch['id'].tolist(),
             'drawn': drawn + ([float(state.batch['noise'])] if 'noise' in state.batch else []),
         }
