@@ -106,6 +106,7 @@ class StreamStats(NamedTuple):
     """Time of these waits, summed over the processes."""
     seconds_unpacking: float = 0.0
     """Time that threads took to decompress its shards, summed over them."""
+    bytes_from_peers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,8 @@ class LoaderStats:
     """Bytes from stores, as stored there, with those of failed fetches; without indexes."""
     bytes_unpacked: int
     """Uncompressed bytes of the shards that were compressed."""
+    bytes_from_peers: int = 0
+    """Uncompressed bytes of shards that came from other nodes' caches, and not from a store."""
     requests: int
     """Requests for objects of stores, failed ones included."""
     shards_fetched: int
@@ -185,8 +188,9 @@ class _ByStream(Mapping[str, StreamStats]):
         if self._numbers is None:
             self._numbers = {name: number for number, name in enumerate(self._names)}
         number = self._numbers[name]
-        *counts, waited, unpacking = self._counts[number].tolist()
-        return StreamStats._make([*self._samples[:, number].tolist(), *counts, waited / 1e9, unpacking / 1e9])
+        *counts, waited, unpacking, from_peers = self._counts[number].tolist()
+        times = waited / 1e9, unpacking / 1e9
+        return StreamStats._make([*self._samples[:, number].tolist(), *counts, *times, from_peers])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -340,6 +344,7 @@ class LoaderCounters:
             seconds_to_first_batch=self._seconds_to_first_batch,
             bytes_downloaded=read.bytes_downloaded,
             bytes_unpacked=read.bytes_unpacked,
+            bytes_from_peers=read.bytes_from_peers,
             requests=read.requests,
             shards_fetched=read.shards_fetched,
             cache_hits=read.cache_hits,

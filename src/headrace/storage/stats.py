@@ -49,6 +49,8 @@ class CacheCounts(NamedTuple):
     """How long it waited for these."""
     nanoseconds_unpacking: int = 0
     """How long threads decompressed shards."""
+    bytes_from_peers: int = 0
+    """Unpacked bytes of shards that came from other nodes' caches."""
 
 
 Counters = TypeVar('Counters', bound=NamedTuple)

@@ -19,6 +19,7 @@ from headrace.storage.cache.index_fetch import index_change
 from headrace.storage.cache.limit import FolderRoom
 from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
+from headrace.storage.cache.peers import StreamPeers
 from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
@@ -131,6 +132,8 @@ class Fetcher:
     """The folder's; no shard is published beside another one."""
     room: FolderRoom | None
     """The room under a limit; None: there is no limit."""
+    peers: StreamPeers | None = None
+    """The caches of other nodes, which are asked before the store."""
     _reclaimed: int = field(default=0, init=False)
     """By which process; a forked one may find what one before it left."""
 
@@ -161,7 +164,7 @@ class Fetcher:
                     if refusal is not None:
                         return refusal
                 self.index.require_same()
-                made = _FileMaker(self, request.how, lock).make(absent)
+                made = _FileMaker(self, entry.key, request.how, lock).make(absent)
                 return self._publish(request, made, lock)
         finally:
             self.stats.add_wait(lock.waited)
@@ -224,6 +227,7 @@ class _FileMaker:
     """Makes the files of a shard, under temporary names: download, verify, unpack, verify."""
 
     fetcher: Fetcher
+    shard: str
     how: Transfer
     lock: FetchLock
 
@@ -231,7 +235,9 @@ class _FileMaker:
         made: list[tuple[Path, Path]] = []
         for number, part in enumerate(parts):
             raw = self.lock.temporary(number, 'raw')
-            if part.packed_name is None:
+            if self._from_peers(part, raw):
+                pass
+            elif part.packed_name is None:
                 self._twice(part, part.name, part.size, raw, lambda part=part, raw=raw: _verify(part, raw))
             else:
                 packed = self.lock.temporary(number, 'packed')
@@ -243,6 +249,15 @@ class _FileMaker:
                         self.lock.delete(packed)
             made.append((raw, self.fetcher.folder / part.name))
         return made
+
+    def _from_peers(self, part: CachePart, raw: Path) -> bool:
+        """Fetch a file unpacked from another node's cache, unless this folder has it packed."""
+        peers, folder = self.fetcher.peers, self.fetcher.folder
+        if peers is None or (part.packed_name is not None and (folder / part.packed_name).exists()):
+            return False
+        size = peers.fetch(self.shard, part, partial(self.lock.create, raw), partial(_verify, part, raw))
+        self.fetcher.stats.add(CacheCounts(bytes_from_peers=size))
+        return size > 0
 
     def _download(self, key: str, target: Path, size: int | None) -> None:
         if self.fetcher.store is None:

@@ -60,6 +60,11 @@ SHARE: Final = 100
 SURE: Final = 25
 """The same factor, where older counts show too little that could be evicted."""
 
+KEPT: Final = 0.75
+"""The share of a limit that shards may take which are kept for other nodes."""
+_LAST: Final = 1.0
+"""Their rank, above all others: those are negative, or 0."""
+
 USE_COUNTS: Final = 1.5
 """A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
 
@@ -98,6 +103,8 @@ class LimitedFolder:
     """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """Results of ``find`` from the last count, since ``find`` may have to build an entry."""
+    owned: Callable[[str], int] | None = None
+    """How firmly a shard is kept for other nodes, by its key; 0: it is not. None: no shard is."""
     others: list[LimitedFolder] = field(default_factory=list['LimitedFolder'])
     """The same folder for other streams, whose entries have other numbers; counts set only their ``found``."""
 
@@ -389,11 +396,28 @@ class CacheLimit:
     def _rank(self, next_use: NextUse | None) -> None:
         """Order the entries of the last counts: needed latest first, then unused for longest."""
         heap: list[_Ranked] = []
+        kept = self._kept()
         for limited in self._folders.values():
             for item in limited.present:
-                heap.append((-item.next_use(next_use) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
+                rank = -item.next_use(next_use) if next_use else 0.0
+                rank = _LAST if (limited.folder, item.entry.key) in kept else rank
+                heap.append((rank, item.used, next(self._tie), item))
         heapq.heapify(heap)
         self._heap = heap
+
+    def _kept(self) -> set[tuple[Path, str]]:
+        """The shards that go last, since this node has them for all: as many as leave room for those that it reads.
+
+        Always the same ones: by turns, each would be gone when it is asked for.
+        """
+        owned = sorted(
+            ((firmness, item) for limited in self._folders.values() if limited.owned is not None
+             for item in limited.present if (firmness := limited.owned(item.entry.key))),
+            key=lambda pair: -pair[0],
+        )  # fmt: skip
+        sizes = itertools.accumulate(item.size for _, item in owned)
+        kept = itertools.takewhile(lambda pair: pair[0] <= KEPT * self.size, zip(sizes, owned, strict=True))
+        return {(item.limited.folder, item.entry.key) for _, (_, item) in kept}
 
     def _evict(self, totals: _Totals, room: int, request: _RoomRequest) -> list[Path]:
         """Delete until ``room`` more bytes are free; returns the files that were in use.
@@ -414,7 +438,7 @@ class CacheLimit:
             if -when > rank or now_used > used + USE_COUNTS:
                 heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
                 continue
-            if next_use is not None and when <= bound:
+            if (next_use is not None and when <= bound) or (rank == _LAST and request.fetch.ahead):
                 kept.append((rank, used, next(self._tie), item))
                 break
             outcome = delete_entry(item.limited.folder, item.entry)

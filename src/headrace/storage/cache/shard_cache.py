@@ -28,6 +28,7 @@ from headrace.storage.cache.fetch_lock import TRIES, deleted
 from headrace.storage.cache.lease_cache import release_leases
 from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
 from headrace.storage.cache.mapped_file import Lease, close_files, map_files
+from headrace.storage.cache.peers import StreamPeers
 from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
@@ -51,6 +52,7 @@ class ShardCache:
         entry_of: Callable[[str], CacheEntry | None] | None = None,
         verify_present: bool = False,
         stats: CacheStats | None = None,
+        peers: StreamPeers | None = None,
     ) -> None:
         """Touches no disk and no network.
 
@@ -68,6 +70,8 @@ class ShardCache:
             verify_present: Verify files at their first use in a process, except those that this object, or a copy of it
                 in another process, has fetched and verified.
             stats: The counters; by default its own.
+            peers: Other nodes' caches of the same data, which are asked before the store. Under a limit, shards that
+                this node owns for them are evicted last.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.keep_packed = keep_packed
@@ -75,7 +79,7 @@ class ShardCache:
         self.verify_present = verify_present
         self._run = os.urandom(8).hex()  # the same in its copies in other processes
         self.stats = stats or CacheStats()
-        self._entry_of = entry_of
+        self._entry_of, self._peers = entry_of, peers
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         # They count and are never evicted.
         self._other_files = set[str]() if index is None else {index.path.name, REMOTE_MARKER}
@@ -91,7 +95,8 @@ class ShardCache:
         self._limited: LimitedFolder | None = None
         self._room: FolderRoom | None = None
         if self._limit is not None and self.store is not None:
-            self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
+            self._limited = LimitedFolder(self.folder, self.entry_of_file, self.stats, self._other_files)
+            self._limited.owned = None if self._peers is None else self._peers.owned
             self._limit.join(self._limited)
             self._room = FolderRoom(self._limit, self._limited)
         self._fetcher = Fetcher(
@@ -103,6 +108,7 @@ class ShardCache:
             files=self._files,
             index=self._index,
             room=self._room,
+            peers=self._peers,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,6 +190,10 @@ class ShardCache:
     def fixed_size(self) -> int:
         """Bytes that count towards the limit and are never evicted, such as the index's; 0 without a limit."""
         return 0 if self._limited is None else self._limited.fixed()
+
+    def entry_of_file(self, name: str) -> CacheEntry | None:
+        """The entry of a file in the folder, raw or compressed; None for other files."""
+        return self._known.get(name) if self._entry_of is None else self._entry_of(name)
 
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""

@@ -96,8 +96,8 @@ class _BoundedConnection:
         """Makes the answers. botocore sets another one where an error comes before a body was sent."""
         found = self._answers
         if isinstance(found, functools.partial):
-            return functools.partial(_bounded_answer(found.func, self.bound_seconds), *found.args, **found.keywords)
-        return _bounded_answer(found, self.bound_seconds)
+            return functools.partial(bounded_answer(found.func, self.bound_seconds), *found.args, **found.keywords)
+        return bounded_answer(found, self.bound_seconds)
 
     @response_class.setter
     def response_class(self, answers: Any) -> None:
@@ -112,7 +112,7 @@ class _BoundedConnection:
 
 
 @functools.cache
-def _bounded_answer(answers: type[Any], seconds: float) -> type[Any]:
+def bounded_answer(answers: type[Any], seconds: float) -> type[Any]:
     if issubclass(answers, _BoundedAnswer):
         return answers
     return type(answers.__name__, (_BoundedAnswer, answers), {'bound_seconds': seconds})
@@ -123,7 +123,7 @@ class _BoundedAnswer(http.client.HTTPResponse):
 
     def begin(self) -> None:
         """Read the head, and of an error the body."""
-        incoming = _Incoming(self.fp.detach(), self.bound_seconds)  # pyright: ignore[reportAttributeAccessIssue]
+        incoming = Incoming(self.fp.detach(), self.bound_seconds)  # pyright: ignore[reportAttributeAccessIssue]
         self.fp = io.BufferedReader(incoming)
         super().begin()
         incoming.ends_head()
@@ -209,7 +209,7 @@ def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -
         )
 
 
-class _Incoming(io.RawIOBase):
+class Incoming(io.RawIOBase):
     def __init__(self, raw: io.RawIOBase, seconds: float) -> None:
         self._raw, self._pace = raw, Pace(seconds)
         self._head = 0

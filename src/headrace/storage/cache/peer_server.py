@@ -1,0 +1,326 @@
+"""Serves the shards of this node's caches to its peers, by HTTP, from a process of its own.
+
+The process is forked by the first rank of the node that gets the port. It ends with that rank: at the end of a pipe, of
+which the rank holds the other end. So it neither takes the interpreter's lock of a training process, nor is there a
+thread in that when it forks its workers.
+
+Nothing of a request touches the file system: a path names a stream by its digest and a file by its name in the index,
+which is looked up in memory. Requests without a proof of the run's token are refused and logged. Connections, bytes of
+a head, and the seconds of each step are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import http.server
+import io
+import os
+import select
+import signal
+import socket
+import socketserver
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.redaction import logger_of
+from headrace.storage.cache.entry import CacheEntry, CachePart
+from headrace.storage.cache.locks import held, lock_file, open_to_lock
+from headrace.storage.cache.peers import SILENCE, SLOWEST, WAIT, Peers, ask_nobody, family_of, proof, text_of
+from headrace.storage.cache.shard_cache import ShardCache
+from headrace.storage.transfer.answer_bounds import Incoming
+from headrace.storage.transfer.download import Transfer
+
+CONNECTIONS: Final = 128
+"""The most connections at one time; further ones are closed."""
+FETCHES: Final = 16
+"""Shards that are fetched for peers at one time."""
+HEAD_SECONDS: Final = 5.0
+"""Seconds for a request to arrive."""
+ALIVE: Final = 1.0
+"""Seconds between two signs of life while a shard is fetched."""
+
+_log = logger_of(__name__)
+
+
+class PeerServer(socketserver.ThreadingTCPServer):
+    """Serves caches on a socket that listens."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listening: socket.socket, token: bytes, caches: Mapping[str, ShardCache]) -> None:
+        """Take the socket, the run's token, and the caches by the digest of their data."""
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.token, self._caches = token, caches
+        self._places = threading.Semaphore(CONNECTIONS)
+        self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix='headrace-peers')
+        self._lock = threading.Lock()
+        self._fetching: dict[tuple[str, str], Future[bool]] = {}
+        self._told = set[str]()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, if there are not too many."""
+        if not self._places.acquire(blocking=False):
+            self.refuse(client_address, f'there are {CONNECTIONS} connections')
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # the limit of threads
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
+        """Log why a request was given up; there is nobody to raise it to."""
+        _log.debug('A request of %s was given up.', client_address[0], exc_info=True)
+
+    def drain(self) -> None:
+        """Wait until what is being sent has been sent, or would take too long."""
+        deadline = time.monotonic() + WAIT
+        for _ in range(CONNECTIONS):
+            self._places.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+    def refuse(self, client_address: Any, why: str) -> None:
+        """Log a refusal, once for each address and at most for a thousand."""
+        if client_address[0] not in self._told and len(self._told) < 1000:
+            self._told.add(client_address[0])
+            _log.warning('Refused a request of %s: %s. Others from there are not named.', client_address[0], why)
+
+    def find(self, stream: str, name: str) -> tuple[ShardCache, CacheEntry, CachePart] | None:
+        """The cache, shard and part of a file; None: this node has no such data."""
+        cache = self._caches.get(stream)
+        entry = None if cache is None else cache.entry_of_file(name)
+        part = None if entry is None else next((part for part in entry.parts if part.name == name), None)
+        return None if cache is None or entry is None or part is None else (cache, entry, part)
+
+    def fetch(self, stream: str, cache: ShardCache, entry: CacheEntry) -> Future[bool]:
+        """Make a shard present, in one thread for all that ask for it; the result says whether it is."""
+        key = stream, entry.key
+        with self._lock:
+            future = self._fetching.get(key)
+            if future is None:
+                future = self._fetching[key] = self._fetches.submit(self._fetch, key, cache, entry)
+        return future
+
+    def _fetch(self, key: tuple[str, str], cache: ShardCache, entry: CacheEntry) -> bool:
+        try:
+            return bool(cache.fetch(entry, how=Transfer(urgent=True)))
+        except HeadraceError as error:
+            _log.warning('Could not fetch %s for a peer, which asks the bucket itself: %s', entry.key, error)
+            return False
+        finally:
+            with self._lock:
+                del self._fetching[key]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """One connection, with one request."""
+
+    server: PeerServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = 'HTTP/1.1'
+    server_version, sys_version = 'headrace', ''
+    timeout = SILENCE
+
+    def setup(self) -> None:
+        super().setup()
+        raw = self.rfile.detach()  # pyright: ignore[reportAttributeAccessIssue]
+        self.rfile = io.BufferedReader(Incoming(raw, HEAD_SECONDS))
+
+    def handle(self) -> None:
+        self.handle_one_request()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - of http.server
+        _log.debug(f'%s: {format}', self.client_address[0], *args)
+
+    def do_GET(self) -> None:
+        """Send a file of a shard, which is fetched if it is absent; or 204 for '/', to those who know the token."""
+        given = self.headers.get('Authorization', '').encode('latin-1', 'replace')
+        if not hmac.compare_digest(given, f'HMAC {proof(self.server.token, self.path)}'.encode()):
+            self.server.refuse(self.client_address, 'it does not prove to know the token of this run')
+            self._answer(403)
+            return
+        _, _, rest = self.path.partition('/')
+        stream, _, name = rest.partition('/')
+        if not rest:
+            self._answer(204)
+            return
+        found = self.server.find(stream, unquote(name))
+        if found is None:
+            self._answer(404)
+            return
+        cache, entry, part = found
+        if not cache.is_present(entry) or cache.verify_present:
+            future = self.server.fetch(stream, cache, entry)
+            while not wait([future], ALIVE).done:
+                self.wfile.write(b'HTTP/1.1 100 Continue\r\n\r\n')
+            if not future.result():
+                self._answer(503)
+                return
+        self._send(cache, part)
+
+    def _answer(self, status: int, size: int = 0) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header('Connection', 'close')
+        if status != 204:
+            self.send_header('Content-Length', str(size))
+        self.end_headers()
+
+    def _send(self, cache: ShardCache, part: CachePart) -> None:
+        try:
+            handle = open_to_lock(cache.folder / part.name)
+        except FileNotFoundError:  # evicted a moment ago
+            self._answer(503)
+            return
+        with held(handle):
+            lock_file(handle, part.name, shared=True)  # its bytes count until it is closed
+            size = os.fstat(handle).st_size
+            if not part.has_size(size, lambda at, count: os.pread(handle, count, at)):
+                self._answer(503)
+                return
+            self._answer(200, size)
+            poll, sent, deadline = select.poll(), 0, time.monotonic() + SILENCE + size / SLOWEST
+            poll.register(self.connection, select.POLLOUT)
+            while sent < size:
+                if not poll.poll(SILENCE * 1000) or time.monotonic() > deadline:
+                    raise TimeoutError(f'the peer reads too slowly: {size - sent} bytes of {part.name} are left')
+                sent += os.sendfile(self.connection.fileno(), handle, sent, size - sent)
+
+
+@dataclass(slots=True)
+class _Serving:
+    """The server of this process for one address."""
+
+    listening: socket.socket
+    caches: set[str] = field(default_factory=set[str])
+    """Names of the data that it serves."""
+    pid: int = 0
+    alive: int = -1
+    """The end of a pipe that keeps the server alive."""
+
+
+@dataclass(slots=True)
+class _OfProcess:
+    caches: dict[tuple[str, int], weakref.WeakValueDictionary[str, ShardCache]] = field(default_factory=dict)
+    """Those of all datasets, by the address to serve on."""
+    serving: dict[tuple[str, int], _Serving] = field(default_factory=dict)
+    is_forking_server: bool = False
+
+
+_state = _OfProcess()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child that is no server: end no server, and keep none alive."""
+    if not _state.is_forking_server:
+        for one in _state.serving.values():
+            one.listening.close()
+            os.close(one.alive)
+        _state.serving.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def serve(peers: Peers, caches: Mapping[str, ShardCache]) -> None:
+    """Join the peers, and serve caches to them unless another process of this node does.
+
+    A server that this process has for other caches is replaced by one for all of them.
+
+    Args:
+        peers: The nodes.
+        caches: By the digest of their data.
+
+    Raises:
+        ConfigError: another program has the port, or a run with another token; or there is no such address.
+    """
+    peers.join()
+    if len(peers) == 1:
+        return
+    known = _state.caches.setdefault(peers.own, weakref.WeakValueDictionary())
+    for name, cache in caches.items():
+        known.setdefault(name, cache)
+    found = _state.serving.get(peers.own)
+    if found is not None and found.caches == set(known) and _lives(found.pid):
+        return
+    if found is None:
+        try:
+            listening = socket.create_server(peers.own, family=family_of(peers.own[0]), backlog=CONNECTIONS)
+        except OSError as error:
+            _require_server(peers, error)
+            return
+        found = _state.serving[peers.own] = _Serving(listening)
+    else:
+        _end(found)
+    found.caches = set(known)
+    _fork(peers, found, dict(known))
+    _log.info('This process serves shards to %d peers on %s.', len(peers) - 1, text_of(peers.own))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def _end(serving: _Serving) -> None:
+    """Have a server end when it has sent what it is sending."""
+    with contextlib.suppress(OSError):  # it has ended
+        os.write(serving.alive, b'.')
+    os.close(serving.alive)
+
+
+def _require_server(peers: Peers, error: OSError) -> None:
+    """Check that the one which has this node's port is a server of this run."""
+    status = peers.status_of_own()
+    if status != 204:
+        why = 'it does not answer' if status is None else f'it answers with status {status}'
+        raise ConfigError(
+            f'`peers` serves on {text_of(peers.own)}, but that failed ({error.strerror}), and what is there is no '
+            f'server of this run: {why}. Choose another `port`, the same on all nodes, or end that program.'
+        ) from error
+
+
+def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> None:
+    ends, serving.alive = os.pipe()
+    _state.is_forking_server = True
+    try:
+        serving.pid = os.fork()
+    finally:
+        _state.is_forking_server = False
+    if serving.pid:
+        os.close(ends)
+        return
+    try:
+        os.close(serving.alive)
+        _run(PeerServer(serving.listening, peers.token, caches), ends)
+    finally:
+        os._exit(0)  # never back into the rank's code
+
+
+def _run(server: PeerServer, ends: int) -> None:
+    """Serve until the rank ends, or has started another server."""
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, signal.SIG_IGN)  # the rank may have work to finish after these
+    ask_nobody()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if os.read(ends, 1):
+        server.shutdown()
+        server.drain()

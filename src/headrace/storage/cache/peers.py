@@ -1,0 +1,379 @@
+"""Asks the caches of other nodes for a shard, before the bucket.
+
+Each shard has one owner among the nodes: the first in an order that is a hash of shard and node (rendezvous hashing).
+So all nodes agree without a message, and the shards of a node that died fall evenly to the others. The owner fetches
+the shard from the bucket, once for the cluster, and keeps it longest (`limit`). The first user by the plan would save
+it one copy. But it is another node in each epoch, so that nobody would know who has the shard.
+
+A node asks only nodes that come before itself in the order of that shard, and a server asks nobody. So no wait is a
+circle. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for `PAUSE`, and the next one
+in the order is. After `ASKED` peers the bucket is asked. A peer whose bytes the index refuses is not asked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, cast
+from urllib.parse import quote, urlsplit
+
+from xxhash import xxh64_intdigest
+
+from headrace.errors import ChecksumError, ConfigError, FormatError
+from headrace.redaction import keep_secret, logger_of
+from headrace.storage.cache.entry import CachePart
+from headrace.storage.transfer.answer_bounds import bounded_answer
+from headrace.storage.transfer.http import CHUNK
+
+PORT: Final = 7207
+TOKEN_ENV: Final = 'HEADRACE_PEERS_TOKEN'  # noqa: S105 - the name of a variable
+SHORTEST_TOKEN: Final = 16
+"""Characters of a token at least."""
+
+CONNECT: Final = 1.0
+"""Seconds for a connection."""
+SILENCE: Final = 3.0
+"""Seconds without a byte after which a peer counts as stopped; see also `peer_server.ALIVE`."""
+WAIT: Final = 60.0
+"""Seconds until an answer begins, at most: the owner may be fetching the shard."""
+SLOWEST: Final = 4 << 20
+"""Bytes a second that a peer must send, after the first `SILENCE`."""
+PAUSE: Final = 30.0
+"""Seconds for which a peer that failed is not asked."""
+START: Final = 5.0
+"""Seconds for which a peer that was never there is waited for: nodes do not start at the same moment."""
+ASKED: Final = 2
+"""Peers that are asked for a shard, at most."""
+ESTIMATES: Final = 16
+"""A shard of an estimated size has at most so many times these bytes."""
+
+_log = logger_of(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOptions:
+    """The key `peers` of a dataset."""
+
+    hosts: tuple[str, ...]
+    """Names or addresses of all nodes, ``host`` or ``host:port``. A name may have several addresses, as a headless
+    service of Kubernetes has."""
+    port: int = PORT
+    """Of hosts that name none."""
+    interface: str | None = None
+    """The address that this node serves on, one of the hosts'. None: the one of them that this machine has."""
+    token_env: str = TOKEN_ENV
+    """The environment variable that holds the token of the run, the same on all nodes."""
+
+    @classmethod
+    def of(cls, raw: PeerOptions | Mapping[str, Any] | None) -> PeerOptions | None:
+        """Read an argument `peers`.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is not of its kind.
+        """
+        if raw is None or isinstance(raw, PeerOptions):
+            return raw
+        known: Any = cls.__slots__
+        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
+        if given is None or set(given) - set(known):
+            raise ConfigError(f'`peers` is a mapping with keys of {sorted(known)}, but is {raw!r}. Correct it.')
+        hosts: Any = given.get('hosts')
+        hosts = [] if isinstance(hosts, str) or hosts is None else list(hosts)
+        if not hosts or not all(isinstance(host, str) and host for host in hosts):
+            raise ConfigError(
+                f'`hosts` of `peers` lists all nodes, such as ["node-1", "node-2:7300"], or one name with all their '
+                f'addresses; got {given.get("hosts")!r}. Correct it.'
+            )
+        port = given.get('port', PORT)
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 1 << 16:
+            raise ConfigError(f'`port` of `peers` is a number from 1 to 65535, but is {port!r}. Correct it.')
+        given['hosts'] = tuple(hosts)
+        return cls(**given)
+
+    def token(self) -> bytes:
+        """The run's token, hidden in messages from now on; ConfigError if it is missing or short."""
+        found = os.environ.get(self.token_env, '')
+        if len(found) < SHORTEST_TOKEN:
+            raise ConfigError(
+                f'`peers` needs a token of at least {SHORTEST_TOKEN} characters in the environment variable '
+                f'{self.token_env}, the same on all nodes, but it has {len(found)}. Make one for each run, such as '
+                f'with `openssl rand -hex 16`; `token_env` names another variable.'
+            )
+        keep_secret(found)
+        return found.encode()
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """The numeric addresses of all hosts, in one order on all nodes. One that no name server knows is left out."""
+        found = set[tuple[str, int]]()
+        for host in self.hosts:
+            name, port = _split(host)
+            try:
+                infos = socket.getaddrinfo(name, port or self.port, type=socket.SOCK_STREAM)
+            except OSError as error:
+                _log.warning('`peers` leaves %s out, which has no address: %s', host, error)
+                continue
+            found.update((cast('str', info[4][0]), port or self.port) for info in infos)
+        return sorted(found)
+
+    def own(self, addresses: list[tuple[str, int]]) -> tuple[str, int]:
+        """The address of this node among those of all; ConfigError if there is none."""
+        if self.interface is not None:
+            wanted = {info[4][0] for info in socket.getaddrinfo(self.interface, None, type=socket.SOCK_STREAM)}
+            own = [address for address in addresses if address[0] in wanted]
+        else:
+            own = [address for address in addresses if _is_of_this_machine(address[0])]
+        if not own:
+            raise ConfigError(
+                f'`hosts` of `peers` must name this node, too, but none of {[text_of(one) for one in addresses]} is '
+                f'{self.interface or "an address of this machine"}. Add it, or correct `interface`.'
+            )
+        return own[0]
+
+
+def _split(host: str) -> tuple[str, int | None]:
+    if host.count(':') > 1 and not host.startswith('['):  # an IPv6 address without a port
+        return host, None
+    parts = urlsplit(f'//{host}')
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f'A host of `peers` is a name or an address, and a port; got {host!r}: {error}.') from error
+    return parts.hostname or '', port
+
+
+def _is_of_this_machine(address: str) -> bool:
+    try:
+        with socket.create_server((address, 0), family=family_of(address)):
+            return True
+    except OSError:
+        return False
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ':' in address else socket.AF_INET
+
+
+def text_of(address: tuple[str, int]) -> str:
+    host, port = address
+    return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
+def proof(token: bytes, path: str) -> str:
+    """Shows for one path that its sender knows the token, which itself never goes over the network."""
+    return hmac.new(token, path.encode(), hashlib.sha256).hexdigest()
+
+
+class _PeerError(Exception):
+    """A peer did not give the shard. The next one may."""
+
+
+class _AbsentError(Exception):
+    """A peer is well, but cannot give the shard."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: tuple[str, int]
+    not_before: float = 0.0
+    """When it may be asked again, by ``time.monotonic``; inf: never."""
+    first_asked: float | None = None
+    has_answered: bool = False
+
+
+_serves = False
+
+
+def ask_nobody() -> None:
+    """Have this process, which serves, ask no peer, so that no two wait for each other."""
+    global _serves  # noqa: PLW0603 - it is the process' own
+    _serves = True
+
+
+class Peers:
+    """The nodes that share their caches, as one process knows them. Usable after fork, picklable."""
+
+    def __init__(self, options: PeerOptions) -> None:
+        """Reads the token from the environment, and touches no network."""
+        self._options, self.token = options, options.token()
+        self.own = '', 0
+        """The address of this node."""
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._owned: dict[str, int] = {}
+
+    def join(self) -> None:
+        """Find the addresses of all nodes, and ask them from now on. The second call does nothing."""
+        if not self._peers:
+            addresses = self._options.addresses()
+            self.own = self._options.own(addresses)
+            self._peers = {address: _Peer(address) for address in addresses}
+
+    def __len__(self) -> int:
+        """Nodes, this one included; 0 before `join`."""
+        return len(self._peers)
+
+    def _score(self, address: tuple[str, int], key: str) -> tuple[int, tuple[str, int]]:
+        return xxh64_intdigest(f'{text_of(address)} {key}'), address
+
+    def before(self, key: str) -> list[tuple[str, int]]:
+        """The nodes that come before this one in the order of a shard, its owner first; none if this one owns it."""
+        own = self._score(self.own, key)
+        scores = (self._score(address, key) for address in self._peers)
+        return [address for _, address in sorted((one for one in scores if one > own), reverse=True)]
+
+    def owned(self, key: str) -> int:
+        """How firmly this node keeps a shard that it owns, from 1 on; 0: another one owns it, or none does yet."""
+        if not self._peers:
+            return 0
+        found = self._owned.get(key)
+        if found is None:
+            found = self._owned[key] = 0 if self.before(key) else 1 + self._score(self.own, key)[0]
+        return found
+
+    def fetch(
+        self,
+        stream: str,
+        shard: str,
+        part: CachePart,
+        create: Callable[[], AbstractContextManager[BinaryIO]],
+        check: Callable[[], None],
+    ) -> int:
+        """Fetch the unpacked file of a shard's part from a peer.
+
+        Args:
+            stream: Names the data on all nodes.
+            shard: The key of its entry.
+            part: The part.
+            create: Makes the file to write, anew for each peer.
+            check: Raises FormatError if the file is not what the index says.
+
+        Returns:
+            Its bytes; 0: no peer gave it, so the bucket must.
+        """
+        if _serves or not self._peers:
+            return 0
+        asked, path = 0, f'/{stream}/{quote(part.name, safe="")}'
+        for address in self.before(f'{stream}/{shard}'):
+            peer = self._peers[address]
+            if time.monotonic() < peer.not_before:
+                continue
+            if asked == ASKED:
+                break
+            asked += 1
+            try:
+                with create() as out:
+                    size = 0
+                    for chunk in self._answer(peer, path, part):
+                        out.write(chunk)
+                        size += len(chunk)
+                check()
+            except FormatError as error:
+                self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
+            except _PeerError as error:
+                self._leave(peer, f'{error}, and is not asked for {PAUSE:.0f} s')
+            except _AbsentError as error:
+                _log.info('%s. It comes from the bucket.', error)
+                return 0
+            else:
+                return size
+        return 0
+
+    def status_of_own(self) -> int | None:
+        """The status with which this node's own address answers, 204 for a server of this run; None: it does not."""
+        connection = http.client.HTTPConnection(*self.own, timeout=SILENCE)
+        connection.response_class = bounded_answer(http.client.HTTPResponse, SILENCE)
+        try:
+            connection.request('GET', '/', headers=self._proven('/'))
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _proven(self, path: str) -> dict[str, str]:
+        return {'Authorization': f'HMAC {proof(self.token, path)}'}
+
+    def _leave(self, peer: _Peer, why: str, pause: float = PAUSE) -> None:
+        peer.not_before = time.monotonic() + pause
+        _log.warning('Peer %s %s.', text_of(peer.address), why)
+
+    def _answer(self, peer: _Peer, path: str, part: CachePart) -> Iterator[bytes]:
+        """The bytes of a file; `_PeerError` if they do not come in time, or are not as many as they should be."""
+        connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
+        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
+        try:
+            self._connect(peer, connection)
+            connection.request('GET', path, headers=self._proven(path))
+            answer = connection.getresponse()
+            peer.has_answered = True
+            self._check(peer, path, part, answer)
+            deadline, left = time.monotonic() + SILENCE + part.size / SLOWEST, answer.length or 0
+            while left:
+                chunk = answer.read1(min(CHUNK, left))
+                if not chunk:
+                    raise _PeerError(f'broke off {left} bytes before the end of {path}')
+                if time.monotonic() > deadline:
+                    raise _PeerError(f'is too slow: {left} bytes of {path} are missing')
+                left -= len(chunk)
+                yield chunk
+        except (OSError, http.client.HTTPException) as error:
+            raise _PeerError(f'does not answer for {path} ({type(error).__name__}: {error})') from error
+        finally:
+            connection.close()
+
+    def _connect(self, peer: _Peer, connection: http.client.HTTPConnection) -> None:
+        """Connect; a peer that was never there may still be starting."""
+        peer.first_asked = peer.first_asked or time.monotonic()
+        while True:
+            try:
+                connection.connect()
+                break
+            except OSError:
+                if peer.has_answered or time.monotonic() > peer.first_asked + START:
+                    raise
+                time.sleep(0.05)
+        connection.sock.settimeout(SILENCE)
+
+    def _check(self, peer: _Peer, path: str, part: CachePart, answer: http.client.HTTPResponse) -> None:
+        name = f'Peer {text_of(peer.address)}'
+        if answer.status in {404, 503}:
+            why = 'has other data' if answer.status == 404 else 'cannot fetch it now'
+            raise _AbsentError(f'{name} does not give {path}: it {why}')
+        if answer.status == 403:
+            peer.not_before = math.inf
+            raise _AbsentError(f'{name} refuses this node: its token is another, so it is not asked again')
+        if answer.status != 200:
+            raise _PeerError(f'answered {path} with status {answer.status}')
+        most = part.size if part.size_at is None else ESTIMATES * part.size
+        if answer.length is None or not (answer.length == most or (part.size_at is not None and answer.length < most)):
+            raise ChecksumError(f'{path} has {answer.length} bytes there, the index gives {part.size}.')
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPeers:
+    """The peers' shards of one stream."""
+
+    peers: Peers
+    stream: str
+    """Names the data on all nodes."""
+
+    def fetch(
+        self,
+        shard: str,
+        part: CachePart,
+        create: Callable[[], AbstractContextManager[BinaryIO]],
+        check: Callable[[], None],
+    ) -> int:
+        """As `Peers.fetch`."""
+        return self.peers.fetch(self.stream, shard, part, create, check)
+
+    def owned(self, shard: str) -> int:
+        """As `Peers.owned`. `shard`: the key of its entry."""
+        return self.peers.owned(f'{self.stream}/{shard}')

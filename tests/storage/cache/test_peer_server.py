@@ -1,0 +1,200 @@
+"""A node serves its shards to those who know the run's token, and nobody else, within bounds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.storage.cache import peer_server
+from headrace.storage.cache.peer_server import serve
+from headrace.storage.cache.peers import PeerOptions, Peers, proof
+from tests.support.servers.peers import STREAM, TOKEN, listen, serving
+from tests.support.stores.shards import SIZE, cache_of, make_remote, names
+
+
+@pytest.fixture
+def served(plain, tmp_path):
+    """The address of a server of one cache, and the cache."""
+    cache = cache_of(plain, tmp_path / 'cache')
+    with serving(listen(0), {STREAM: cache}) as server:
+        yield server.server_address, cache
+
+
+def ask(address, request: bytes) -> bytes:
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(request)
+        found = b''
+        while data := connection.recv(1 << 16):
+            found += data
+    return found
+
+
+def get(path: str, *, token: str = TOKEN, proven: str | None = None) -> bytes:
+    sign = proof(token.encode(), proven or path)
+    return f'GET {path} HTTP/1.1\r\nAuthorization: HMAC {sign}\r\n\r\n'.encode()
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+def test_a_shard_is_fetched_and_sent(served, plain):
+    address, cache = served
+    entry = plain.entries[0]
+    for _ in range(2):
+        head, _, body = ask(address, get(f'/{STREAM}/{entry.key}')).partition(b'\r\n\r\n')
+        assert status_of(head) == 200
+        assert body == plain.data[entry.key]
+    assert cache.stats.counts.requests == 1
+    assert status_of(ask(address, get('/'))) == 204
+
+
+def test_what_the_store_lacks_is_refused(served, plain):
+    address, _ = served
+    entry = plain.entries[0]
+    (plain.folder / entry.key).unlink()
+    assert status_of(ask(address, get(f'/{STREAM}/{entry.key}'))) == 503
+
+
+SHARD = f'/{STREAM}/shard.00000.mds'
+OUTSIDERS = {
+    'no token': (f'GET {SHARD} HTTP/1.1\r\n\r\n'.encode(), 403),
+    'another token': (get(SHARD, token='the token of another run'), 403),
+    'a proof for another path': (get(SHARD, proven='/'), 403),
+    'a token in plain text': (f'GET {SHARD} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n'.encode(), 403),
+    'bytes that are no text': (f'GET {SHARD} HTTP/1.1\r\nAuthorization: HMAC \xff\xfe\r\n\r\n'.encode('latin-1'), 403),
+    'another verb': (f'PUT {SHARD} HTTP/1.1\r\n\r\n'.encode(), 501),
+    'no HTTP': (b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n', 400),
+    'a long path': (b'GET /' + b'x' * 70_000 + b' HTTP/1.1\r\n\r\n', 414),
+    'many headers': (b'GET / HTTP/1.1\r\n' + b'X: y\r\n' * 200 + b'\r\n', 431),
+}
+
+
+@pytest.mark.parametrize('outsider', OUTSIDERS)
+def test_an_outsider_is_refused(served, tmp_path, caplog, outsider):
+    (address, _), (request, status) = served, OUTSIDERS[outsider]
+    for _ in range(3):
+        answer = ask(address, request)
+        assert status_of(answer if answer.startswith(b'HTTP/') else b'HTTP/1.1 400') == status
+        assert len(answer) < 1000
+    assert names(tmp_path / 'cache') == []
+    assert TOKEN not in caplog.text
+    if status == 403:
+        assert caplog.text.count('Refused a request of 127.0.0.1: it does not prove') == 1
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        '../remote/shard.00000.mds',
+        '..%2Fremote%2Fshard.00000.mds',
+        '%2Fetc%2Fpasswd',
+        'x',
+        'index.json',
+        '.headrace',
+        '%00',
+    ],
+)
+def test_only_names_of_the_index_are_known(served, name):
+    address, _ = served
+    for path in (f'/{STREAM}/{name}', f'/{name}/{STREAM}', f'/{name}'):
+        assert status_of(ask(address, get(path))) == 404
+
+
+def test_a_flood_of_headers_and_a_slow_request_are_given_up(served, monkeypatch):
+    address, _ = served
+    monkeypatch.setattr(peer_server, 'HEAD_SECONDS', 0.2)
+    with socket.create_connection(address, timeout=10) as connection:
+        begun = time.monotonic()
+        with pytest.raises(ConnectionError):
+            connection.sendall(b'GET / HTTP/1.1\r\n')
+            while True:
+                connection.sendall(b'X')
+                time.sleep(0.02)
+        assert time.monotonic() - begun < 5
+    with socket.create_connection(address, timeout=10) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b'GET / HTTP/1.1\r\n')
+        for _ in range(10_000):
+            connection.sendall(b'X: ' + b'y' * 60_000 + b'\r\n')
+
+
+def test_connections_are_bounded(plain, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(peer_server, 'CONNECTIONS', 2)
+    with serving(listen(0), {STREAM: cache_of(plain, tmp_path / 'cache')}) as server:
+        held = [socket.create_connection(server.server_address, timeout=10) for _ in range(2)]
+        with pytest.raises(ConnectionError):
+            while ask(server.server_address, get('/')):
+                pass  # the two are not yet accepted
+            raise ConnectionError
+        for one in held:
+            one.close()
+        while not ask(server.server_address, get('/')):
+            pass
+    assert 'there are 2 connections' in caplog.text
+
+
+def test_a_peer_that_does_not_read_is_left(tmp_path, monkeypatch):
+    remote = make_remote(tmp_path / 'remote', count=1, size=30_000_000)
+    monkeypatch.setattr(peer_server, 'SILENCE', 0.1)
+    cache = cache_of(remote, tmp_path / 'cache', limit=40_000_000)
+    entry = remote.entries[0]
+    with serving(listen(0), {STREAM: cache}) as server:
+        with socket.create_connection(server.server_address, timeout=10) as connection:
+            connection.sendall(get(f'/{STREAM}/{entry.key}'))
+            connection.recv(1)
+            while not cache.evict(entry):  # while it is sent, it is in use
+                time.sleep(0.01)
+        assert server is not None
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from headrace.storage.cache.peer_server import serve
+from headrace.storage.cache.peers import PeerOptions, Peers
+from tests.support.stores.shards import cache_of, make_remote
+
+folder, port = Path(sys.argv[1]), sys.argv[2]
+peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))
+serve(peers, {'digest': cache_of(make_remote(folder / 'remote'), folder / 'cache')})
+print('serves', flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    with socket.create_server(('127.0.0.2', 0)) as free:
+        address = free.getsockname()
+    peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{address[1]}', '127.0.0.3'), interface='127.0.0.2'))
+    command = [sys.executable, '-c', PROGRAM, str(tmp_path), str(address[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
+        try:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == 'serves\n'
+            serve(peers, {})  # as another rank of the node
+            request = get('/digest/shard.00001.mds')
+            os.kill(rank.pid, signal.SIGSTOP)  # the server goes on
+            assert len(ask(address, request)) > SIZE
+        finally:
+            rank.kill()
+    with pytest.raises(ConnectionError):
+        while True:  # the kernel closes the port a moment later
+            ask(address, request)
+            time.sleep(0.01)
+
+
+def test_a_port_of_another_run_is_refused(monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    with serving(listen(0), {}) as other:
+        other.token = b'the token of another run'
+        host, port = other.server_address
+        with pytest.raises(ConfigError, match=f'serves on {host}:{port}, but .* answers with status 403'):
+            serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), {})

@@ -1,0 +1,259 @@
+"""A shard comes from the cache of the node that owns it, or in bounded time from the bucket; never wrong."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError
+from headrace.storage import CacheEntry, ShardCache
+from headrace.storage.cache import peers as peers_module
+from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.testing.stores import CountingStore
+from tests.support.servers.peers import STREAM, TOKEN, Node, cluster, listen, misbehaving, peers_of, serving
+from tests.support.stores.shards import SIZE, cache_of, make_remote
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Short waits."""
+    for name, seconds in {'SILENCE': 0.2, 'WAIT': 0.4, 'CONNECT': 0.2, 'START': 0.2}.items():
+        monkeypatch.setattr(peers_module, name, seconds)
+
+
+@pytest.fixture
+def many(tmp_path):
+    """Enough shards for each node to own some."""
+    return make_remote(tmp_path / 'remote', count=20)
+
+
+def of_others(peers: Peers, remote) -> CacheEntry:
+    return next(entry for entry in remote.entries if not peers.owned(f'{STREAM}/{entry.key}'))
+
+
+def owner_of(nodes: list[Node], entry: CacheEntry) -> Node:
+    (owner,) = (node for node in nodes if node.peers.owned(f'{STREAM}/{entry.key}'))
+    return owner
+
+
+def read(cache: ShardCache, remote, entry: CacheEntry) -> None:
+    with cache.acquire(entry) as lease:
+        remote.check(lease)
+
+
+def test_each_object_leaves_the_store_once(remote, tmp_path):
+    store = CountingStore(remote.store)
+    with cluster(remote, tmp_path, 3, store=store) as nodes:
+        for node in nodes:
+            for entry in remote.entries:
+                read(node.cache, remote, entry)
+    objects = sum(len(entry.parts) for entry in remote.entries)
+    assert sum(store.calls.values()) == objects
+    from_peers = sum(node.cache.stats.counts.bytes_from_peers for node in nodes)
+    assert from_peers == 2 * objects * SIZE
+
+
+def test_nodes_that_ask_at_the_same_time_share_one_request(plain, tmp_path):
+    store = CountingStore(plain.store, delay=0.05)
+    entry = plain.entries[0]
+    with cluster(plain, tmp_path, 4, store=store) as nodes:
+        threads = [threading.Thread(target=read, args=(node.cache, plain, entry)) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(node.cache.is_present(entry) for node in nodes)
+    assert store.calls == {('get', entry.key): 1}
+
+
+def test_a_compressed_file_that_is_there_is_unpacked(packed, tmp_path):
+    entry = packed.entries[0]
+    name = entry.parts[0].packed_name
+    with cluster(packed, tmp_path, 2) as nodes:
+        node = next(node for node in nodes if node is not owner_of(nodes, entry))
+        node.cache.folder.mkdir(exist_ok=True)
+        (node.cache.folder / name).write_bytes((packed.folder / name).read_bytes())
+        read(node.cache, packed, entry)
+        assert node.cache.stats.counts.bytes_from_peers == 0
+
+
+def head(size: int, status: str = '200 OK') -> bytes:
+    return f'HTTP/1.1 {status}\r\nContent-Length: {size}\r\n\r\n'.encode()
+
+
+def trickle(connection: socket.socket) -> None:
+    connection.sendall(head(SIZE))
+    for _ in range(1000):
+        connection.sendall(b'x')
+        time.sleep(0.01)
+
+
+def signs_of_life(connection: socket.socket) -> None:
+    for _ in range(1000):
+        connection.sendall(b'HTTP/1.1 100 Continue\r\n\r\n')
+        time.sleep(0.01)
+
+
+def endless_head(connection: socket.socket) -> None:
+    connection.sendall(b'HTTP/1.1 200 OK\r\n')
+    for _ in range(100_000):
+        connection.sendall(b'X-Header: ' + b'x' * 1000 + b'\r\n')
+
+
+FAULTS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
+    'closes': (lambda _: None, 'does not answer'),
+    'is silent': (lambda connection: connection.recv(1) and None, 'does not answer'),
+    'is no HTTP': (lambda connection: connection.sendall(b'SSH-2.0-OpenSSH\r\n'), 'does not answer'),
+    'fails': (lambda connection: connection.sendall(head(0, '500 Oh')), 'status 500'),
+    'breaks off': (lambda connection: connection.sendall(head(SIZE) + b'x' * 100), 'broke off'),
+    'trickles': (trickle, 'too slow'),
+    'is always about to answer': (signs_of_life, 'does not answer'),
+    'sends endless headers': (endless_head, 'does not answer'),
+    'sends wrong bytes': (lambda connection: connection.sendall(head(SIZE) + b'x' * SIZE), 'wrong file'),
+    'sends another range': (lambda connection: connection.sendall(head(SIZE - 1) + b'x' * (SIZE - 1)), 'wrong file'),
+    'says no length': (lambda connection: connection.sendall(b'HTTP/1.1 200 OK\r\n\r\nxx'), 'wrong file'),
+    'has other data': (lambda connection: connection.sendall(head(0, '404 No')), 'other data'),
+    'is full': (lambda connection: connection.sendall(head(0, '503 Full')), 'cannot fetch it now'),
+    'has another token': (lambda connection: connection.sendall(head(0, '403 No')), 'its token is another'),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+@pytest.mark.usefixtures('soon')
+def test_a_bad_peer_costs_a_bounded_wait_and_is_named(many, tmp_path, caplog, monkeypatch, fault):
+    monkeypatch.setattr(peers_module, 'SLOWEST', 1 << 20)
+    caplog.set_level('INFO', 'headrace.storage.cache.peers')
+    answer, told = FAULTS[fault]
+    with misbehaving(1, answer) as bad, listen(0) as own:
+        peers = peers_of([own.getsockname(), bad], 0)
+        cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+        read(cache, many, of_others(peers, many))
+    assert cache.stats.counts.bytes_from_peers == 0
+    assert cache.stats.counts.bytes_downloaded == SIZE
+    assert f'{told}' in caplog.text
+    assert f'{bad[0]}:{bad[1]}' in caplog.text
+    assert TOKEN not in caplog.text
+
+
+@pytest.mark.usefixtures('soon')
+def test_a_dead_owners_shards_fall_to_the_next_peer(many, tmp_path, caplog):
+    store = CountingStore(many.store)
+    with listen(9) as gone:
+        dead = gone.getsockname()
+    with cluster(many, tmp_path, 3, store=store) as nodes:
+        addresses = [dead, *(node.peers.own for node in nodes)]
+        for number, node in enumerate(nodes, 1):
+            node.cache._fetcher.peers = StreamPeers(peers_of(addresses, number), STREAM)
+            for entry in many.entries:
+                read(node.cache, many, entry)
+    assert set(store.calls.values()) == {1}
+    assert caplog.text.count(f'Peer {dead[0]}:{dead[1]} does not answer') == 3  # once for each process
+
+
+def test_a_peer_that_starts_late_is_waited_for(many, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers_module, 'START', 30.0)
+    with listen(0) as own, listen(1) as later:
+        address = later.getsockname()
+        peers = peers_of([own.getsockname(), address], 0)
+    entry = of_others(peers, many)
+    cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+    reading = threading.Thread(target=read, args=(cache, many, entry))
+    reading.start()
+    reading.join(0.2)
+    data = many.data[entry.key]
+    with socket.create_server(address) as late:
+        connection, _ = late.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(head(len(data)) + data)
+        reading.join()
+    assert cache.stats.counts.bytes_from_peers == len(data)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 9), st.lists(st.text(max_size=8), max_size=9))
+def test_all_nodes_agree_and_ask_only_those_before_them(monkeypatch_token, count, keys):
+    addresses = [(f'127.0.0.{number + 2}', 7000) for number in range(count)]
+    nodes = [peers_of(addresses, number) for number in range(count)]
+    for key in keys:
+        before = {node.own: node.before(key) for node in nodes}
+        ranking = sorted(before, key=lambda own: len(before[own]))
+        assert [before[own] for own in ranking] == [ranking[:place] for place in range(count)]
+        assert [bool(node.owned(key)) for node in nodes] == [not before[node.own] for node in nodes]
+
+
+@pytest.fixture(scope='module')
+def monkeypatch_token():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+        yield
+
+
+def test_owners_have_equal_shares():
+    peers = peers_of([(f'127.0.0.{number + 2}', 7000) for number in range(8)], 0)
+    assert sum(bool(peers.owned(f'{STREAM}/shard.{number:05d}.mds')) for number in range(8000)) in range(900, 1100)
+
+
+@pytest.mark.parametrize(
+    ('raw', 'told'),
+    [
+        (True, 'is a mapping'),
+        ({'host': ['a']}, "got|but is {'host'"),
+        ({}, 'lists all nodes'),
+        ({'hosts': 'a'}, 'lists all nodes'),
+        ({'hosts': []}, 'lists all nodes'),
+        ({'hosts': ['a'], 'port': 0}, 'from 1 to 65535'),
+        ({'hosts': ['a'], 'port': True}, 'from 1 to 65535'),
+    ],
+)
+def test_wrong_options_are_refused(raw, told):
+    with pytest.raises(ConfigError, match=told):
+        PeerOptions.of(raw)
+
+
+def test_a_token_is_needed(monkeypatch):
+    options = PeerOptions(hosts=('127.0.0.1',), token_env='RUN')
+    for found in ('', 'short'):
+        monkeypatch.setenv('RUN', found)
+        with pytest.raises(ConfigError, match='at least 16 characters in the environment variable RUN'):
+            Peers(options)
+
+
+def test_this_node_must_be_a_host():
+    options = PeerOptions(hosts=('127.0.0.3', '[::1]:80', '192.0.2.7'))
+    addresses = options.addresses()
+    assert ('::1', 80) in addresses
+    assert options.own([('127.0.0.3', 7207), ('192.0.2.7', 7207)]) == ('127.0.0.3', 7207)
+    with pytest.raises(ConfigError, match='must name this node'):
+        options.own([('192.0.2.7', 7207)])
+    with pytest.raises(ConfigError, match='a name or an address, and a port'):
+        PeerOptions(hosts=('a:b',)).addresses()
+
+
+def test_it_pickles():
+    peers = peers_of([('127.0.0.2', 7000), ('127.0.0.3', 7000)], 1)
+    copy = pickle.loads(pickle.dumps(peers))
+    assert (copy.own, copy.before('x')) == (peers.own, peers.before('x'))
+    assert TOKEN not in repr(peers)
+
+
+@pytest.mark.skipif(not peers_module._is_of_this_machine('::1'), reason='needs IPv6')
+def test_ipv6(many, tmp_path):
+    listening = socket.create_server(('::1', 0), family=socket.AF_INET6)
+    peers = peers_of([('127.0.0.2', 7000), ('[::1]', listening.getsockname()[1])], 0)
+    cache = cache_of(many, tmp_path / 'a', peers=StreamPeers(peers, STREAM))
+    with serving(listening, {STREAM: cache_of(many, tmp_path / 'b')}):
+        read(cache, many, of_others(peers, many))
+    assert cache.stats.counts.bytes_from_peers == SIZE
