@@ -18,7 +18,7 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, T
 from headrace.config.build import build_dataset
 from headrace.config.load import load_config
 from headrace.dataset import sequence
-from headrace.errors import ConfigError, ResumeError, ShardError, StreamError
+from headrace.errors import ConfigError, ObjectNotFoundError, ResumeError, ShardError, StreamError
 from headrace.order import lengths
 from headrace.order.config import BatchCost
 from headrace.packing import PackedDataset, Packing
@@ -363,6 +363,15 @@ def test_a_killed_measurement_goes_on(
     assert f' {2 if damage else 3} of them were measured before.' in caplog.text
     assert costs_of(dataset) == LENGTHS[:SAMPLES].tolist()
     assert [path.suffix for path in part.parent.iterdir()] == ['.costs']
+
+
+def test_a_shard_that_is_not_there_is_named_and_not_the_cache(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / 'data')
+    (tmp_path / 'data' / 'shard.00002.mds').unlink()
+    with pytest.raises(ObjectNotFoundError, match=r'shard\.00002\.mds'):
+        StreamingDataset(
+            remote=str(tmp_path / 'data'), local=str(tmp_path / 'cache'), batch_size=8, cost='size', bucket=4
+        )
 
 
 def test_kept_costs_need_no_lock_and_come_back_if_they_are_deleted(data: Path, tmp_path: Path) -> None:

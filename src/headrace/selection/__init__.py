@@ -2,7 +2,7 @@
 
 1. `selection` reads `subset`, `fraction` and `where`, in Python or from a file, into values that say what they select.
 2. `predicate` evaluates a `where` on the columns of a shard.
-3. `bitmap_file` keeps the result, once per machine. `costs` keeps the length of each sample so.
+3. `bitmap_file` keeps the result, once per machine, and `costs` the cost of each sample: each as a `kept_file`.
 4. `order.sample_map`, one layer below, finds the stored rows of the selected samples.
 """
 

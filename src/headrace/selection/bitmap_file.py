@@ -16,10 +16,8 @@ all samples, and less than 2 bits for each.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import mmap
-import os
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -30,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from headrace.errors import CacheError
 from headrace.order import SelectedBits, count_bits
-from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
-from headrace.storage.cache.locks import cannot_write, lock_file
+from headrace.selection.kept_file import KeptFile
+from headrace.storage.cache.control_folder import OpenFolder, publish
 
 FOLDER: Final = '.headrace-selections'
 _NAMES: Final = re.compile(r'[0-9a-f]{32}\.bits(\.tmp)?')
@@ -46,66 +43,32 @@ _CHUNK: Final = 1 << 17  # words
 Words = npt.NDArray[np.uint64]
 
 
-class BitmapFile:
+class BitmapFile(KeptFile[tuple[SelectedBits, str]]):
     def __init__(self, folder: Path, key: str, sizes: npt.NDArray[np.int64]) -> None:
         """Touches no disk. `key`: the same key, the same bits; `sizes`: int64[shards], stored samples."""
         self._key = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        self._place = ControlFolder(folder, FOLDER, _NAMES)
-        self.path = self._place.path / f'{self._key.hex()}.bits'
+        super().__init__(folder, FOLDER, _NAMES, f'{self._key.hex()}.bits')
         self._sizes = sizes
         self._samples = int(sizes.sum())
         self._words = self._samples // 64 + 1
 
     def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
         """The bitmap and its digest. Unless one is sound, `fill` sets bit ``i % 8`` of byte ``i // 8`` for sample i."""
-        found = self.find()
-        if found is not None:
-            return found
-        with contextlib.ExitStack() as stack:
-            try:
-                folder = stack.enter_context(self._place.opened(make=True))
-            except OSError as error:
-                raise cannot_write(self.path.parent, error) from error
-            return self._load(folder, fill)
 
-    def find(self) -> tuple[SelectedBits, str] | None:
-        """Map the file; None if there is none that can be believed."""
-        try:
-            with self._place.opened(only_read=True) as folder:
-                return self._map(folder)
-        except (OSError, CacheError):
-            return None
-
-    def _load(self, folder: OpenFolder, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
-        lock_file(folder.handle, folder.path)
-        found = self._map(folder)
-        if found is not None:
-            return found
-        for left in folder.names():
-            if left.endswith('.tmp'):
-                folder.delete(left)  # by processes that were killed: who writes one holds the lock
-        words = np.zeros(self._words, np.dtype('<u8'))
-        fill(words.view(np.uint8))
-        try:
+        def make(folder: OpenFolder) -> None:
+            words = np.zeros(self._words, np.dtype('<u8'))
+            fill(words.view(np.uint8))
             self._write(folder, words)
-        except OSError as error:
-            raise cannot_write(self.path.parent, error) from error
-        found = self._map(folder)
-        if found is None:
-            raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
-        return found
+
+        return self.made(make)
 
     def restore(self, words: Words) -> None:
         """Write the file again if it was deleted while it was mapped, with its folder for instance."""
-
-        def fill(out: npt.NDArray[np.uint8]) -> None:
-            out[:] = words.view(np.uint8)
-
         try:
             with self._place.opened(only_read=True) as folder:
-                folder.stat(self.path.name)
+                folder.stat(self.name)
         except FileNotFoundError:
-            self.load(fill)
+            self.load(lambda out: np.copyto(out, words.view(np.uint8)))
 
     def _write(self, folder: OpenFolder, words: Words) -> None:
         below = np.zeros(len(words) + 1, np.int64)
@@ -117,23 +80,14 @@ class BitmapFile:
             below = below.astype('<u4')
         head = _HEAD.pack(_MAGIC, _VERSION, below.itemsize, self._samples, len(words), self._key)
         rest = [words.data.cast('B'), below.data.cast('B')]
-        publish(folder, self.path.name, [head, _digest([head, *rest]), *rest])
+        publish(folder, self.name, [head, _digest([head, *rest]), *rest])
 
-    def _map(self, folder: OpenFolder) -> tuple[SelectedBits, str] | None:
-        try:
-            handle = folder.open_file(self.path.name, os.O_RDONLY)
-        except (OSError, CacheError):
+    def _content(self, data: mmap.mmap) -> tuple[SelectedBits, str] | None:
+        size, begin = len(data), _HEAD.size + _DIGEST
+        if size < begin:
             return None
-        try:
-            size = os.fstat(handle).st_size
-            if size < _HEAD.size + _DIGEST:
-                return None
-            data = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(handle)
         magic, version, width, samples, count, key = _HEAD.unpack_from(data)
         expected = (_MAGIC, _VERSION, self._samples, self._words, self._key)
-        begin = _HEAD.size + _DIGEST
         if (magic, version, samples, count, key) != expected or width not in (4, 8):
             return None
         if size != begin + 8 * count + width * (count + 1):
@@ -161,10 +115,7 @@ class _MappedBits(SelectedBits):
 
 
 def _map_again(file: BitmapFile) -> SelectedBits:
-    found = file.find()
-    if found is None:
-        raise CacheError(f'{file.path} was changed or deleted while it was in use. Stop what does that; start anew.')
-    return found[0]
+    return file.find_again()[0]
 
 
 def _digest(parts: Sequence[Buffer]) -> bytes:

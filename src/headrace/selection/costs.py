@@ -29,12 +29,13 @@ from headrace.errors import CacheError, DiskFullError, ShardError, StreamError
 from headrace.format.costs import costs_of_values
 from headrace.order import each_selected_row
 from headrace.redaction import logger_of, warn
+from headrace.selection.kept_file import KeptFile
 from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
-from headrace.storage.cache.control_folder import ControlFolder, OpenFolder, publish
-from headrace.storage.cache.locks import cannot_write, lock_file
+from headrace.storage.cache.control_folder import OpenFolder, publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from headrace.format import ShardInfo
     from headrace.order import RowSelection
@@ -56,17 +57,42 @@ class Measuring:
     """Called with the stream, and the numbers of its measured shards and of all."""
 
 
+class _CostsFile(KeptFile['StoredCosts']):
+    def __init__(self, folder: Path, key: str, samples: int) -> None:
+        super().__init__(folder, FOLDER, _NAMES, f'{key}.costs')
+        self.folder = folder
+        self._key, self._samples = bytes.fromhex(key), samples
+
+    def load(self, fill: Callable[[Costs, BinaryIO], None]) -> StoredCosts:
+        def make(folder: OpenFolder) -> None:
+            values, part_name = np.empty(self._samples, '<u4'), f'{self.name}.part'
+            with open(folder.open_file(part_name, os.O_RDWR | os.O_CREAT), 'r+b') as part:
+                fill(values, part)
+            head = _HEAD.pack(_MAGIC, self._samples, self._key, xxhash.xxh3_128_digest(values.data))
+            publish(folder, self.name, [head, values.data.cast('B')])
+            folder.delete(part_name)
+
+        return self.made(make)
+
+    def _content(self, data: mmap.mmap) -> StoredCosts | None:
+        if len(data) != _HEAD.size + 4 * self._samples:
+            return None
+        magic, samples, key, digest = _HEAD.unpack_from(data)
+        if (magic, samples, key) != (_MAGIC, self._samples, self._key):
+            return None
+        values = np.frombuffer(data, '<u4', samples, _HEAD.size)
+        return StoredCosts(self, values, digest.hex()) if xxhash.xxh3_128_digest(values.data) == digest else None
+
+
 class StoredCosts:
     """The costs of a stream's samples, uint32[samples], as a mapped file. A copy for another process maps it, too."""
 
-    def __init__(self, place: ControlFolder, name: str, values: Costs, digest: str) -> None:
-        self.values, self.digest = values, digest
-        self.place, self._name = place, name
+    def __init__(self, file: _CostsFile, values: Costs, digest: str) -> None:
+        self.file, self.values, self.digest = file, values, digest
 
     def __reduce__(self) -> tuple[Callable[..., StoredCosts], tuple[Any, ...]]:
-        # It may be deleted.
-        _made(self.place, self._name, len(self.values), lambda out, _: np.copyto(out, self.values))
-        return _map_again, (self.place, self._name, len(self.values))
+        self.file.load(lambda out, _: np.copyto(out, self.values))  # it may be deleted
+        return KeptFile.find_again, (self.file,)
 
 
 class DatasetCosts:
@@ -80,7 +106,7 @@ class DatasetCosts:
     def kept(self, key: str, size: int, fill: Callable[[Costs], None]) -> Costs:
         """Return uint32[size] of a file beside the costs, which `fill` fills in if it is not there; 32 hex digits."""
         try:
-            return _made(self._streams[0].place, f'{key}.costs', size, lambda out, _: fill(out)).values
+            return _CostsFile(self._streams[0].file.folder, key, size).load(lambda out, _: fill(out)).values
         except (CacheError, DiskFullError) as error:
             warn(f'{error} Each process works them out for itself.', stacklevel=2)
             fill(out := np.empty(size, '<u4'))
@@ -118,73 +144,9 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None, measur
     StreamError: the column has a null, or a number that is no cost.
     """
     counts = shards.sizes if rows is None else rows.counts
-    key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).digest()
-    place, name = ControlFolder(shards.folder, FOLDER, _NAMES), f'{key.hex()}.costs'
-    return _made(place, name, int(counts.sum()), lambda out, part: _measure(shards, column, rows, out, part, measuring))
-
-
-def _made(place: ControlFolder, name: str, samples: int, fill: Callable[[Costs, BinaryIO], None]) -> StoredCosts:
-    """The file, made now if there is none that can be believed."""
-    found = _find(place, name, samples)
-    if found is not None:
-        return found
-    try:
-        with place.opened(make=True) as folder:
-            lock_file(folder.handle, folder.path)
-            found = _map(place, folder, name, samples)
-            if found is not None:
-                return found
-            for left in folder.names():
-                if left.endswith('.tmp'):
-                    folder.delete(left)  # by processes that were killed
-            values = np.empty(samples, '<u4')
-            with open(folder.open_file(f'{name}.part', os.O_RDWR | os.O_CREAT), 'r+b') as part:
-                fill(values, part)
-            head = _HEAD.pack(
-                _MAGIC, samples, bytes.fromhex(name.partition('.')[0]), xxhash.xxh3_128_digest(values.data)
-            )
-            publish(folder, name, [head, values.data.cast('B')])
-            folder.delete(f'{name}.part')
-            found = _map(place, folder, name, samples)
-    except OSError as error:
-        raise cannot_write(place.path, error) from error
-    if found is None:
-        raise CacheError(f'{place.path / name} was changed or deleted as soon as it was written. Stop what does that.')
-    return found
-
-
-def _find(place: ControlFolder, name: str, samples: int) -> StoredCosts | None:
-    try:
-        with place.opened(only_read=True) as folder:
-            return _map(place, folder, name, samples)
-    except (OSError, CacheError):
-        return None
-
-
-def _map_again(place: ControlFolder, name: str, samples: int) -> StoredCosts:
-    found = _find(place, name, samples)
-    if found is None:
-        raise CacheError(f'{place.path / name} was changed or deleted while it was in use. Start anew.')
-    return found
-
-
-def _map(place: ControlFolder, folder: OpenFolder, name: str, samples: int) -> StoredCosts | None:
-    """The file; None if there is none, or another one."""
-    try:
-        handle = folder.open_file(name, os.O_RDONLY)
-    except (OSError, CacheError):
-        return None
-    try:
-        if os.fstat(handle).st_size != _HEAD.size + 4 * samples:
-            return None
-        data = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(handle)
-    magic, count, key, digest = _HEAD.unpack_from(data)
-    values = np.frombuffer(data, '<u4', samples, _HEAD.size)
-    if (magic, count, key.hex()) != (_MAGIC, samples, name.partition('.')[0]):
-        return None
-    return StoredCosts(place, name, values, digest.hex()) if xxhash.xxh3_128_digest(values.data) == digest else None
+    key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).hexdigest()
+    file = _CostsFile(shards.folder, key, int(counts.sum()))
+    return file.load(lambda out, part: _measure(shards, column, rows, out, part, measuring))
 
 
 def _measure(
