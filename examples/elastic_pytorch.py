@@ -1,6 +1,6 @@
 """Training whose ranks come and go, by `torch.distributed` alone: `kill -9` a rank, and it gets a successor.
 
-usage: python examples/elastic_pytorch.py FOLDER RANKS STEPS (1 to 4 ranks; writes shards to FOLDER at the first call)
+usage: python examples/elastic_pytorch.py FOLDER RANKS STEPS (1 to 8 ranks; writes shards to FOLDER at the first call)
 """
 
 import json
@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,15 +23,23 @@ from headrace import PositionTracker, StreamingDataLoader, StreamingDataset, Top
 
 
 def rank(folder: Path, port: int, steps: int) -> None:
+    data: dict[str, Any] = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
+    dataset = StreamingDataset(**data, global_batch_size=24, uneven='ragged', topology=Topology())
+    loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True)
+    train(loader, lambda batch: (batch['tokens'], batch['tokens'], batch['id'].tolist()), port, steps)
+
+
+def train(loader: StreamingDataLoader, rows: Callable[[Any], tuple[Any, Any, Any]], port: int, steps: int) -> None:
+    """Train some steps. `rows` gives a batch's tokens, targets and ids."""
     name = os.getpid()
     store: Any = TCPStore('127.0.0.1', port, timeout=timedelta(hours=1))  # its stubs lack `check`
-    dataset = StreamingDataset(remote=str(folder / 'shards'), local=str(folder / 'cache'), shuffle=True)
-    loader = StreamingDataLoader(dataset, 24, num_workers=1, persistent_workers=True, topology=Topology())
-    loader.peek()  # starts the worker, which would keep the connections of a group open if it were forked later
+    loader.peek()  # starts the workers, which would keep the connections of a group open if they were forked later
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
     tracker, model = PositionTracker(loader), torch.nn.Embedding(256, 256)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     # Outlives its group: a thread of the group that drops it needs the lock that `destroy_process_group` holds.
-    sums = torch.empty(1 + model.weight.numel())
+    sums = torch.empty(2 + model.weight.numel())
     world = step = 0
 
     def has_changed() -> bool:
@@ -76,18 +85,20 @@ def rank(folder: Path, port: int, steps: int) -> None:
     join()
     while step < steps:  # a pass ends with its epoch
         for batch in tracker.follow(loader):
-            tokens = batch['tokens'].long()
-            loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).mT, tokens[:, 1:])
+            tokens, targets, ids = (each[: loader.own_samples] for each in rows(batch))
+            logits, targets = model(tokens[:, :-1].long()).mT, targets[:, 1:].long()
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction='sum')
             (gradient,) = torch.autograd.grad(loss, model.weight)
-            torch.cat([loss.detach().view(1), gradient.view(-1)], out=sums)
+            # Ranks may have different rows, so sums and their number are added.
+            torch.cat([loss.detach().view(1), (targets >= 0).sum().view(1), gradient.view(-1)], out=sums)
             if has_changed() or not reduce():
                 join()
                 continue
-            mean = sums / dist.get_world_size()
-            model.weight.grad = mean[1:].view_as(model.weight)
+            mean = sums / sums[1]
+            model.weight.grad = mean[2:].view_as(model.weight)
             optimizer.step()
             tracker.trained()
-            sys.stdout.write(json.dumps([name, world, step, mean[0].item(), batch['id'].tolist()]) + '\n')
+            sys.stdout.write(json.dumps([name, world, step, mean[0].item(), ids]) + '\n')
             sys.stdout.flush()
             step += 1
             if step == steps:
@@ -98,12 +109,12 @@ def main() -> None:
     folder, ranks, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if not (folder / 'shards' / 'index.json').exists():
         write_shards(folder / 'shards')
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
     store, world, missing = TCPStore('127.0.0.1', 0, is_master=True), 0, ranks
-    alive: list[multiprocessing.Process] = []
+    # A fork of this process would wait for ever where the store's thread held a lock at the time.
+    context = multiprocessing.get_context('forkserver')
+    alive: list[Any] = []
     while missing or alive:
-        alive += [multiprocessing.Process(target=rank, args=(folder, store.port, steps)) for _ in range(missing)]
+        alive += [context.Process(target=rank, args=(folder, store.port, steps)) for _ in range(missing)]
         for process in alive[len(alive) - missing :]:
             process.start()
         store.set(f'world {(world := world + 1)}', json.dumps([process.pid for process in alive]))

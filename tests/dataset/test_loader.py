@@ -223,8 +223,8 @@ def test_a_rank_count_that_does_not_divide_the_global_batch_is_refused(make_data
 def test_a_state_of_other_data_is_refused_with_both_named(make_dataset):
     one = StreamingDataLoader(StreamingDataset(local=str(make_dataset('a', 40)), batch_size=4, shuffle=True))
     two = StreamingDataLoader(StreamingDataset(local=str(make_dataset('b', 50)), batch_size=4, shuffle=True))
-    with pytest.raises(ResumeError, match="'stream_0' samples: 40 in the checkpoint, 50 now"):
-        two.load_state_dict(one.state_dict())
+    with pytest.raises(ResumeError, match="'stream_0' samples: 50 in the checkpoint, 40 now"):
+        one.load_state_dict(two.state_dict())
 
 
 def test_a_state_supplies_the_seed_of_the_run(make_dataset):

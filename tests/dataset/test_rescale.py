@@ -206,7 +206,9 @@ def test_a_rescale_that_is_refused_changes_nothing(folders):
     batches = iter(loader)
     next(batches)
     before, foreign = loader.state_dict(), StreamingDataset(local=str(folders / 'a'), batch_size=SIZE)
+    not_one: Any = 2
     for refused, error, message in [
+        ((not_one,), TopologyError, 'StreamingDataset: the topology must be a Topology, got 2'),
         ((Topology(world_size=3),), TopologyError, '3 ranks must divide the global batch size'),
         ((Topology(), 10_000), ResumeError, 'must not exceed the epoch size'),
         ((Topology(), -1), ResumeError, 'sample_in_epoch must be at least 0'),
@@ -245,7 +247,8 @@ def test_a_peek_is_of_the_new_world(folders):
 
 
 @pytest.mark.parametrize('tracked', [False, True])
-def test_a_new_process_group_that_is_detected_first_moves_nothing(folders, monkeypatch, tracked):
+@pytest.mark.parametrize('saved', [False, True])
+def test_a_new_process_group_that_is_detected_first_moves_nothing(folders, monkeypatch, tracked, saved):
     def detected(rank: int, ranks: int) -> None:
         for name, value in {'RANK': rank, 'WORLD_SIZE': ranks, 'LOCAL_RANK': rank, 'LOCAL_WORLD_SIZE': ranks}.items():
             monkeypatch.setenv(name, str(value))
@@ -257,9 +260,14 @@ def test_a_new_process_group_that_is_detected_first_moves_nothing(folders, monke
     for _ in range(3):
         next(batches)
         tracker.trained()
+
+    def samples() -> set[Any]:
+        return {loader.state_dict()['sample_in_epoch'], tracker.state_dict()['position']['sample_in_epoch']}
+
     detected(0, 2)
+    assert not saved or samples() == {24}
     (tracker if tracked else loader).rescale(Topology(rank=0, world_size=2))
-    assert loader.state_dict()['sample_in_epoch'] == tracker.state_dict()['position']['sample_in_epoch'] == 24
+    assert samples() == {24}
     assert (loader.global_batch_size, next(batches)['id'].shape) == (8, (4,))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.programs.processes import clean_environment
+from tests.support.programs.processes import clean_environment, run_well
 
 EXAMPLE = Path(__file__).parents[2] / 'examples/elastic_pytorch.py'
+CHAINS = Path(__file__).parents[1] / 'support/programs/elastic_chains.py'
 STEPS = 24
 KILLS = {5: 1, 11: 2, 17: 3}
 
@@ -52,3 +53,10 @@ def test_killed_ranks_change_neither_batches_nor_losses(tmp_path: Path) -> None:
         assert set(rows) <= set(ids)
         whole += rows == sorted(ids)
     assert whole >= STEPS - len(KILLS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_chains_of_worlds_train_what_one_rank_trains(tmp_path: Path) -> None:
+    """One of packed sequences and one of tokens, each with workers; the program runs more."""
+    run_well([sys.executable, str(CHAINS), str(tmp_path), '--chains', '2', '--seed', '1'])

@@ -552,8 +552,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def state_dict(self) -> dict[str, int | str]:
         """The position for a checkpoint: ints or strs by fixed keys, the same on every rank.
 
-        Valid at any time, also before the first batch; takes microseconds, and asks no other rank.
+        Valid at any time, also before the first batch; takes microseconds, and asks no other rank. Of a batch that was
+        handed out it is the position on the ranks of that batch, also where a new process group could be detected.
         """
+        self.dataset.keep_topology(self.handed_out)
         return self._state_at(*self._current(), self.global_batch_size)
 
     def _state_at(self, epoch: int, sample: int, global_batch_size: int) -> dict[str, int | str]:

@@ -302,6 +302,8 @@ class PositionTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
+        for loader in self.loaders:
+            loader.dataset.keep_topology(loader.batches.handed_out)
         return self._state_at(self._snapshot())
 
     def _state_at(self, here: PositionSnapshot) -> dict[str, Any]:
@@ -408,9 +410,8 @@ class PositionTracker:
         Raises:
             TopologyError, ConfigError, ResumeError: as `StreamingDataLoader.rescale` and `load_state_dict`.
         """
-        for loader in self.loaders:
-            loader.dataset.keep_topology(loader.batches.handed_out)
-        state = self.state_dict() if state is None else state
+        here = self.state_dict()
+        state = here if state is None else state
         entries = self._entries(state)
         for loader, entry in zip(self.loaders, entries, strict=True):
             loader.check_rescale(topology, entry['position'])  # all of them, before one changes

@@ -105,6 +105,10 @@ class Topology:
 
 def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
     """The topology with a replication that it does not have yet. `label`: who asks, for the message."""
+    if not isinstance(topology, Topology):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers have types
+        raise TopologyError(
+            f'{label}: the topology must be a Topology, got {topology!r}. Write Topology(rank=..., world_size=...).'
+        )
     if replication in (None, 1, topology.replication):
         return topology
     if topology.replication > 1:
