@@ -11,6 +11,9 @@ import pytest
 from headrace.dataset import StreamingDataset, sequence
 from tests.support.trainers.composer_legs import Leg, run
 from tests.support.trainers.composer_runs import lines, trained
+from tests.support.trainers.many_ranks import COST as COST_OF_RANKS
+from tests.support.trainers.many_ranks import batches_of_epochs, compare_batches_of_cost
+from tests.support.trainers.many_ranks import trained as trained_by
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
@@ -61,3 +64,30 @@ def test_samples_and_subsets_are_counted(
     assert list(trained(leg, 1).values()) == epochs[0] + epochs[1][:3]
     run(leg := Leg('subset', data, str(tmp_path), duration='2ep', subset=9, dataset=COST))
     assert list(trained(leg, 1).values()) == epochs[0][:9] + epochs[1][:9]
+
+
+@pytest.mark.parametrize(
+    ('worlds', 'train'),
+    [
+        ((2, 4), {'loss_weight': 'cost'}),
+        pytest.param((4, 2), {'loss_weight': 'samples', 'balance': 1}, marks=pytest.mark.slow),
+        pytest.param((3, 5), {'loss_weight': 'cost', 'uneven': 'pad'}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_and_others_go_on(
+    make_dataset: Any, tmp_path: Path, worlds: tuple[int, int], train: Any
+) -> None:
+    data = make_dataset(samples=500, per_shard=50)
+    first, whole = {'max_duration': '13ba'}, {'max_duration': '2ep'}
+    compare_batches_of_cost('composer', data, tmp_path, worlds, first, whole, **train)
+
+
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_end_after_samples(make_dataset: Any, tmp_path: Path, ranks: int) -> None:
+    data = make_dataset(samples=500, per_shard=50)
+    epochs = batches_of_epochs(data, 2)
+    expected = [*epochs[0], *epochs[1][:3]]
+    how = {'trainer': {'max_duration': f'{sum(map(len, expected))}sp'}}
+    ids, seen = trained_by('composer', data, tmp_path, ranks, None, how=how, **COST_OF_RANKS)
+    assert ids == expected
+    assert (seen['epoch'], seen['samples']) == (1, sum(map(len, expected)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainers.uneven import compare, each_world, trained
+from tests.support.trainers.many_ranks import compare, each_world, trained
 
 
 @each_world
@@ -18,5 +18,5 @@ def test_uneven_ranks_have_the_ids_losses_and_metrics_of_one(make_dataset: Any, 
 def test_ragged_ranks_need_no_weights(make_dataset: Any, tmp_path: Path) -> None:
     """Composer weights ranks by their rows."""
     data = make_dataset(samples=1636, per_shard=100)
-    one, many = (trained('composer', data, tmp_path, n, 'ragged', 'none')[1] for n in (1, 3))
+    one, many = (trained('composer', data, tmp_path, n, 'ragged', None)[1] for n in (1, 3))
     assert many['weight'] == pytest.approx(one['weight'], rel=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.trainers.uneven import compare, each_world
+from tests.support.trainers.many_ranks import compare, each_world
 
 
 @each_world

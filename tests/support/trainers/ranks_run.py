@@ -1,4 +1,8 @@
-"""Trains and evaluates on any number of ranks: `python uneven_run.py TRAINER DATA UNEVEN LOSS_WEIGHT OUT`."""
+"""Trains and evaluates on any number of ranks: `python ranks_run.py TRAINER DATA OUT HOW`.
+
+HOW is JSON of `train` and `trainer`, arguments of the training dataset and of the trainer; and of `load` and `save`,
+the checkpoints to begin from and to end with.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ from tests.support.programs.processes import end_rank
 Seen = dict[str, Any]
 
 
-def datasets(folder: str, uneven: str, loss_weight: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    common = {'local': folder, 'shuffle': True, 'uneven': uneven}
-    weights = {} if loss_weight == 'none' else {'loss_weight': loss_weight}
-    return {**common, **weights, 'global_batch_size': 512}, {**common, 'global_batch_size': 192}
+def datasets(folder: str, train: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    common = {'local': folder, 'shuffle': True}
+    evaluation = {**common, 'global_batch_size': 192, 'uneven': train['uneven']}
+    return {**common, 'global_batch_size': 512, **train}, evaluation
 
 
 def layer() -> torch.nn.Linear:
@@ -44,7 +48,8 @@ def weighted(model: Any, batch: Any) -> torch.Tensor:
 
 
 def note(seen: Seen, batch: Any, loss: torch.Tensor) -> None:
-    seen['ids'].append(batch['id'][~batch[PADDING]].tolist())
+    ids = batch['id']
+    seen['ids'].append(ids[~batch[PADDING]].tolist() if PADDING in batch else ids.tolist())
     mean = loss.detach().clone()
     if dist.is_initialized():
         dist.all_reduce(mean)
@@ -52,7 +57,7 @@ def note(seen: Seen, batch: Any, loss: torch.Tensor) -> None:
     seen['losses'].append(float(mean))
 
 
-def with_lightning(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen) -> None:
+def with_lightning(train: dict[str, Any], evaluation: dict[str, Any], how: dict[str, Any], seen: Seen) -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from headrace.lightning import StreamingDataModule
@@ -73,27 +78,31 @@ def with_lightning(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen
 
         def on_validation_epoch_end(self) -> None:
             seen['metric'] = float(self.mean.compute())
+            seen['evaluated_at'].append(len(seen['ids']))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     model = Model()
+    limits: Any = {'max_epochs': 1, **how.get('trainer', {})}
     trainer = Trainer(
         accelerator='cpu',
         devices=int(os.environ['WORLD_SIZE']),
         strategy='ddp',
-        max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        **limits,
     )
-    trainer.fit(model, datamodule=StreamingDataModule(train=train, val=evaluation))
+    trainer.fit(model, datamodule=StreamingDataModule(train=train, val=evaluation), ckpt_path=how.get('load'))
+    if 'save' in how:
+        trainer.save_checkpoint(how['save'])
     seen['weight'] = float(model.layer.weight)
 
 
-def with_composer(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen) -> None:
+def with_composer(train: dict[str, Any], evaluation: dict[str, Any], how: dict[str, Any], seen: Seen) -> None:
     from composer import ComposerModel, Trainer
     from headrace.composer import StreamingPosition, streaming_data_spec
 
@@ -130,22 +139,26 @@ def with_composer(train: dict[str, Any], evaluation: dict[str, Any], seen: Seen)
         eval_dataloader=streaming_data_spec(section='eval', **evaluation),
         callbacks=[Noted()],
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        max_duration='1ep',
         device_train_microbatch_size=30,
         device='cpu',
         progress_bar=False,
+        load_path=how.get('load'),
+        max_duration=how.get('trainer', {}).get('max_duration', '1ep'),
     )
     trainer.fit()
-    seen['samples'] = int(trainer.state.timestamp.sample)
+    if 'save' in how:
+        trainer.save_checkpoint(how['save'])
+    seen['samples'], seen['epoch'] = int(trainer.state.timestamp.sample), int(trainer.state.timestamp.epoch)
     seen['metric'] = float(trainer.state.eval_metrics['eval']['mean'].compute())
     seen['weight'] = float(model.layer.weight)
 
 
 def main() -> None:
     warnings.simplefilter('ignore')
-    trainer, folder, uneven, loss_weight, out = sys.argv[1:]
-    seen: Seen = {'ids': [], 'losses': []}
-    (with_composer if trainer == 'composer' else with_lightning)(*datasets(folder, uneven, loss_weight), seen)
+    trainer, folder, out = sys.argv[1:4]
+    how: dict[str, Any] = json.loads(sys.argv[4])
+    seen: Seen = {'ids': [], 'losses': [], 'evaluated_at': []}
+    (with_composer if trainer == 'composer' else with_lightning)(*datasets(folder, how['train']), how, seen)
     rank = dist.get_rank() if dist.is_initialized() else 0
     Path(f'{out}.{rank}.json').write_text(json.dumps(seen))
 
