@@ -65,6 +65,7 @@ from headrace.order import (
 from headrace.order.config import BatchCost
 from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
+from headrace.order.state import decisions_in
 from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
 from headrace.redaction import logger_of
@@ -140,6 +141,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             ends the epoch, 'drop_stream' continues without it.
         on_mixture_change: action when a checkpoint has another mixture: 'refuse' raises; 'continue' uses the new
             mixture, with each stream at its position.
+        decisions: decisions of an earlier run to repeat at their positions: a list, or a state that has them.
         skip: ranges of the run's global sequence to skip, after a loss spike: pairs [begin, end). Bounds count samples
             from the run's start (4096 or '4096sp'), or global batches of the present size ('1200ba'). Batches count as
             a trainer's steps would without `skip`. The position counts skipped samples, so each resume may add ranges.
@@ -206,6 +208,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] = (),
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
+        decisions: Sequence[Any] | Mapping[str, Any] = (),
         skip: Sequence[SkipRange] = (),
         on_bad_sample: BadSamplePolicy = 'raise',
         topology: Topology | None = None,
@@ -242,6 +245,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             )
         if self.is_packed and loss_weight == 'cost':
             raise ConfigError("Rows of packed data have one length, so their weight is `loss_weight` 'samples'.")
+        if self.is_packed and decisions:
+            raise ConfigError('A run with packing repeats no `decisions`, since it takes none. Leave them out.')
         check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))
@@ -278,6 +283,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
                 'on_mixture_change': on_mixture_change,
                 'skip': ranges,
                 'balance': balance,
+                'decisions': decisions_in(decisions),
             },
         )
         run = self._opener.open()
@@ -376,6 +382,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         if self.is_columnar:
             batching = 'random' if joined else self.run.config().batching
             refuse_different_columns(self.pool.streams, self.mixture, batching)
+
+    def check_mixture(self, mixture: Mixture) -> None:
+        if self.is_columnar:
+            refuse_different_columns(self.pool.streams, mixture, self.run.config().batching)
 
     def check_pad(self, pad: Pad) -> None:
         """Check that columns can be padded, unless a subclass changes samples.

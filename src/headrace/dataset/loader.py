@@ -20,10 +20,10 @@ from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Cursor, EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
-from headrace.dataset.workers.worker_pool import WorkerPool, each
+from headrace.dataset.workers.worker_pool import ReadFor, WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
-from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
+from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeState, Topology
 from headrace.padding import Pad
 
 _TRAINER_EPOCH = 'trainer_epoch'
@@ -300,7 +300,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _next_key(self) -> object:
         """The next pass: where it begins, and what decides its batches."""
-        return self.next_pass(), self._batches, self.dataset.order_key
+        return self.next_pass(), self._batches, self.dataset.order_key, self.dataset.run.decisions
 
     def _passes(self, turns: list[object]) -> Generator[Any]:
         """Batches of the next pass, of one plan after another if it is rescaled."""
@@ -504,13 +504,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self, reader: Reader[Any], keys: Iterator[Any], running: Iterator[WorkerBatch] | None
     ) -> Iterator[WorkerBatch]:
         # A state may change the order, which persistent workers would not know.
-        batches = self._batches
-        key = batches.global_batch_size, self.dataset.order_key
+        read_for = ReadFor(self._batches, self.dataset.run.decisions)
+        key = self.global_batch_size, self.dataset.order_key
         if self._worker_pool is None or self._worker_pool_key != key:
-            self._worker_pool = WorkerPool(reader, self, self.dataset.progress, batches)
+            self._worker_pool = WorkerPool(reader, self, self.dataset.progress, read_for)
             self._worker_pool_key, running = key, None
             self._counters.begin_pass(new_processes=True)
-        return self._worker_pool.batches(keys, batches, running)
+        return self._worker_pool.batches(keys, read_for, running)
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -543,6 +543,34 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.load_state_dict(position)
         self._cursor.is_rescaled = self._peeked is None  # `iter` sees what became of a pass that was looked at
 
+    def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
+        """Change the shares of the streams from the next batch on, in the processes and in the pass of now.
+
+        It is a recorded decision: states hold it, so that each resume has it at the same sample, and `decisions` of a
+        dataset repeats it. Streams go on where they are. All ranks call it after the same batch. With `bucket` it takes
+        effect at the next window, and with `batch_cost` at the next epoch.
+
+        Args:
+            proportions: by name, the share of every stream, relative to their sum.
+            by: who decides, such as the name of a callback, for those who read the record.
+
+        Returns:
+            The decision, whose `at` is the sample of the run from which on it holds.
+
+        Raises:
+            ConfigError: proportions are out of range or do not name every stream; ranks decide differently; or the run
+                has packing, a schedule, or an order that cannot change exactly. Nothing has changed then.
+        """
+        if self.fixed_epoch is not None:
+            raise ConfigError('A loader for evaluation has one mixture. Set the proportions of the training loader.')
+        place = self._current()
+        decision = self.dataset.decide(place, proportions, by, self.global_batch_size)
+        state = self._state_at(*place, self.global_batch_size)
+        self.dataset.progress.load(*place)
+        self._begin_at(ResumeState.from_dict(state), state.get(_TRAINER_EPOCH))
+        self._cursor.is_rescaled = self._peeked is None  # as `rescale`
+        return decision
+
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
         progress, rank = self.dataset.progress, self.dataset.topology.rank
@@ -574,9 +602,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # It fixes the epoch's size, and refuses a state of other data.
         self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:
-            epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
-            resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
-            rolled, progress = resume.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
-            progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH, epoch))
-            progress.loaded_end = None if rolled == resume else (epoch, sample)
+            self._begin_at(resume, state.get(_TRAINER_EPOCH))
         self.dataset.say_resumed()
+
+    def _begin_at(self, state: ResumeState, trainer_epoch: Any) -> None:
+        """Have the next pass begin where the dataset does; at the end of an epoch, with the next one."""
+        epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
+        state = replace(state, epoch=epoch, sample_in_epoch=sample)
+        rolled, progress = state.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
+        progress.load(rolled.epoch, rolled.sample_in_epoch, epoch if trainer_epoch is None else trainer_epoch)
+        progress.loaded_end = None if rolled == state else (epoch, sample)

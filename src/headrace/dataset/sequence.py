@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch.distributed as dist
 
 from headrace.dataset.progress import Progress
 from headrace.dataset.topology import detect_topology
 from headrace.display import count_text
 from headrace.errors import ConfigError
-from headrace.order import BatchPlan, BatchSpec, Mixture, Order, OrderConfig, Remainder, ResumeState, Run, Topology
+from headrace.order import (
+    BatchPlan,
+    BatchSpec,
+    Decision,
+    Mixture,
+    Order,
+    OrderConfig,
+    Remainder,
+    ResumeState,
+    Run,
+    Topology,
+)
 from headrace.order.skip import Ranges, Skip
 from headrace.order.topology import Uneven, World, with_replication
 from headrace.redaction import logger_of
@@ -146,6 +160,34 @@ class SampleSequence:
         if self._batch_size is not None:
             self._batch_size = batches.batch_size
         return batches
+
+    def decide(
+        self, place: tuple[int, int], proportions: Mapping[str, float], by: str, global_batch_size: int
+    ) -> Decision:
+        """Change the proportions from a place on; `Run.decide` says the rest.
+
+        Raises:
+            ConfigError: the ranks of a process group do not ask for the same.
+        """
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            last = [decision.digest for decision in self.run.decisions[-1:]]
+            asked = f'{ {name: float(share) for name, share in sorted(proportions.items())} } by {by!r} at {place}'
+            found: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(found, (asked, last))
+            other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+            if other is not None:
+                raise ConfigError(
+                    f'All ranks decide the same after the same batch, but rank 0 decides {found[0][0]}, and rank '
+                    f'{other} {found[other][0]}. Compute proportions from values that are reduced over all ranks.'
+                )
+        return self.run.decide(place, proportions, by, self._world(global_batch_size), self.check_mixture)
+
+    def check_mixture(self, mixture: Mixture) -> None:
+        """Check that streams that share batches under a mixture have equal columns.
+
+        Raises:
+            StreamError: they do not.
+        """
 
     def _replicated(self, topology: Topology) -> Topology:
         return with_replication(topology, self.replication, type(self).__name__)

@@ -7,6 +7,7 @@ nothing behind. Samples of each stream over all ranks are computed from the plan
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections import deque
@@ -404,13 +405,15 @@ class MixtureCounts:
 
     def _count(self, plan: BatchPlan, first: int, last: int) -> None:
         mixture = plan.order.mixture
-        if self._expected is None or self._expected.mixture is not mixture:
-            self._expected = ExpectedCounts(mixture)
         counts = plan.stream_counts(first, last)
-        promised = sum(
-            (self._expected.between(plan.order.epoch, *span) for span in plan.spans(first, last)),
-            start=np.zeros(len(counts)),
-        )
+        promised = np.zeros(len(counts))
+        ends = [*(begin for begin, _ in plan.order.mixtures[1:]), math.inf]
+        for (since, now), until in zip(plan.order.mixtures, ends, strict=True):
+            for begin, end in plan.spans(first, last):
+                if max(begin, since) < min(end, until):
+                    if self._expected is None or self._expected.mixture is not now:
+                        self._expected = ExpectedCounts(now)
+                    promised += self._expected.between(plan.order.epoch, max(begin, since), int(min(end, until)))
         for stream, count, share in zip(mixture.streams, counts.tolist(), promised.tolist(), strict=True):
             had = self._counts.get(stream.name, StreamCount(0, 0.0))
             self._counts[stream.name] = StreamCount(had.samples + count, had.promised + share)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
 from headrace.order.config import DEFAULT_SEED, OrderConfig
+from headrace.order.decisions import Decision, decisions_of
 from headrace.order.mixture.mixture import Exhaustion, ExpectedCounts, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
@@ -53,6 +54,7 @@ __all__ = [
     'BatchExplanation',
     'BatchPlan',
     'BatchSpec',
+    'Decision',
     'Exhaustion',
     'ExpectedCounts',
     'Mixture',
@@ -78,6 +80,7 @@ __all__ = [
     'batches_after',
     'batches_before',
     'count_bits',
+    'decisions_of',
     'documents_skip',
     'each_selected_row',
     'fill_permutation',

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
 from headrace.order.mixture.mixture import Mixture
-from headrace.order.mixture.schedule import SchedulePoint
+from headrace.order.mixture.schedule import Schedule, SchedulePoint, apportion
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
 from headrace.order.protocols import Order
@@ -111,7 +111,7 @@ def are_of(decisions: Sequence[Decision], base: str) -> bool:
     )
 
 
-def decided(base: Mixture, decisions: Sequence[Decision], seed: int) -> Mixture:
+def decided(base: Mixture, decisions: Sequence[Decision]) -> Mixture:
     """The mixture after decisions, as if it began the run.
 
     Raises:
@@ -121,8 +121,11 @@ def decided(base: Mixture, decisions: Sequence[Decision], seed: int) -> Mixture:
         return base
     shares: dict[str, float] = decisions[-1].what['proportions']
     check_names(base, shares)
-    streams = [replace(s, proportion=shares[s.name], repeat=None, choose=None) for s in base.streams]
-    return Mixture.resolve(streams, epoch_size=base.epoch_size, seed=seed)
+    schedule = Schedule.of([{'at': 0, 'proportions': shares}])
+    weights = schedule.steps([stream.name for stream in base.streams])[0].weights
+    proportions = tuple(weight / sum(weights) for weight in weights)
+    choose = tuple(apportion(base.epoch_size, weights))  # 0 for a share of 0
+    return Mixture(streams=base.streams, choose=choose, proportions=proportions, epoch_size=base.epoch_size)
 
 
 def check_names(mixture: Mixture, shares: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ from headrace.order.topology import BatchSpec, World
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.order.config import OrderConfig
     from headrace.order.lengths import Costs
@@ -223,7 +223,7 @@ class Run:
                     f'{_batches_by(config)} changes proportions only where windows or epochs end, but a decision is at '
                     f'sample {at}. Give the options of the run that decided.'
                 )
-            to = decided(self._mix(config), self.decisions[:known], config.seed)
+            to = decided(self._mix(config), self.decisions[:known])
             self._stages.append(taken_over(last, to, at, config))
 
     def _until_unit(self, epoch: int, sample: int, config: OrderConfig) -> int:
@@ -235,7 +235,14 @@ class Run:
         unit = size if config.batch_cost is not None else config.bucket * (config.global_batch_size or 1)
         return min((begin - sample) % unit, size - sample) if sample else 0
 
-    def decide(self, place: tuple[int, int], proportions: Mapping[str, float], by: str, world: World) -> Decision:
+    def decide(
+        self,
+        place: tuple[int, int],
+        proportions: Mapping[str, float],
+        by: str,
+        world: World,
+        check: Callable[[Mixture], object] | None = None,
+    ) -> Decision:
         """Change the proportions of the streams from a position on, or from the next one at which that is possible.
 
         Args:
@@ -243,6 +250,7 @@ class Run:
             proportions: of every stream.
             by: who decides.
             world: the ranks of now.
+            check: may refuse the mixture, before anything changes.
 
         Raises:
             ConfigError: proportions are out of range or do not name every stream; or this kind of run cannot change
@@ -262,10 +270,20 @@ class Run:
         last = self.decisions[-1].digest if self.decisions else base_digest(self._mix(config), config.seed, self._since)
         what = {'proportions': {name: float(share) for name, share in sorted(proportions.items())}}
         decision = Decision.after(last, at, what, by)
-        decided(mixture, [decision], config.seed)  # refuses before anything changes
+        epoch, sample = place_of(mixture, at)
+        mixture = taken_over(self._mixture_at(epoch, sample, config), decided(mixture, [decision]), at, config)
+        make_order(mixture, config, epoch)  # refuses shares that batches of one stream cannot have
+        if check is not None:
+            check(mixture)
         self.decisions = *self.decisions, decision
         self._start = self._order = None
         return decision
+
+    def know(self, decisions: tuple[Decision, ...]) -> None:
+        """Take the decisions of the same run in another process."""
+        if decisions != self.decisions:
+            self.decisions, self._stages = decisions, self._stages[:1]
+            self._start = self._order = None
 
     def _check_decisions(self, config: OrderConfig) -> None:
         """Refuse decisions where they would not be exact."""
@@ -388,7 +406,7 @@ class Run:
         decisions, since = self._decisions_from(state, config)
         origin = state.takeover
         applied = [one for one in decisions if one.at <= origin.begin + origin.sample] if origin.positions else []
-        now = decided(self._mix(config), applied, config.seed)
+        now = decided(self._mix(config), applied)
         mixture, state = resume(state, config, now, may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)

@@ -316,6 +316,15 @@ class ResumeState:
         return found
 
 
+def decisions_in(given: Sequence[Any] | Mapping[str, Any]) -> tuple[Decision, ...]:
+    """Read decisions from a list, or from a document that `find_state` takes.
+
+    Raises:
+        ConfigError, ResumeError: it is neither.
+    """
+    return ResumeState.from_dict(find_state(given)).decisions[0] if isinstance(given, Mapping) else decisions_of(given)
+
+
 def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The dataset's state in a document: the state itself, a trainer's state, or the file beside a checkpoint.
 

@@ -34,7 +34,7 @@ from headrace.packing.whole import WholePacker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.order import BatchPlan, BatchSpec
+    from headrace.order import BatchPlan, BatchSpec, Decision
     from headrace.packing.document_order import PassOrder
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
@@ -133,11 +133,11 @@ class PackedReader(Reader[ChunkKey]):
         self._document_order = lanes.documents  # for workers, which have no lanes
         self._encoders: list[Encoder] = []  # of each packing
         self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
-        self.rescale(batches)
+        self.change(batches)
         self._coming = ComingDocuments(lanes.documents, self._packing.sequence_length)
         self.prefetches = True  # Whether to fetch shards ahead. Only one reader of a process may.
 
-    def rescale(self, batches: BatchSpec) -> None:
+    def change(self, batches: BatchSpec, decisions: tuple[Decision, ...] = ()) -> None:  # noqa: ARG002 - there are none
         self._row: int | None = None
         self._batch_size, self._topology = batches.batch_size, batches.topology
         count, topology = self._document_order.lanes, batches.topology

@@ -193,6 +193,12 @@ class PackedRun(Run):
                 f"them into skip, or pass on_mixture_change='continue' to train on them."
             )
 
+    def _check_decisions(self, config: OrderConfig) -> None:
+        raise ConfigError(
+            f'proportions cannot be decided in a run with `packing`, in {config.algorithm} order: its lanes hold '
+            f"documents of before. Resume from a checkpoint with other weights and on_mixture_change='continue'."
+        )
+
     def _row(self, epoch: int, sample: int) -> int:
         return epoch * self.mixture.epoch_size + sample
 

@@ -31,7 +31,7 @@ from headrace.dataset.sample_rng import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
-from headrace.order import BatchPlan, BatchSpec, Places, Run, SampleMap
+from headrace.order import BatchPlan, BatchSpec, Decision, Places, Run, SampleMap
 from headrace.padding import Pad
 from headrace.storage import CacheCounters
 
@@ -111,8 +111,8 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
         """Read the data of a key, in this process."""
 
     @abstractmethod
-    def rescale(self, batches: BatchSpec) -> None:
-        """Read for another rank from the next key on."""
+    def change(self, batches: BatchSpec, decisions: tuple[Decision, ...]) -> None:
+        """Read for another rank, or with other decisions of the run, from the next key on."""
 
     @property
     def sent_to_workers(self) -> dict[str, Any]:
@@ -214,9 +214,10 @@ class BatchReader(Reader[BatchKey]):
             batch = BAD_SAMPLE_KEY.put(batch, torch.from_numpy(mark))
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
-    def rescale(self, batches: BatchSpec) -> None:
+    def change(self, batches: BatchSpec, decisions: tuple[Decision, ...]) -> None:
         vars(self).update(self.__getstate__())  # a copy has nothing of a pass
         self._batches = batches
+        self._run.know(decisions)
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
         if self._is_columnar and not self._source.pool.has_tensors:

@@ -27,13 +27,13 @@ from headrace.dataset.workers.shutdown import end_at_once, end_with_rank, signal
 from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.dataset.workers.worker_context import PipeQueue, worker_context
 from headrace.errors import ConfigError
-from headrace.order import BatchSpec
+from headrace.order import BatchSpec, Decision
 
 
 class WorkerPool:
     """The workers of one reader; they live on from pass to pass with `persistent_workers`."""
 
-    def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress, batches: BatchSpec) -> None:
+    def __init__(self, reader: Reader[Any], like: DataLoader[Any], progress: Progress, changed: ReadFor) -> None:
         import_module('numpy.random')  # PyTorch seeds it in each worker: imported once, before they are forked
 
         self._keys = _Keys()
@@ -41,8 +41,8 @@ class WorkerPool:
         self._passes = 0
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         # A copy has no plan of a pass, which could hold a permutation as long as the workers live.
-        self._reader = _WorkerReader(copy.copy(reader), batches, prefetch_factor=like.prefetch_factor or 2)
-        self._batches = batches
+        self._reader = _WorkerReader(copy.copy(reader), changed, prefetch_factor=like.prefetch_factor or 2)
+        self._first = changed
         self._workers = like.num_workers
         self._loader = _Loader(
             self._reader,
@@ -61,18 +61,20 @@ class WorkerPool:
         )
 
     def batches(
-        self, keys: Iterator[Any], batches_of: BatchSpec, running: Iterator[WorkerBatch] | None = None
+        self, keys: Iterator[Any], read_for: ReadFor, running: Iterator[WorkerBatch] | None = None
     ) -> Iterator[WorkerBatch]:
         """Begin a pass.
 
         Args:
             keys: of its batches.
-            batches_of: the rank that they are read for; may differ from the first reader's in the topology.
+            read_for: may differ from that of the first pass.
             running: the pass before, which a rescale ended. Its processes go on, and what they have read is dropped.
         """
         self._passes += 1
-        changed = None if batches_of == self._batches else batches_of
-        self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys, itertools.repeat(changed))
+        # The workers have keys in turns, so that each that reads for the pass has one of the first.
+        changed = itertools.repeat(None if read_for == self._first else read_for, self._workers)
+        changed = itertools.chain(changed, itertools.repeat(None))
+        self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys, changed)
         if isinstance(running, _Batches) and running.runs:
             running.current.value = self._passes
             running._reset(self._loader)  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
@@ -193,21 +195,30 @@ class _Keys:
         return self.keys
 
 
+class ReadFor(NamedTuple):
+    """What a pass is read for."""
+
+    batches: BatchSpec
+    """The rank, and its batches."""
+    decisions: tuple[Decision, ...]
+    """Those of the run."""
+
+
 class _PassKey(NamedTuple):
     """A reader's key, and the pass of its loader."""
 
     pass_number: int
     """Counted from 1."""
     key: Any
-    batches: BatchSpec | None
-    """The rank that the pass is read for; None: that of the first one."""
+    read_for: ReadFor | None
+    """Of a worker's first key in a pass; None: that of the first pass."""
 
 
 class _WorkerReader(Dataset[Any]):
     """The reader in a worker. Each batch takes the counters of reads along that have changed since the last one."""
 
-    def __init__(self, reader: Reader[Any], batches: BatchSpec, *, prefetch_factor: int) -> None:
-        self._reader, self._first_batches, self._batches = reader, batches, batches
+    def __init__(self, reader: Reader[Any], read_for: ReadFor, *, prefetch_factor: int) -> None:
+        self._reader, self._first, self._read_for = reader, read_for, read_for
         self._prefetch_factor = prefetch_factor
         self._pass_number = 1
         self.rings: SlotRings | None = None
@@ -222,10 +233,10 @@ class _WorkerReader(Dataset[Any]):
         if asked.pass_number < self.current.value:
             return None  # nobody gets it
         if asked.pass_number != self._pass_number:
-            self._pass_number, batches = asked.pass_number, asked.batches or self._first_batches
-            if batches != self._batches:
-                self._batches = batches
-                self._reader.rescale(batches)
+            self._pass_number, read_for = asked.pass_number, asked.read_for or self._first
+            if read_for != self._read_for:
+                self._read_for = read_for
+                self._reader.change(*read_for)
         worker = torch.utils.data.get_worker_info()
         if self.rings is None or worker is None:
             return self._read(asked)
