@@ -14,6 +14,7 @@ HeadraceError
 ├── CollateError             (TypeError)           values of a column do not stack into a batch
 ├── ConversionError          (RuntimeError)        an input cannot be converted, or its worker process died
 ├── EmptyDatasetError        (RuntimeError)        a stream holds no samples
+├── ErasedError              (LookupError)         a sample was erased with `headrace erase`
 ├── StorageError             (OSError)             a store answered with an error
 │   ├── ObjectNotFoundError  (FileNotFoundError)   the object, bucket or file does not exist
 │   ├── AccessDeniedError    (PermissionError)     credentials are missing, wrong or too weak
@@ -53,6 +54,7 @@ __all__ = [
     'DiskFullError',
     'DocumentError',
     'EmptyDatasetError',
+    'ErasedError',
     'FormatError',
     'HeadraceError',
     'IndexFileError',
@@ -141,6 +143,10 @@ class ConversionError(HeadraceError, RuntimeError):
 
 class EmptyDatasetError(HeadraceError, RuntimeError):
     """A stream holds no samples."""
+
+
+class ErasedError(HeadraceError, LookupError):
+    """A sample was erased, with `headrace erase`."""
 
 
 class StorageError(HeadraceError, OSError):

@@ -16,6 +16,7 @@ _HELP: Final = {
     'cp': 'copy a dataset to another folder or store, verified; again after a kill, it copies what is missing',
     'demo': 'train, kill -9, resume on other ranks, and prove that no sample was lost or repeated',
     'doctor': 'find what will go wrong in a run: versions, launcher, limits, stores, clocks, cache folders',
+    'erase': 'erase samples by their ids, from shards, kept indexes and caches; every other sample keeps its place',
     'explain': 'say which samples, or packed documents, make up a batch or a step of a run, or when a sample is seen',
     'init': 'ask five questions, and write a first configuration and a training script that runs',
     'inspect': 'show the columns, sizes and first samples of a dataset; reads its index, and little of one shard',

@@ -1,4 +1,4 @@
-"""Commands that write datasets: `cp`, `merge`, `reshard`, `rollback`, `convert` and `tokenize`."""
+"""Commands that write datasets: `cp`, `erase`, `merge`, `reshard`, `rollback`, `convert` and `tokenize`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.cli.arguments import (
@@ -21,7 +22,7 @@ from headrace.cli.arguments import (
     store_options,
 )
 from headrace.cli.commands import Command, command
-from headrace.display import human_size, printable
+from headrace.display import count_text, human_size, printable
 from headrace.errors import ConfigError
 from headrace.multimodal.convert import LAION400M, WEBVID, WEBVID_OUTSIDE
 from headrace.originals import add_arguments, run
@@ -69,6 +70,58 @@ def _run_cp(arguments: argparse.Namespace) -> int:
     there = report.files - report.copied
     text = f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), {there:,} were there.'
     print_answer(arguments, report.to_json(), printable(text))
+    return 0
+
+
+def _add_erase(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('dataset', help='folder or URL of a dataset of MDS shards')
+    parser.add_argument('--ids', type=Path, required=True, metavar='FILE', help='text file with one id in each line')
+    parser.add_argument('--column', default='id', help='column of the ids (default: %(default)s)')
+    parser.add_argument('--keep', metavar='A,B', help='columns whose values stay')
+    parser.add_argument(
+        '--cache', action='append', default=[], metavar='DIR', help='folder with caches of this machine to clean, too'
+    )
+    parser.add_argument('--dry-run', action='store_true', help='write nothing; say how many samples would be erased')
+    parser.add_argument('--resume', action='store_true', help='take over after a kill on another machine')
+    parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='shards at one time (default: 8)')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    add_store_arguments(parser)
+    show_examples(
+        parser,
+        'headrace erase ./data --ids ids.txt --dry-run',
+        'headrace erase s3://bucket/data --ids ids.txt --column user --keep lang,tokens --cache /scratch/cache',
+    )
+
+
+@command('erase', _add_erase)
+def _run_erase(arguments: argparse.Namespace) -> int:
+    from headrace.convert import erase
+
+    try:
+        ids = arguments.ids.read_text(encoding='utf-8').split('\n')
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f'--ids is a UTF-8 text of one id in each line, but {arguments.ids}: {error}.') from error
+    with shown_progress('erase', unit=' shards') as show:
+        report = erase(
+            arguments.dataset,
+            [line.removesuffix('\r') for line in ids if line.strip()],
+            column=arguments.column,
+            keep=_names(arguments.keep) or (),
+            caches=arguments.cache,
+            dry_run=arguments.dry_run,
+            resume=arguments.resume,
+            jobs=arguments.jobs,
+            options=store_options(arguments),
+            progress=show,
+        )
+    done = 'would be erased' if arguments.dry_run else 'erased'
+    samples, shards = count_text(report.samples, 'sample'), count_text(report.shards, 'shard')
+    lines = [f'{report.dataset}: {samples} in {shards} {done}.']
+    if report.missing:
+        it, be = ('it', 'it is') if report.missing == 1 else ('them', 'they are')
+        lines.append(f'{count_text(report.missing, "id")} not found: no sample has {it}, or {be} erased already.')
+    lines += [f'Cleaned the cache {folder}.' for folder in report.caches]
+    print_answer(arguments, report.to_json(), printable('\n'.join(lines), keep='\n'))
     return 0
 
 
@@ -150,7 +203,8 @@ def _run_reshard(arguments: argparse.Namespace) -> int:
             options=store_options(arguments, 'to-'),
             progress=show,
         )
-    text = f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}'
+    erased = f'; {count_text(report.erased, "erased sample")} left out' if report.erased else ''
+    text = f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}{erased}'
     print_answer(arguments, report.to_json(), printable(text))
     return 0
 

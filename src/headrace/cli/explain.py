@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_USES = 100
-_SAMPLE = 'Sample {id} is row {shard_row} of shard {shard} ({file}) of stream {stream}.'
+_SAMPLE = 'Sample {id} is row {shard_row} of shard {shard} ({file}) of stream {stream}{erased}.'
 
 
 def _explain_run(arguments: argparse.Namespace) -> int:
@@ -160,7 +160,12 @@ def _place_of(dataset: StreamingDataset, sample: int) -> dict[str, Any]:
 
     shards, rows = dataset.locate(np.array([sample]))
     stream, shard, file = dataset.place(int(shards[0]))
-    return {'id': sample, 'stream': stream, 'shard': shard, 'file': file, 'shard_row': int(rows[0])}
+    place = {'id': sample, 'stream': stream, 'shard': shard, 'file': file, 'shard_row': int(rows[0])}
+    return {**place, 'is_erased': bool(np.isin(sample, dataset.pool.erased.ids))}
+
+
+def _print_place(place: Mapping[str, Any]) -> None:
+    print(_SAMPLE.format(**place, erased='; it is erased' * place['is_erased']))
 
 
 def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
@@ -169,7 +174,7 @@ def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**place, 'uses': [dataclasses.asdict(use) for use in uses]}))
         return 0 if uses else 1
-    print(_SAMPLE.format_map(place))
+    _print_place(place)
     past = sum(use.is_past for use in uses)
     print(f'The weights of this run have seen it {past} time{"s" * (past != 1)}.')
     for use in uses[:_SHOWN_USES]:
@@ -348,7 +353,7 @@ def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, a
     if arguments.json:
         print(json.dumps({**place, 'next': None if use is None else dataclasses.asdict(use)}))
     else:
-        print(_SAMPLE.format_map(place))
+        _print_place(place)
         print(
             f'It is not seen in {_EPOCHS} epochs from batch {number} of epoch {epoch} on.'
             if use is None

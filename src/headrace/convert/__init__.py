@@ -2,6 +2,7 @@
 
 from headrace.convert.conversion import convert
 from headrace.convert.copy import CopyReport, copy_dataset
+from headrace.convert.erase import EraseReport, erase
 from headrace.convert.merge import KeptIndex, kept_indexes, merge_index, rollback
 from headrace.convert.report import ConversionReport, InputError
 from headrace.convert.reshard import ReshardReport, reshard
@@ -12,12 +13,14 @@ from headrace.convert.tokenize import tokenize
 __all__ = [
     'ConversionReport',
     'CopyReport',
+    'EraseReport',
     'InputError',
     'KeptIndex',
     'ReshardReport',
     'convert',
     'copy_dataset',
     'dataframe_to_mds',
+    'erase',
     'infer_dataframe_schema',
     'kept_indexes',
     'merge_index',

@@ -468,7 +468,8 @@ class Conversion:
         old = b'{"shards": []}' if base is None else place.read(base)
         before = json.loads(old)
         entries = [*before['shards'], *added]
-        index = dump_entries(entries, {**before.get('meanings', {}), **job.meanings})
+        meanings = {**before.get('meanings', {}), **job.meanings}
+        index = dump_entries(entries, {'erased': before.get('erased'), 'meanings': meanings})
         parse_index(index, source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True)
         if base is not None and place.read_if_there(INDEX) not in (old, index):
             raise ConversionError(

@@ -24,6 +24,7 @@ from headrace.dataset.writing.writer import MDSWriter, Writer
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.format.costs import stored_costs
+from headrace.format.shards import IntArray
 from headrace.redaction import warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import Out, split_out
@@ -46,6 +47,8 @@ class ReshardReport:
     source: str
     out: str
     samples: int
+    erased: int
+    """Erased samples of the source, which are left out."""
     columns: tuple[str, ...]
     order: ReshardOrder
 
@@ -106,7 +109,8 @@ def reshard(
     dataset = open_stored(source, source_options)
     encodings = _encodings(dataset, columns)
     kind = dataset.shards.kinds[0]
-    total = int(dataset.shards.samples.sum())
+    erased = dataset.shards.num_erased
+    total = int(dataset.shards.samples.sum()) - erased
     if size_limit == _SAME:
         size_limit = kind.size_limit
     with MDSWriter(
@@ -139,6 +143,7 @@ def reshard(
         source=without_credentials(os.fspath(source)),
         out=without_credentials('; '.join(places)),
         samples=written,
+        erased=erased,
         columns=tuple(encodings),
         order=order,
     )
@@ -207,15 +212,23 @@ def _stored_row(batch: Columns, encodings: Mapping[str, str]) -> list[bytes]:
 
 
 def _stored(dataset: StoredDataset, names: Sequence[str], first: int) -> Iterator[Columns]:
-    """The samples as they are stored, in batches, from a sample on."""
-    ends = np.cumsum(dataset.shards.samples)
+    """The samples as they are stored, in batches, from a sample on; erased ones are left out and do not count."""
+    counts = dataset.shards.samples.copy()
+    for shard, erasure in dataset.shards.erased.items():
+        counts[shard] -= len(erasure.rows)
+    ends = np.cumsum(counts)
     begin = int(ends.searchsorted(first, 'right'))
     skipped = first - int(ends[begin - 1] if begin else 0)
     for info, buffers in _raw_shards(dataset, begin):
         rows = max(1, _BLOCK_BYTES * info.samples // max(1, info.files[0].raw.bytes))
-        for start in range(skipped, info.samples, rows):
-            yield _rows(info, buffers, names, np.arange(start, min(start + rows, info.samples)))
+        kept = _without_erased(info, np.arange(info.samples))
+        for start in range(skipped, len(kept), rows):
+            yield _rows(info, buffers, names, kept[start : start + rows])
         skipped = 0
+
+
+def _without_erased(info: ShardInfo, rows: IntArray) -> IntArray:
+    return np.setdiff1d(rows, np.array(info.erasure.rows, np.int64))
 
 
 def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
@@ -232,9 +245,7 @@ def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardI
             yield first, future.result()
 
 
-def _rows(
-    info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: np.ndarray[Any, np.dtype[np.int64]]
-) -> Columns:
+def _rows(info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: IntArray) -> Columns:
     stored = with_stored_values(info)
     batch = stored.schema.allocate(len(rows), names)
     open_shard(stored, buffers, source=info.files[0].raw.basename, columns=names).gather(
@@ -256,7 +267,7 @@ def _shuffled(dataset: StoredDataset, names: Sequence[str], first: int, *, seed:
         for info, buffers in _raw_shards(dataset):
             bucket_of = rng.integers(0, count, info.samples)
             for number, file in enumerate(files):
-                rows = np.flatnonzero(bucket_of == number)
+                rows = _without_erased(info, np.flatnonzero(bucket_of == number))
                 if len(rows):
                     pickle.dump(_rows(info, buffers, names, rows), file, protocol=5)
         for file in files:

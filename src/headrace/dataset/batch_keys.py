@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
+from headrace.errors import ConfigError, ErasedError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.order import BatchPlan
 from headrace.order.lengths import CostsOf
 
@@ -74,6 +74,9 @@ def parse_policy(value: object) -> BadSamplePolicy:
     raise ConfigError(f"`on_bad_sample` must be 'raise' or 'skip', but is {value!r}.")
 
 
+_OF_DATA: Final = ObjectNotFoundError, FormatError, ErasedError
+
+
 def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
     """Whether an error means bad data of one sample.
 
@@ -87,9 +90,9 @@ def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
     for cause in _causes(error):
         if isinstance(cause, MemoryError):
             return False
-        if isinstance(cause, HeadraceError) and not isinstance(cause, (ObjectNotFoundError, FormatError)):
+        if isinstance(cause, HeadraceError) and not isinstance(cause, _OF_DATA):
             return False
-    return from_user or isinstance(error, (ObjectNotFoundError, FormatError))
+    return from_user or isinstance(error, _OF_DATA)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -421,6 +421,12 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         is_first = is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker)
         if is_first:
             self._is_checked = True
+            if erased := len(self.pool.erased):
+                _log.warning(
+                    '%d samples are erased. A batch has another sample in the place of each, as of a bad one: see '
+                    'own_bad_rows of the loader. Packing leaves them out.',
+                    erased,
+                )
             if self.cache_limit is not None:
                 warn_without_room(self.cache_limit, self.pool.streams, *self.read_order(), topology.nodes)
             if topology.replicas > 1 and batches.global_batch_size % topology.replicas and self.weigh is None:

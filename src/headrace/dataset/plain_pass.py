@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, PADDING_KEY
@@ -38,7 +40,7 @@ def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) 
     if source.skipping_reader is not None:
         source.skipping_reader.begin_pass()
     shards.follow(
-        upcoming_batches(source.pool, plan, lambda k: source.pool.locate(plan.ids(k))[0], first=0),
+        upcoming_batches(source.pool, plan, lambda k: source.pool.places_in_batch(plan.ids(k))[0].shards, first=0),
         first=0,
         limits=prefetch_limits(source.predownload, plan.batch_size, count),
     )
@@ -49,7 +51,7 @@ def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) 
                 source.progress.refuse_turns()
             shards.advance(k)
             own_samples = plan.own_samples(k)
-            for row, sample in enumerate(_samples(source, epoch, plan.ids(k).tolist())):
+            for row, sample in enumerate(_samples(source, epoch, plan.ids(k))):
                 yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
         if ends_here():
@@ -73,7 +75,10 @@ def refuse_dealing(dataset: object, ranks: int) -> None:
             )
 
 
-def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
+def _samples(source: SampleSource, epoch: int, sample_ids: npt.NDArray[np.int64]) -> Iterator[Any]:
+    present, erased = source.pool.erased.replaced(sample_ids)
+    ids: list[int] = present.tolist()
+
     def read(sample_id: int) -> Any:
         with drawing_for(source.shuffle_seed, epoch, sample_id):
             return source.samples[sample_id]
@@ -84,4 +89,4 @@ def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
     # All at once: a later sample may replace a bad one.
     samples, bad = source.skipping_reader.samples(ids, read)
     for row, sample in enumerate(samples):
-        yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))
+        yield BAD_SAMPLE_KEY.put(sample, any(mask is not None and bool(mask[row]) for mask in (bad, erased)))

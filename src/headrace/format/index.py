@@ -20,14 +20,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import lt
 from pathlib import Path
 from typing import Any, Final
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
 from headrace.format.entries import INDEX_NAME, EntryParser, is_surely_valid, show
-from headrace.format.shards import ShardInfo
+from headrace.format.shards import Erasure, ShardInfo
 from headrace.format.table import Kind, Row, ShardTable, TableBuilder
 
 LARGE: Final = 1 << 16  # characters; a pattern costs more than it saves in a smaller index
@@ -41,7 +42,10 @@ _RUN: Final = 1 << 14  # shards taken at once
 
 
 def dump_index(
-    shards: Iterable[ShardInfo], *, version_first: bool = False, meanings: Mapping[str, str] | None = None
+    shards: Iterable[ShardInfo],
+    *,
+    version_first: bool = False,
+    meanings: Mapping[str, str] | None = None,
 ) -> bytes:
     """The bytes of ``index.json``.
 
@@ -50,25 +54,27 @@ def dump_index(
         version_first: put the version before the shards, as in a merged index.
         meanings: what columns mean besides what the shards' schemas say; see `Schema.meanings`.
     """
-    all_meanings = dict(meanings or {})
+    all_meanings, erased = dict(meanings or {}), dict[str, dict[str, Any]]()
 
     def entries() -> Iterator[dict[str, Any]]:
         for shard in shards:
             all_meanings.update(shard.schema.meaning_of)
+            if shard.erasure.rows:
+                erased[shard.files[0].raw.basename] = shard.erasure._asdict()
             yield shard.entry()
 
-    return dump_entries(entries(), all_meanings, version_first=version_first)
+    return dump_entries(entries(), {'erased': erased, 'meanings': all_meanings}, version_first=version_first)
 
 
-def dump_entries(
-    entries: Iterable[Mapping[str, Any]], meanings: Mapping[str, str], *, version_first: bool = False
-) -> bytes:
-    """As `dump_index`, of the shards' JSON objects and of what columns mean: `Schema.meaning_of`."""
+def dump_entries(entries: Iterable[Mapping[str, Any]], own: Mapping[str, Any], *, version_first: bool = False) -> bytes:
+    """As `dump_index`, of the shards' JSON objects and of headrace's own keys, which other readers pass over.
+
+    `own`: `erased`, the `Erasure` of shards by raw files; `meanings`, `Schema.meaning_of`. Empty ones are left out.
+    """
     shards = f'"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}]'
     keys = ['"version": 2', shards] if version_first else [shards, '"version": 2']
-    if meanings:  # a key of headrace, which MosaicML Streaming passes over
-        keys.insert(0, f'"meanings": {json.dumps(meanings, sort_keys=True)}')
-    return f'{{{", ".join(keys)}}}'.encode('ascii')
+    before = (f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in own.items() if value)
+    return f'{{{", ".join([*before, *keys])}}}'.encode('ascii')
 
 
 def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, allow_empty: bool = False) -> ShardTable:
@@ -167,8 +173,8 @@ class IndexFile:
         self.offered = range(0)
         """Numbers of the shards that are offered."""
         self.fingerprint = ''
-        """Of the shards that are offered."""
-        self._wanted = wanted
+        """Of the shards that are offered; an erasure leaves it as it is."""
+        self._wanted, self._data = wanted, b''
         self._source, self._allow_unsafe_types = source, allow_unsafe_types
 
     def read(self, path: Path) -> None:
@@ -181,6 +187,7 @@ class IndexFile:
         """
         data = path.read_bytes()
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
+        self._data, data = data, before_erasure(data)
         self.offered, self.fingerprint = range(len(self.shards)), _digest(data).hexdigest()
         if self._wanted not in (None, Generation(self.fingerprint)) and (found := self._wanted.shards_in(data)):
             self.offered, self.fingerprint = found, str(self._wanted)
@@ -188,26 +195,73 @@ class IndexFile:
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read.
 
-        A shard is the same if its entries in both indexes are equal, with checksums of its files.
+        A shard is the same if its entries in both indexes are equal, with checksums of its files. After an erasure it
+        is also the same without, since `headrace erase` gives a shard that it changes another name.
 
         Args:
             cached: the cached index. If it cannot be read, all shards may differ.
         """
-        old = ShardTable.empty()
+        old, is_erasure = ShardTable.empty(), False
         with contextlib.suppress(OSError, HeadraceError):
-            old = parse_index(cached.read_bytes(), source=str(cached), allow_unsafe_types=True)
+            data = cached.read_bytes()
+            old = parse_index(data, source=str(cached), allow_unsafe_types=True)
+            is_erasure = data != self._data and before_erasure(data) == before_erasure(self._data)
         for info in self.shards:
             found = old.find(info.files[0].raw.basename)
             is_same = found is not None and old[found].entry() == info.entry()
             for file in info.files:
                 for stored in (file.raw, file.zip):
-                    if stored is not None and not (is_same and stored.hashes):
+                    if stored is not None and not (is_same and (stored.hashes or is_erasure)):
                         yield stored.basename
         for info in old:
             for file in info.files:
                 for stored in (file.raw, file.zip):
                     if stored is not None and self.shards.find(stored.basename) is None:
                         yield stored.basename
+
+
+_ERASED: Final = '{"erased": '
+
+
+def before_erasure(data: bytes) -> bytes:
+    """The bytes that a valid index would have if no row of its shards had been erased."""
+    erased, text = _without_erased(data)
+    return _with_entries(text, {name: erasure['was'] for name, erasure in erased.items()})[0].encode()
+
+
+def after_erasure(data: bytes, new: Mapping[str, ShardInfo]) -> bytes:
+    """The bytes of a valid index with shards that have erased rows in place of others, by the names of raw files."""
+    erased, text = _without_erased(data)
+    entries = {name: json.dumps(shard.entry(), sort_keys=True) for name, shard in new.items()}
+    text, before = _with_entries(text, entries)
+    for name, was in before.items():
+        made = Erasure(new[name].erasure.rows, erased.pop(name, {'was': was})['was'])
+        erased[new[name].files[0].raw.basename] = made._asdict()
+    return f'{_ERASED}{json.dumps(erased, sort_keys=True)}, {text[1:]}'.encode()
+
+
+def _without_erased(data: bytes) -> tuple[dict[str, Any], str]:
+    """The `erased` of an index, and its text without."""
+    text = data.decode()
+    if not text.startswith(_ERASED):
+        return {}, text
+    erased, end = decode(text, len(_ERASED))
+    return erased, '{' + text[end:].removeprefix(', ')
+
+
+def _with_entries(text: str, new: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The text of an index with other entries of some shards, by the names of raw files; and their entries before."""
+    pieces, before, copied = list[str](), dict[str, str](), 0
+    for _, value in top_level(text, lazy='shards') if new else ():
+        if isinstance(value, Elements):
+            begin = skip(text, value.at + 1)
+            for entry in value:
+                name = entry['raw_data']['basename']
+                if name in new:
+                    pieces += [text[copied:begin], new[name]]
+                    before[name], copied = text[begin : value.at], value.at
+                begin = skip(text, skip(text, value.at) + 1)
+    return ''.join([*pieces, text[copied:]]), before
 
 
 def _try_patterns(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:
@@ -230,6 +284,7 @@ def _parse(
     shards: ShardTable | None = None
     version: Any = None
     meanings: Any = {}
+    erased: Any = {}
     collecting = gc.isenabled()
     gc.disable()  # a large index makes millions of objects: garbage collection takes a third of the time
     try:
@@ -238,6 +293,8 @@ def _parse(
                 version = value
             elif key == 'meanings':
                 meanings = value
+            elif key == 'erased':
+                erased = value
             elif key == 'shards':
                 if not isinstance(value, Elements):
                     raise FormatError(f'`shards` of an index is a list, but {source} has {show(value)}.')
@@ -268,7 +325,27 @@ def _parse(
         isinstance(text, str) and text.isprintable() for text in meanings.values()
     ):
         raise FormatError(f'`meanings` of an index are texts by column, but {source} has {show(meanings)}.')
+    if erased:
+        shards = _with_erased(shards, erased, source)
     return shards.with_meanings(meanings) if meanings else shards
+
+
+def _with_erased(shards: ShardTable, erased: Any, source: str) -> ShardTable:
+    found: dict[int, Erasure] = {}
+    for name, erasure in erased.items() if isinstance(erased, dict) else [('', erased)]:
+        match erasure:
+            case {'rows': [*rows], 'was': str(was)} if (shard := shards.find(name)) is not None:
+                is_right = all(type(row) is int for row in rows)
+                if is_right and all(map(lt, [-1, *rows], [*rows, int(shards.samples[shard])])):
+                    found[shard] = Erasure(tuple(rows), was)
+                    continue
+            case _:
+                pass
+        raise FormatError(
+            f'`erased` of an index says for the names of shards which `rows`, ascending, were erased, and what their '
+            f'entry `was`, but {source} has {show({name: erasure})}.'
+        )
+    return replace(shards, erased=found)
 
 
 def _corrupted(source: str, reason: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -201,6 +202,18 @@ def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, st
     return differences
 
 
+class Erasure(NamedTuple):
+    """The erased rows of a shard."""
+
+    rows: tuple[int, ...] = ()
+    """Ascending."""
+    was: str = ''
+    """The text of the shard's entry before, by which checkpoints know the data."""
+
+
+_NONE: Final = Erasure()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """One shard's entry in an index."""
@@ -221,6 +234,8 @@ class ShardInfo:
     """The columns."""
     made_from: str | None = None
     """The format of the data that the cache makes this shard from. Its sizes are then estimates. None: it is stored."""
+    erasure: Erasure = _NONE
+    """The rows that `headrace erase` has emptied."""
 
     @property
     def stored(self) -> dict[str, int]:
@@ -234,7 +249,13 @@ class ShardInfo:
             return replace(info, basename=f'{folder}/{info.basename}')
 
         files = (ShardFile(move(file.raw), move(file.zip) if file.zip else None) for file in self.files)
-        return replace(self, files=tuple(files))
+        erasure = self.erasure
+        if erasure.was:
+            was = json.loads(erasure.was)
+            for key in {'raw_data', 'zip_data'} & {key for key, value in was.items() if value}:
+                was[key]['basename'] = f'{folder}/{was[key]["basename"]}'
+            erasure = erasure._replace(was=json.dumps(was, sort_keys=True))
+        return replace(self, files=tuple(files), erasure=erasure)
 
     def entry(self) -> dict[str, Any]:
         """The shard's object in ``index.json``."""

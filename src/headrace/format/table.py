@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from headrace.format.shards import NO_HASHES, FileInfo, IntArray, Schema, ShardFile, ShardInfo
+from headrace.format.shards import NO_HASHES, Erasure, FileInfo, IntArray, Schema, ShardFile, ShardInfo
 
 _LONG: Final = 256  # bytes; longer names, which are few, are hashed one by one
 _WORDS: Final = _LONG // 8
@@ -198,6 +198,8 @@ class ShardTable(ShardSequence):
     """int64[digests + 1], the offset of each digest in `digests`, and the end of the last."""
     digests: npt.NDArray[np.uint8]
     """uint8[bytes], all digests in UTF-8 (lone surrogates allowed), without separators."""
+    erased: Mapping[int, Erasure] = field(default_factory=dict[int, Erasure])
+    """By number, of the shards that have erased rows."""
     first_files: IntArray = field(init=False, repr=False)
     """int64[shards + 1], number of each shard's first file, then of all files."""
     first_digests: IntArray = field(init=False, repr=False)
@@ -216,7 +218,7 @@ class ShardTable(ShardSequence):
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = self.kind_of, self.samples, self.sizes, self.name_starts, self.names, self.digest_starts, self.digests
-        return ShardTable, (self.kinds, *columns)
+        return ShardTable, (self.kinds, *columns, self.erased)
 
     @classmethod
     def empty(cls) -> ShardTable:
@@ -259,7 +261,13 @@ class ShardTable(ShardSequence):
             sizes=self.sizes[files[0] : files[1]],
             name_starts=self.name_starts[files[0] : files[1] + 1],
             digest_starts=self.digest_starts[digests[0] : digests[1] + 1],
+            erased={shard - first: erasure for shard, erasure in self.erased.items() if shard in shards},
         )
+
+    @property
+    def num_erased(self) -> int:
+        """Erased samples of all shards."""
+        return sum(len(erasure.rows) for erasure in self.erased.values())
 
     def raw_bytes(self) -> IntArray:
         """Bytes of each shard's files without compression, int64[shards]."""
@@ -312,6 +320,7 @@ class ShardTable(ShardSequence):
             kind.size_limit,
             kind.schema,
             kind.made_from,
+            self.erased.get(shard, Erasure()),
         )
 
     def _name(self, file: int) -> str:

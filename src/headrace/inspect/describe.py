@@ -201,6 +201,8 @@ class Description:
     other_columns: int
     """Number of further sets of columns in other shards."""
     num_samples: int
+    """Erased ones among them."""
+    num_erased: int
     num_shards: int
     raw_bytes: int
     """Bytes of all shards without compression."""
@@ -232,6 +234,7 @@ class Description:
             'url': self.url,
             'format': self.format,
             'samples': self.num_samples,
+            'erased': self.num_erased,
             'shards': self.num_shards,
             'raw_bytes': self.raw_bytes,
             'stored_bytes': self.stored_bytes,
@@ -263,6 +266,8 @@ class Description:
             ('compression', f'{compression}, ratio {self.ratio:.2f}'),
             ('checksums', ', '.join(self.hashes) or 'none'),
         ]
+        if self.num_erased:
+            rows.append(('erased', f'{count_text(self.num_erased, "sample")}, which the shards hold as empty rows'))
         if self.other_columns:
             rows.append(('columns', f'{self.other_columns} other sets of columns in later shards'))
         if self.damage:
@@ -367,6 +372,7 @@ def describe(
         columns=() if schema is None else _columns(schema, values),
         other_columns=max(0, len(shards.schemas) - 1),
         num_samples=int(shards.samples.sum()),
+        num_erased=shards.num_erased,
         num_shards=len(shards),
         raw_bytes=int(shards.raw_bytes().sum()),
         stored_bytes=int(stored.sum()),

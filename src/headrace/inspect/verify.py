@@ -209,7 +209,8 @@ class VerifyReport:
     shards: int
     """Shards of the index."""
     samples: int
-    """Samples of the index."""
+    """Samples of the index, erased ones among them."""
+    erased: int
     passed_before: int
     """Shards that the state file names, which were not read again."""
     bad: tuple[BadShard, ...]
@@ -237,6 +238,7 @@ class VerifyReport:
             'fast': self.is_fast,
             'shards': self.shards,
             'samples': self.samples,
+            'erased': self.erased,
             'passed_before': self.passed_before,
             'unknown_files': self.unknown_files,
             'bad': [each.to_json() for each in self.bad],
@@ -251,7 +253,7 @@ class VerifyReport:
         good = self.shards - len(self.bad)
         lines.append(
             f'{good:,} of {self.shards:,} shards of {printable(redact(self.url))}, with {self.samples:,} samples in '
-            f'all, {how}{before}.'
+            f'all{f", {self.erased:,} of them erased" if self.erased else ""}, {how}{before}.'
         )
         return '\n'.join(lines)
 
@@ -325,6 +327,7 @@ def verify(
         url=without_credentials(os.fspath(url)),
         shards=len(shards),
         samples=int(shards.samples.sum()),
+        erased=shards.num_erased,
         passed_before=passed_before,
         bad=tuple(sorted(bad, key=lambda each: each.shard)),
         is_fast=fast,

@@ -45,6 +45,8 @@ class BatchExplanation:
     """bool[rows]: whether the row only fills up, so that ranks have equally many."""
     files: NDArray[np.str_] | None = None
     """The shard's file, where that is known."""
+    is_erased: NDArray[np.bool_] | None = None
+    """bool[rows]: whether the sample was erased. None: none was, or that is not known."""
 
     @property
     def counted(self) -> str:
@@ -85,6 +87,8 @@ class BatchExplanation:
         if self.files is not None:
             columns['file'] = self.files
         columns |= {'shard_row': self.shard_rows, 'id': self.ids, 'is_padding': self.is_padding}
+        if self.is_erased is not None:
+            columns['is_erased'] = self.is_erased
         return {name: column.tolist() for name, column in columns.items()}
 
     def summary(self) -> list[str]:
@@ -112,8 +116,9 @@ class BatchExplanation:
     def __str__(self) -> str:
         columns = self.columns()
         is_padding = columns.pop('is_padding')
+        is_erased = columns.pop('is_erased', [False] * len(is_padding))
         cells = [[name, *map(str, column)] for name, column in columns.items()]
         widths = [max(map(len, column)) for column in cells]
         lines = ['  '.join(map(str.rjust, line, widths)) for line in zip(*cells, strict=True)]
-        notes = ('', *('  padding' * is_one for is_one in is_padding))
+        notes = ('', *('  padding' * a + '  erased' * b for a, b in zip(is_padding, is_erased, strict=True)))
         return '\n'.join(map(str.__add__, lines, notes))

@@ -270,11 +270,17 @@ class PackedReader(Reader[ChunkKey]):
     ) -> tuple[list[Document], BadRows | None]:
         """Documents, and a mask of the bad ones. These have no tokens, as if they did not exist."""
         kinds = self._packings_of(ids)
-        if len(found := np.unique(kinds)) == 1:
+        _, erased = self._pool.erased.replaced(ids)
+        if erased is not None:
+            kinds = np.where(erased, -1, kinds)
+        if len(found := np.unique(kinds)) == 1 and erased is None:
             return self._documents_of(found[0], ids, epochs)
         documents, bad = [_NO_TOKENS] * len(ids), np.zeros(len(ids), np.bool_)
         for kind in found:
             places = np.flatnonzero(kinds == kind)
+            if kind < 0:
+                bad[places] = True
+                continue
             of_kind, bad_rows = self._documents_of(kind, ids[places], epochs[places])
             bad[places] = False if bad_rows is None else bad_rows
             for place, document in zip(places.tolist(), of_kind, strict=True):

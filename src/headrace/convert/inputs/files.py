@@ -311,7 +311,7 @@ class ShardInputs(Inputs):
         info, names = self._shards[number], [self._column]
         reader = open_shard(info, raw_files(self._store, info, self._retry), source=self.name(number), columns=names)
         for begin in range(0, count := self._count(number), _ROWS):
-            rows = np.arange(begin, min(begin + _ROWS, count))
+            rows = np.setdiff1d(np.arange(begin, min(begin + _ROWS, count)), np.array(info.erasure.rows, np.int64))
             batch = info.schema.allocate(len(rows))
             reader.gather(rows, np.arange(len(rows)), batch)
             yield {self._column: batch.columns[self._column]}

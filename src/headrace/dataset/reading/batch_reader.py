@@ -31,7 +31,7 @@ from headrace.dataset.sample_rng import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
-from headrace.order import BatchPlan, BatchSpec, Decision, Places, Run, SampleMap
+from headrace.order import BatchPlan, BatchSpec, Decision, Places, Run
 from headrace.padding import Pad
 from headrace.storage import CacheCounters
 
@@ -200,6 +200,8 @@ class BatchReader(Reader[BatchKey]):
             batch = opened.joined.batch(shards[part], chunk.places.rows[part])
         if batch is None:
             batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
+        if chunk.erased is not None and (erased := chunk.erased[part]).any():
+            bad_rows = erased if bad_rows is None else bad_rows | erased
         if self._places.plan.has_padding:
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         if self._weigh is not None:
@@ -261,7 +263,7 @@ class BatchReader(Reader[BatchKey]):
         limits = prefetch_limits(source.predownload, self._batches.batch_size, workers)
         self._places, self._next_places = self._next_places, None
         if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
-            self._places = _BatchPlaces(self.plan_of(key), source.pool.map, limits.batches)
+            self._places = _BatchPlaces(self.plan_of(key), source.pool, limits.batches)
         self._plan = self._places.plan  # an earlier one may hold a permutation
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
@@ -280,7 +282,7 @@ class BatchReader(Reader[BatchKey]):
         yield from upcoming_batches(pool, places.plan, places.shards_of, first=first)
         if next_epoch is not None:
             plan = self._run.plan(next_epoch, 0, self._batches)
-            after = self._next_places = _BatchPlaces(plan, pool.map, ahead)
+            after = self._next_places = _BatchPlaces(plan, pool, ahead)
             for batch in upcoming_batches(pool, plan, after.shards_of, first=0):
                 yield batch._replace(number=places.plan.num_batches + batch.number)
 
@@ -293,10 +295,10 @@ class BatchReader(Reader[BatchKey]):
 class _Chunk:
     """The samples of consecutive batches."""
 
-    __slots__ = ('bounds', 'places', 'shards')
+    __slots__ = ('bounds', 'erased', 'places', 'shards')
 
-    def __init__(self, places: Places, rows: npt.NDArray[np.int64]) -> None:
-        self.places = places
+    def __init__(self, places: Places, erased: BadRows | None, rows: npt.NDArray[np.int64]) -> None:
+        self.places, self.erased = places, erased
         self.bounds: list[int] = [0, *np.cumsum(rows).tolist()]
         """The samples of batch i of the chunk are those from bound i on, and below bound i + 1."""
         self.shards: list[int] | None = None
@@ -312,9 +314,9 @@ class _Chunk:
 class _BatchPlaces:
     """The places of one rank's batches, for its reader and its prefetch. Many batches are located together."""
 
-    def __init__(self, plan: BatchPlan, sample_map: SampleMap, ahead: int) -> None:
+    def __init__(self, plan: BatchPlan, pool: SamplePool, ahead: int) -> None:
         self.plan = plan
-        self._map = sample_map
+        self._pool = pool
         self._batches = min(max(_CHUNK // plan.batch_size, _FEWEST_BATCHES), _MOST_BATCHES)
         # The reader takes the look-ahead's chunks from here later; older ones have no use.
         self._most_chunks = 2 + (_LEAST_HELD + ahead) // self._batches
@@ -331,8 +333,8 @@ class _BatchPlaces:
         chunk = self._chunks.get(place)
         if chunk is None:
             batches = self.plan.batches(place * self._batches, self._batches)
-            places = self._map.places(self.plan.ids_of(batches))
-            chunk = self._chunks[place] = _Chunk(places, self.plan.rows_of(batches))
+            places = self._pool.places_in_batch(self.plan.ids_of(batches))
+            chunk = self._chunks[place] = _Chunk(*places, self.plan.rows_of(batches))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
         return chunk, slice(chunk.bounds[batch], chunk.bounds[batch + 1])

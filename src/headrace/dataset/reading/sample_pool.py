@@ -19,8 +19,10 @@ import torch
 
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.reading.dataset_shards import CachedShards, DatasetShards
+from headrace.dataset.reading.erased import ErasedSamples
 from headrace.dataset.streams.columns import gathered_columns
 from headrace.dataset.streams.open_streams import OpenedStream
+from headrace.errors import ErasedError
 from headrace.format import ColumnBatch, Columns, FixedLayout, ShardReader
 from headrace.order import BatchExplanation, BatchPlan, Mixture, Places, SampleMap
 from headrace.storage import CacheCounters
@@ -114,6 +116,7 @@ class SamplePool:
         self._first_shards = mixture.shard_offsets[:-1]
         self.map = SampleMap.of(mixture, [stream.row_selection for stream in streams])
         """Finds the shards and rows of samples."""
+        self.erased = ErasedSamples(streams, self.map)
         self._opened: OpenedPool | None = None
         self._counters: CacheCounters | None = None
 
@@ -164,6 +167,25 @@ class SamplePool:
         """Shards of sample ids, and the samples' rows in them. Both int64, of the shape of `ids`."""
         return self.map.locate(ids)
 
+    def places_in_batch(self, ids: IntArray) -> tuple[Places, npt.NDArray[np.bool_] | None]:
+        """What batches have of samples: others in place of erased ones; and bool[n], these rows, or None."""
+        ids, erased = self.erased.replaced(ids)
+        return self.map.places(ids), erased
+
+    def check_present(self, ids: IntArray) -> None:
+        """Refuse erased samples.
+
+        Raises:
+            ErasedError: one is.
+        """
+        _, erased = self.erased.replaced(ids)
+        if erased is not None:
+            sample_id = int(ids[erased][0])
+            raise ErasedError(
+                f'A sample that was erased has no values any more: {self.describe(sample_id)}. Batches of loaders have '
+                f'another in its place; leave it out where you ask for samples by id.'
+            )
+
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
         number = int(self._first_shards.searchsorted(shard, 'right')) - 1
@@ -177,7 +199,8 @@ class SamplePool:
         """
         shard, _ = self.map.locate_one(sample_id)
         neighbours = self.map.ids_of(shard)
-        yield from (i for i in neighbours[max(sample_id - neighbours.start - 2, 0) :][:5] if i != sample_id)
+        near = np.array(neighbours[max(sample_id - neighbours.start - 2, 0) :][:5])
+        yield from (i for i in dict.fromkeys(self.erased.replaced(near)[0].tolist()) if i != sample_id)
         own = int(self._first_shards.searchsorted(shard, 'right')) - 1
         for number in [own, *(stream for stream in range(len(self.streams)) if stream != own)][:_OTHERS]:
             first = int(self._first_shards[number])
@@ -186,7 +209,7 @@ class SamplePool:
                 after = int(shards.searchsorted(shard, 'right'))
                 shards = np.concatenate([shards[after:], shards[:after]])[:-1]
             for other in shards[: _OTHERS if number == own else 1].tolist():
-                yield self.map.ids_of(other)[0]
+                yield int(self.erased.replaced(np.array(self.map.ids_of(other)[:1]))[0][0])
 
     def stream_of(self, sample_id: int) -> tuple[OpenedStream, int, int]:
         """The stream of a sample, the number of its shard there, and its row in the shard."""
@@ -202,7 +225,7 @@ class SamplePool:
         explained = plan.explain(k, self.map)
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])
-        return replace(explained, files=names[numbers])
+        return replace(explained, files=names[numbers], is_erased=self.erased.replaced(explained.ids)[1])
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -226,6 +249,8 @@ class SamplePool:
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         shard, row = self.map.locate_one(sample_id)
+        if len(self.erased):
+            self.check_present(np.array([sample_id]))
         _, shards, tensors, _ = self.opened
         held = shards.open(shard)
         try:
@@ -246,6 +271,7 @@ class SamplePool:
         found: list[dict[str, Any]] = []
         for first in range(0, len(ids), _SAMPLES):
             some = np.array(ids[first : first + _SAMPLES], np.int64)
+            self.check_present(some)
             gathered = self.gather(columns, self.map.places(some)).columns
             found += [dict(zip(gathered, values, strict=True)) for values in zip(*gathered.values(), strict=True)]
         return found

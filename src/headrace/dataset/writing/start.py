@@ -105,8 +105,10 @@ _SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newl
 _ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
 PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
 """Names of the folders of parts, which a writer of parts makes."""
-_REPLACED: Final = re.compile(r'index\.\d{5,}\.json')
-"""Names of indexes that were replaced, and can be brought back."""
+ERASURE: Final = '.headrace-erasing'
+"""Name of the plan of an erasure, an index of the shards that it has written."""
+_REPLACED: Final = re.compile(rf'index\.\d{{5,}}\.json|{re.escape(ERASURE)}')
+"""Names of indexes beside the dataset's, whose shards stay: those that were replaced, and can be brought back."""
 _FILE: Final = (
     r'(shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?|index\.json\.tmp'
     rf'|{JOURNAL.pattern})(\.tmp)?'

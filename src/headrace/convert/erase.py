@@ -1,0 +1,433 @@
+"""Legal erasure: the content of samples goes, and every other sample keeps its place.
+
+A shard with such rows is written again, under another name, with empty values in these rows. Indexes list them as
+`erased`, so readers leave them out. All indexes that list the shard are replaced: the dataset's, those that a merge or
+an append has kept, and those of merged parts. Then the old shards go.
+
+A plan beside the index makes this restartable. At first it names the new shards, and a later call removes what a killed
+one has written of them. When all are stored, it is their index, and a later call goes on to the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import tempfile
+import warnings
+from array import array
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.convert.record import FOLDER
+from headrace.convert.stored_dataset import INDEX, PATIENT, open_stored, raw_files, with_stored_values
+from headrace.dataset.writing.claim import FolderClaim, StoreClaim
+from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.start import ERASURE, JOURNAL, Terms, shard_number
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.format import (
+    FileInfo,
+    IndexFile,
+    ShardFile,
+    ShardInfo,
+    ShardTable,
+    compress,
+    get_compression_extension,
+    get_hash,
+    is_hash,
+    mds_encode,
+    open_shard,
+    parse_index,
+)
+from headrace.format.encoder import offset_table
+from headrace.format.encodings.arrays import DTYPES
+from headrace.format.encodings.registry import get_mds_encoding
+from headrace.format.index import after_erasure, dump_entries
+from headrace.format.shards import Erasure
+from headrace.redaction import without_credentials
+from headrace.sources.source_store import SourceStore
+from headrace.storage import CacheStats, StoreOptions, local_path
+from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex, is_from
+from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch
+from headrace.storage.stores.local import LocalStore
+
+Place = str | os.PathLike[str]
+_INDEX: Final = re.compile(r'(?:(?!\.headrace).*/)?index(\.\d{5,})?\.json')
+_TEMPORARY: Final = re.compile('[0-9a-f]{32}')
+"""Names of cache folders in the system's folder for temporary files."""
+
+
+@dataclass(frozen=True)
+class EraseReport:
+    """The result of `erase`."""
+
+    dataset: str
+    samples: int
+    """Samples that are erased, or would be."""
+    shards: int
+    """Shards that hold them."""
+    missing: int
+    """Ids that no sample has; those of erased ones are gone, too."""
+    caches: tuple[str, ...]
+    """Cache folders of this machine that were cleaned."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), 'caches': list(self.caches)}
+
+
+def erase(
+    dataset: Place,
+    ids: Iterable[str | int],
+    *,
+    column: str = 'id',
+    keep: Sequence[str] = (),
+    caches: Sequence[Place] = (),
+    dry_run: bool = False,
+    resume: bool = False,
+    jobs: int = 8,
+    options: StoreOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EraseReport:
+    """Erase samples of an MDS dataset. Their rows stay, with empty values, and checkpoints stay valid.
+
+    The same call after a kill goes on. Costs in the heads of shards stay (`MDSWriter(cost=...)`).
+
+    Args:
+        dataset: a folder, or a URL of a store. Data in both need a call for each.
+        ids: values of `column`, as numbers or texts; each sample with one of them is erased.
+        column: a column of texts or whole numbers.
+        keep: columns whose values stay, such as those that a `where` or a `cost` reads.
+        caches: folders of this machine, looked through for caches at any depth. Caches of streams without `local` are
+            found. Others lose old shards when they are opened next.
+        dry_run: write nothing.
+        resume: take over from an erasure that was killed on another machine. Nothing else may write to the dataset.
+        jobs: shards that are read at one time.
+        options: how to reach the store.
+        progress: called with the number of shards that were searched, and of all.
+
+    Raises:
+        ConfigError: the data are of another format, or an argument breaks a rule.
+        FileExistsError: a writer or a conversion to the dataset has not finished.
+        FileNotFoundError: there is no dataset.
+        FormatError: a shard is damaged.
+        OSError: the store cannot be reached, or refuses.
+    """
+    erasure, wanted = _Erasure(dataset, options, column, keep), {str(one) for one in ids}
+    cleaned = list[str]()
+    if dry_run:
+        hits, found = erasure.search(wanted, jobs, progress)
+    else:
+        with _claimed(dataset, erasure.place, resume) as check:
+            erasure.go_on(check)
+            hits, found = erasure.search(wanted, jobs, progress)
+            if hits:
+                erasure.write(hits, jobs)
+                erasure.go_on(check)
+        cleaned += _clean_caches(erasure.place, caches)
+    samples = sum(len(rows) for _, rows in hits)
+    place = without_credentials(os.fspath(dataset))
+    return EraseReport(place, samples, len(hits), len(wanted - found), tuple(cleaned))
+
+
+Hits = list[tuple[ShardInfo, list[int]]]
+"""Shards, named as at the root, and the rows to erase there."""
+
+
+class _Erasure:
+    def __init__(self, dataset: Place, options: StoreOptions | None, column: str, keep: Sequence[str]) -> None:
+        try:
+            stored = open_stored(dataset, options)
+        except (ObjectNotFoundError, FormatError):  # litdata's index has the same name
+            other = _format_of(dataset, options or StoreOptions())
+            if other is None:
+                raise
+            raise _refusal(dataset, other) from None
+        for schema in stored.shards.schemas:
+            if schema.format != 'mds':
+                raise _refusal(dataset, schema.format)
+            missing = {column, *keep}.difference(schema.names)
+            if missing or column in keep or get_mds_encoding(schema.columns[column]).kind not in _ID_KINDS:
+                columns = ', '.join(f'{name} ({encoding})' for name, encoding in schema.columns.items())
+                raise ConfigError(
+                    f'`column` (--column) of an erasure names a column of texts or whole numbers, and `keep` (--keep) '
+                    f'others, but they are {column!r} and {list(keep)}, and the columns are {columns}.'
+                )
+        self.place = StorePlace(stored.store, PATIENT)
+        self._column, self._keep = column, frozenset(keep)
+        for key in self._keys:
+            if JOURNAL.fullmatch(key) or key.startswith(f'{FOLDER}/'):
+                raise FileExistsError(
+                    f'Samples are erased when the writer has finished, but {self.place.shown} has {key}. Finish it '
+                    f'first: with `append=True, resume=True`, or by the same conversion again. Of what `headrace '
+                    f'tokenize` keeps up to date, erase the source.'
+                )
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return {info.key for info in self.place.list()}
+
+    @cached_property
+    def _indexes(self) -> dict[str, tuple[bytes, ShardTable]]:
+        """The indexes that list shards of the dataset, by their keys; its own is the last."""
+        found: dict[str, tuple[bytes, ShardTable]] = {}
+        names = set[str]()
+        for key in sorted(filter(_INDEX.fullmatch, self._keys), key=lambda key: ('/' in key, key)):
+            data = self.place.read(key)
+            with contextlib.suppress(FormatError):  # of other data, in a folder below
+                table = parse_index(data, source=f'{self.place.shown}/{key}', allow_unsafe_types=True, allow_empty=True)
+                of_index = {_name(shard) for shard in _at_root(table, key)}
+                names |= of_index if '/' not in key else set()
+                if not names.isdisjoint(of_index):
+                    found[key] = data, table
+        return {**found, INDEX: found.pop(INDEX)}
+
+    def _shards(self) -> dict[str, ShardInfo]:
+        return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
+
+    def search(
+        self, wanted: Collection[str], jobs: int, progress: Callable[[int, int], None] | None
+    ) -> tuple[Hits, set[str]]:
+        """The rows to erase, and the ids that were found."""
+        shards, listed = self._shards(), {_name(shard) for shard in self._indexes[INDEX][1]}
+        hits, found = Hits(), set[str]()
+        with ThreadPoolExecutor(jobs, thread_name_prefix='headrace-erase') as pool:
+            ids = pool.map(lambda shard: self._ids(shard, may_be_gone=_name(shard) not in listed), shards.values())
+            for number, (shard, values) in enumerate(zip(shards.values(), ids, strict=True), 1):
+                found_here = {row for row, value in enumerate(values) if value in wanted}
+                rows = sorted(found_here.difference(shard.erasure.rows))
+                if rows:
+                    hits.append((shard, rows))
+                    found.update(values[row] for row in rows)
+                if progress is not None:
+                    progress(number, len(shards))
+        return hits, found
+
+    def _ids(self, shard: ShardInfo, *, may_be_gone: bool) -> list[str]:
+        try:
+            buffers = raw_files(self.place.store, shard, PATIENT)
+        except ObjectNotFoundError:
+            if may_be_gone:  # an index that was kept may outlive its shards
+                return []
+            raise
+        rows, batch = np.arange(shard.samples), shard.schema.allocate(shard.samples, [self._column])
+        open_shard(shard, buffers, source=_name(shard), columns=[self._column]).gather(rows, rows, batch)
+        return [str(value) for value in list(batch.columns[self._column])]
+
+    def write(self, hits: Hits, jobs: int) -> None:
+        """Store the new shards, and the plan to replace the old ones."""
+        last: dict[str, int] = {}
+        for folder, _, name in (key.rpartition('/') for key in self._keys):
+            last[folder] = max(last.get(folder, -1), shard_number(name))
+        names: list[str] = []
+        for shard, _ in hits:
+            folder = _name(shard).rpartition('/')[0]
+            last[folder] += 1
+            names.append(f'{folder}/shard.{last[folder]:05}.mds'.lstrip('/'))
+        files = [f'{name}{ending}' for name, (shard, _) in zip(names, hits, strict=True) for ending in _endings(shard)]
+        self.place.write(ERASURE, dump_entries([], {'new': files}))
+        with ThreadPoolExecutor(jobs, thread_name_prefix='headrace-erase') as pool:
+            new = list(pool.map(self._write_again, hits, names))
+        erased = {_name(shard): shard.erasure._asdict() for shard in new}
+        own = {'erased': erased, 'old': [_files(shard) for shard, _ in hits]}
+        self.place.write(ERASURE, dump_entries((shard.entry() for shard in new), own))
+
+    def _write_again(self, hit: tuple[ShardInfo, list[int]], name: str) -> ShardInfo:
+        shard, rows = hit
+        (data,) = buffers = raw_files(self.place.store, shard, PATIENT)
+        reader = open_shard(with_stored_values(shard), buffers, source=_name(shard))  # checks the offsets
+        offsets = np.frombuffer(data, '<u4', shard.samples + 1, 4).astype(np.int64)
+        sizes = np.diff(offsets)
+        pieces: list[Any] = [data[8 + 4 * shard.samples : offsets[0]]]  # the configuration, and the costs
+        at = offsets[0]
+        for row in rows:
+            emptied = self._emptied(shard, reader.sample(row))
+            sizes[row] = len(emptied)
+            pieces += [data[at : offsets[row]], emptied]
+            at = offsets[row + 1]
+        table = offset_table(array('Q', sizes.astype(np.uint64).tobytes()), int(offsets[0]))
+        new = b''.join([table, *pieces, data[at:]])
+        (file,) = shard.files
+        made = ShardFile(_described(name, new, file.raw), None)
+        if file.zip is not None:
+            new = compress(shard.compression or '', new)
+            made = ShardFile(made.raw, _described(name + _endings(shard)[-1], new, file.zip))
+        self.place.upload((made.zip or made.raw).basename, io.BytesIO(new), len(new))
+        return replace(shard, files=(made,), erasure=Erasure(tuple(sorted({*shard.erasure.rows, *rows}))))
+
+    def _emptied(self, shard: ShardInfo, sample: Mapping[str, Any]) -> bytes:
+        """An erased row: the values of `keep`, and empty ones of all other columns."""
+        sizes, values = list[bytes](), list[bytes]()
+        for name, encoding, size in zip(shard.schema.names, shard.schema.encodings, shard.schema.sizes, strict=True):
+            if name not in self._keep:
+                value = bytes(size) if size is not None else empty_value(encoding)
+            elif isinstance(sample[name], np.ndarray | np.generic):
+                value = sample[name].tobytes()
+            else:
+                value = mds_encode(encoding, sample[name])
+            if size is None:
+                sizes.append(len(value).to_bytes(4, 'little'))
+            values.append(value)
+        return b''.join([*sizes, *values])
+
+    def go_on(self, check: Callable[[], None]) -> None:
+        """Do what a plan says, if there is one."""
+        self._forget()  # it may be from before this was the only writer
+        data = self.place.read_if_there(ERASURE)
+        if data is None:
+            return
+        plan = json.loads(data)
+        if 'old' not in plan:  # its shards are not all stored
+            listed = {name for shard in self._shards().values() for name in _files(shard)}
+            gone = [name for name in plan['new'] if name not in listed]
+        else:
+            made = parse_index(data, source=f'{self.place.shown}/{ERASURE}', allow_unsafe_types=True)
+            instead = {files[0]: shard for files, shard in zip(plan['old'], made, strict=True)}
+            for key, (index, table) in self._indexes.items():
+                names = zip(map(_name, table), map(_name, _at_root(table, key)), strict=True)
+                folder = key.rpartition('/')[0]
+                new = {name: _below(instead[at_root], folder) for name, at_root in names if at_root in instead}
+                if new:
+                    check()
+                    self.place.write(key, after_erasure(index, new))
+            gone = [name for files in plan['old'] for name in files]
+        for name in gone:
+            self.place.delete(name)
+        self.place.delete(ERASURE)
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ('_keys', '_indexes'):
+            vars(self).pop(name, None)
+
+
+_ID_KINDS: Final = {'str', 'int', *(f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64))}
+
+
+def _format_of(dataset: Place, options: StoreOptions) -> str | None:
+    """The format of data other than shards."""
+    none: dict[str, Any] = dict.fromkeys(('split', 'format_name', 'format_options', 'columns'))
+    found, _ = SourceStore(os.fspath(dataset), options, **none, allow_unsafe_types=False).find()
+    return None if found is None else found.NAME
+
+
+def _refusal(dataset: Place, name: str) -> ConfigError:
+    return ConfigError(
+        f'An erasure rewrites shards of MDS, but {without_credentials(os.fspath(dataset))} is of the format {name}. '
+        f'Delete the rows with the program that wrote the data, or convert the data first (`headrace convert`).'
+    )
+
+
+def empty_value(name: str) -> bytes:
+    """The bytes of a value of a variable-size encoding that holds nothing, or as little as the encoding can read.
+
+    Raises:
+        ConfigError: no such value is known.
+    """
+    encoding = get_mds_encoding(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # a picture without a file is encoded
+        for value in _smallest_values():
+            with contextlib.suppress(Exception):  # encodings raise errors of many classes
+                data = value if isinstance(value, bytes) else encoding.encode(value)
+                encoding.decode(data)
+                return data
+    raise ConfigError(
+        f'An erased row has an empty value in each column, but the encoding {name!r} reads none that is known. Name '
+        f'the column in `keep` (--keep) if its values may stay.'
+    )
+
+
+def _smallest_values() -> Generator[Any]:
+    yield from (b'', b'0', '', [], *(np.zeros(1, dtype) for dtype in DTYPES))
+    from PIL import Image  # only columns of pictures get here
+
+    yield Image.new('RGB', (1, 1))
+
+
+def _name(shard: ShardInfo) -> str:
+    return shard.files[0].raw.basename
+
+
+def _endings(shard: ShardInfo) -> list[str]:
+    """The endings of the names of its files: raw, and compressed."""
+    return ['', *(f'.{get_compression_extension(shard.compression or "")}' for file in shard.files if file.zip)]
+
+
+def _files(shard: ShardInfo) -> list[str]:
+    return [info.basename for file in shard.files for info in (file.raw, file.zip) if info is not None]
+
+
+def _at_root(table: ShardTable, key: str) -> Iterable[ShardInfo]:
+    """The shards of an index, named as at the root of the dataset."""
+    folder = key.rpartition('/')[0]
+    return (shard.moved(folder) for shard in table) if folder else table
+
+
+def _below(shard: ShardInfo, folder: str) -> ShardInfo:
+    """A shard as the index of a folder names it."""
+    (file,) = shard.files
+    raw, packed = (
+        info and replace(info, basename=info.basename.removeprefix(f'{folder}/')) for info in (file.raw, file.zip)
+    )
+    assert raw is not None
+    return replace(shard, files=(ShardFile(raw, packed),))
+
+
+def _described(name: str, data: bytes, old: FileInfo) -> FileInfo:
+    return FileInfo(
+        name, len(data), {algorithm: get_hash(algorithm, data) for algorithm in filter(is_hash, old.hashes)}
+    )
+
+
+@contextlib.contextmanager
+def _claimed(dataset: Place, place: StorePlace, resume: bool) -> Generator[Callable[[], None]]:
+    """Keep other writers away. Gives a function that raises if one has taken the place over."""
+    terms, folder, remote = Terms(append=True, resume=resume), local_path(dataset), None
+    if folder is not None:
+        claim = FolderClaim.take(Path(folder), terms, store=None, keep_local=True)
+    else:
+        remote = StoreClaim(place, terms, beside=None)
+        claim = FolderClaim.make_temporary(remote.start)
+    is_done = False
+    try:
+        if claim.start.is_finished:
+            raise FileExistsError(
+                f'A writer to {place.shown} was killed after it had stored the index. Finish it first: open one with '
+                f'`append=True, resume=True`, and close it.'
+            )
+        if remote is not None:
+            remote.take(claim.mark)
+        if isinstance(place.store, LocalStore):
+            place.store.remove_unfinished()
+        yield remote.check if remote is not None else lambda: None
+        is_done = True
+    finally:
+        claim.release(is_done=is_done)
+    if remote is not None:
+        remote.release()
+
+
+def _clean_caches(place: StorePlace, caches: Sequence[Place]) -> Generator[str]:
+    """Bring the index of each cache of this machine up to date, which removes old shards; gives their folders."""
+    temporary = Path(tempfile.gettempdir())
+    found = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
+    for marker in sorted(marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)):
+        if is_from(marker.parent, place.store.url):
+            IndexFetch(
+                index=CachedIndex(marker.parent, INDEX),
+                store=place.store,
+                reader=IndexFile(place.shown, allow_unsafe_types=True),
+                check=IndexCheck(),
+                retry=PATIENT,
+                stats=CacheStats(),
+            ).run()
+            yield str(marker.parent)
