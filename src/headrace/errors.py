@@ -34,7 +34,8 @@ and each pickles, because exceptions cross process boundaries. None holds a secr
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from headrace.redaction import redact
 
@@ -186,6 +187,14 @@ class MissingStateKeyError(ResumeError, KeyError):
 
 class MissingDependencyError(HeadraceError, ImportError):
     """An optional package is not installed."""
+
+
+def import_optional(module: str, needs: str, extra: str) -> Any:
+    """A module of an optional package; `needs` says what needs which package, such as 'Videos need PyAV'."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(f"{needs}, which is not installed: pip install 'headrace[{extra}]'") from error
 
 
 class AliasError(HeadraceError, ImportError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, ClassVar, Final
 
-from headrace.errors import ConfigError, MissingDependencyError, ShardError
+from headrace.errors import ConfigError, MissingDependencyError, ShardError, import_optional
 
 CHUNK: Final = 1 << 18  # bytes read and written at a time
 _ZSTD_THREADS: Final = min(4, os.cpu_count() or 1)
@@ -293,18 +293,7 @@ def register_compression(name: str, algorithm: type[Compression]) -> None:
 
 
 def _optional(name: str) -> ModuleType:
-    try:
-        if name == 'brotli':
-            import brotli
-
-            return brotli
-        import snappy
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"This shard is compressed with {name}, which is not installed: pip install 'headrace[compression]'"
-        ) from error
-    else:
-        return snappy
+    return import_optional(name, f'This shard is compressed with {name}', 'compression')
 
 
 _HEAD: Final = 64  # first bytes of a file, which may announce the size of its content

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError, MissingDependencyError
+from headrace.errors import FormatError, import_optional
 from headrace.format.encodings.images import open_image, reading_image
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.images.image_tensor import Mode
@@ -24,13 +24,7 @@ _EIGHT_BITS: Final = frozenset(
 
 @cache
 def _simplejpeg() -> ModuleType:
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Images as tensors need simplejpeg, which is not installed: pip install 'headrace[vision]'"
-        ) from error
-    return simplejpeg
+    return import_optional('simplejpeg', 'Images as tensors need simplejpeg', 'vision')
 
 
 class Picture(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import ConfigError, FormatError, MissingDependencyError
+from headrace.errors import ConfigError, FormatError, import_optional
 
 
 def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
@@ -90,10 +90,4 @@ def check_frames(count: int, size: tuple[int, int] | None) -> None:
 
 
 def require_av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Videos need PyAV, which is not installed: pip install 'headrace[video]'"
-        ) from error
-    return av
+    return import_optional('av', 'Videos need PyAV', 'video')

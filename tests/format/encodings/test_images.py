@@ -87,6 +87,6 @@ def test_wrong_lists_of_images() -> None:
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, 'PIL', None)
+    monkeypatch.setitem(sys.modules, 'PIL.Image', None)
     with pytest.raises(ImportError, match=r"pip install 'headrace\[vision\]'"):
         mds_decode('png', b'')

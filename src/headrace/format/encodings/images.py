@@ -15,7 +15,7 @@ from io import BytesIO
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Final, cast
 
-from headrace.errors import FormatError, MissingDependencyError
+from headrace.errors import FormatError, import_optional
 from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, warn_once, wrong_type
 from headrace.format.file_bytes import read_file
 
@@ -25,13 +25,7 @@ _MAX_MODE_BYTES: Final = 16
 
 
 def require_pillow() -> ModuleType:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Images need Pillow, which is not installed: pip install 'headrace[vision]'"
-        ) from error
-    return Image
+    return import_optional('PIL.Image', 'Images need Pillow', 'vision')
 
 
 @cache

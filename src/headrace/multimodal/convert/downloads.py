@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from headrace.errors import ConfigError, ConversionError, MissingDependencyError
+from headrace.errors import ConfigError, ConversionError, import_optional
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
@@ -67,13 +67,7 @@ class Limits:
 
 
 def require_aiohttp() -> ModuleType:
-    try:
-        import aiohttp
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Downloads need aiohttp, which is not installed: pip install 'headrace[downloads]'"
-        ) from error
-    return aiohttp
+    return import_optional('aiohttp', 'Downloads need aiohttp', 'downloads')
 
 
 def download_all(urls: Iterable[str], limits: Limits) -> Iterator[bytes | DownloadError]:

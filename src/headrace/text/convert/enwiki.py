@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 from xml.etree import ElementTree as ET
 
 from headrace.convert.inputs.records import BadRow, RecordInputs
-from headrace.errors import FormatError, MissingDependencyError, ObjectNotFoundError
+from headrace.errors import FormatError, ObjectNotFoundError, import_optional
 from headrace.originals.members import Member, files_of
 from headrace.text.convert import ENWIKI as ORIGINAL
 from headrace.text.convert.json_lines import read_chunks
@@ -241,13 +241,7 @@ def parse_page(xml: bytes) -> Page | None:
 
 
 def _require_parser() -> ModuleType:
-    try:
-        import mwparserfromhell
-    except ImportError as error:
-        raise MissingDependencyError(
-            "The markup of Wikipedia needs mwparserfromhell, which is not installed: pip install 'headrace[wiki]'"
-        ) from error
-    return mwparserfromhell
+    return import_optional('mwparserfromhell', 'The markup of Wikipedia needs mwparserfromhell', 'wiki')
 
 
 def plain_text(markup: str) -> str:

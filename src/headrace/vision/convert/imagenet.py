@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.errors import ConfigError, FormatError, MissingDependencyError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, import_optional
 from headrace.format.encodings.images import require_pillow
 from headrace.originals.members import Member, files_of, tar_members
 from headrace.storage.stores.local import mapped_path_errors
@@ -200,12 +200,7 @@ def _open_devkit(root: Path) -> _Devkit | None:
 
 
 def _parse_devkit(meta: bytes, truth: bytes, path: Path) -> _Devkit:
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise MissingDependencyError(
-            "ImageNet's devkit needs SciPy, which is not installed: pip install 'headrace[vision]'"
-        ) from error
+    loadmat = import_optional('scipy.io', "ImageNet's devkit needs SciPy", 'vision').loadmat
     try:
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)['synsets']
         # A class has no children; a synset above the classes has.
