@@ -51,10 +51,9 @@ def loader(tmp_path: Path) -> StreamingDataLoader:
     return StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'data')), batch_size=4)
 
 
-def trainer(kind: Any, loader: StreamingDataLoader, folder: Path, **options: Any) -> Any:
-    arguments = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, save_steps=1, num_train_epochs=1
-    )
+def trainer(kind: Any, loader: StreamingDataLoader, folder: Path, max_steps: int = -1, **options: Any) -> Any:
+    given: Any = {'use_cpu': True, 'report_to': [], 'disable_tqdm': True, 'save_steps': 1, 'num_train_epochs': 1}
+    arguments = TrainingArguments(output_dir=str(folder), max_steps=max_steps, **given)
     return kind(Model(), arguments, loader=loader, **options)
 
 
@@ -108,10 +107,25 @@ def test_a_model_gets_padded_tokens_and_their_mask(tmp_path: Path) -> None:
     assert sum(training.model.seen, []) == [1 + number % 5 for number in range(24)]
 
 
-def test_epochs_of_different_lengths_are_refused(tmp_path: Path) -> None:
-    with MDSWriter(columns={'x': 'int'}, out=str(tmp_path / 'data')) as writer:
-        for number in range(24):
-            writer.write({'x': number})
-    dataset = StreamingDataset(local=str(tmp_path / 'data'), batch_size=8, cost='x', batch_cost=200)
-    with pytest.raises(ConfigError, match='as many batches as the first, but with `batch_cost` they differ'):
-        trainer(StreamingTrainer, StreamingDataLoader(dataset), tmp_path)
+@pytest.mark.filterwarnings('ignore')
+def test_epochs_of_different_lengths_need_a_number_of_steps(tmp_path: Path) -> None:
+    with MDSWriter(columns={'x': 'float32', 'length': 'int'}, out=str(tmp_path / 'data')) as writer:
+        for number in range(60):
+            writer.write({'x': np.float32(number), 'length': number})
+
+    def loader() -> StreamingDataLoader:
+        how: dict[str, Any] = {'shuffle': True, 'cost': 'length', 'bucket': 2, 'batch_cost': 480, 'columns': ['x']}
+        return StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'data'), batch_size=16, **how))
+
+    plans = [loader().plan(epoch) for epoch in range(3)]
+    assert len({plan.num_batches for plan in plans}) > 1
+    expected = [plan.ids(k).tolist() for plan in plans for k in range(plan.num_batches)]
+    with pytest.raises(ConfigError, match='with `batch_cost` they differ. Set `max_steps` of its.* is -1'):
+        trainer(StreamingTrainer, loader(), tmp_path)
+    whole = trainer(StreamingTrainer, loader(), tmp_path / 'run', max_steps=len(expected))
+    whole.train()
+    assert whole.model.seen == expected
+    for step in (1, plans[0].num_batches, plans[0].num_batches + 2):
+        rest = trainer(StreamingTrainer, loader(), tmp_path / 'run', max_steps=len(expected))
+        rest.train(resume_from_checkpoint=str(tmp_path / 'run' / f'checkpoint-{step}'))
+        assert rest.model.seen == expected[step:]

@@ -46,17 +46,20 @@ class StreamingMixin:
         kwargs: of the Trainer.
 
     Raises:
-        ConfigError: the loader's dataset has a `batch_cost`.
+        ConfigError: the loader's dataset has a `batch_cost`, and `args` no `max_steps`.
     """
 
     def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
-        if loader.dataset.run.asked.order.batch_cost is not None:
-            raise ConfigError(
-                "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with `batch_cost` "
-                'they differ. Use `bucket` alone, or train with Lightning, Composer, Accelerate or your own loop.'
-            )
         super().__init__(*args, **kwargs)
         trainer: Any = self
+        if loader.dataset.run.asked.order.batch_cost is not None:
+            if trainer.args.max_steps <= 0:
+                raise ConfigError(
+                    "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with "
+                    f'`batch_cost` they differ. Set `max_steps` of its arguments, which is {trainer.args.max_steps}; '
+                    f'epochs then end where their data does.'
+                )
+            loader.dataset.may_count = False
         # Otherwise it would read what was trained once more, only to leave it out.
         trainer.args.ignore_data_skip = True
         self.loader = self._bound(loader)

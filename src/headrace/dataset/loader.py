@@ -236,9 +236,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             raise TypeError("This loader has no length: its dataset's epoch does not end.")
         if not self.dataset.is_counted:
             raise TypeError(
-                f'This loader has no length: with `batch_cost` it takes minutes to count the batches of '
-                f'{self.dataset.epoch_size:,} samples. Limit the training by steps. `loader.plan().num_batches` counts '
-                f'them, once for each machine.'
+                f'This loader has no length: with `batch_cost` epochs differ, and it takes minutes to count the '
+                f'batches of many samples; an epoch has {self.dataset.epoch_size:,}. Limit the training by steps. '
+                f'`loader.plan().num_batches` counts them, once for each machine.'
             )
         if self.counts_skipped:
             self.told_length = self.longest_epoch

@@ -74,6 +74,8 @@ class SampleSequence:
         self._topology = None if topology is None else self._replicated(topology)
         self._progress = Progress()
         self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
+        self.may_count = True
+        """Whether `len` counts epochs of `batch_cost`; False for a trainer that takes all to be alike."""
         self.counts_skipped = False
         """Whether the trainer's number of samples, which `state_dict` is given, includes those that `skip` skips."""
 
@@ -224,7 +226,8 @@ class SampleSequence:
     @property
     def is_counted(self) -> bool:
         """Whether `len` of a loader counts the batches of an epoch; with `batch_cost`, of at most `MOST_COUNTED`."""
-        return self.has_length and (self.run.asked.order.batch_cost is None or self.epoch_size <= MOST_COUNTED)
+        counts = self.may_count and self.epoch_size <= MOST_COUNTED
+        return self.has_length and (counts or self.run.asked.order.batch_cost is None)
 
     @property
     def skipped_documents(self) -> Ranges:
