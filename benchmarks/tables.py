@@ -1,6 +1,6 @@
 """Tables read by headrace, and by the libraries that write them: Delta, Lance, and Parquet for comparison.
 
-    python benchmarks/tables.py [ROUNDS] [--json OUT]
+    python -m benchmarks.tables [ROUNDS] [--json OUT]
 
 60,000 texts of 60 words in 12 files; 1% of the rows of Delta are deleted. Batches are of 64, without workers. The
 remote is in the page cache, and headrace's cache is empty at first. Each run is a process of its own, in interleaved
@@ -8,27 +8,27 @@ rounds. Figures are seconds of processor time of all threads, but those with "wa
 processes.
 
 - "file order" is the third epoch without a shuffle. The libraries read so: deltalake by `to_pyarrow_dataset`, Lance by
-  `lance.torch.data.LanceDataset`. Their batches become tensors and lists of texts, too.
+  `lance.torch.data.LanceDataset`, also in torch's `DataLoader`. Their batches become tensors and lists of texts, too.
 - "shuffled" is the third epoch of headrace with a shuffle of all rows, whose batches take rows of all files.
+- "rows" and "lists" are rows in a second of processor time at random places, one by one and in lists of 64, made into
+  Python values: `dataset[i]` after these epochs, and `take` of `to_pyarrow_dataset()` and of `lance.dataset()`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import resource
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rounds import in_rounds
+
 ROWS, FILES, BATCH = 60_000, 12, 64
-READERS = ('parquet', 'delta', 'lance', 'deltalake', 'pylance')
+LIBRARIES = ('deltalake', 'pylance', 'pylance in a DataLoader')
+READERS = ('parquet', 'delta', 'lance', *LIBRARIES)
 
 
 def write(root: Path) -> None:
@@ -69,7 +69,21 @@ def of_library(name: str, root: Path) -> Callable[[], Iterator[Any]]:
         return tensors(batch)
 
     dataset = LanceDataset(root / 'lance', batch_size=BATCH, to_tensor_fn=to_tensors)
-    return lambda: iter(dataset)
+    if name == 'pylance':
+        return lambda: iter(dataset)
+    from torch.utils.data import DataLoader
+
+    return lambda: iter(DataLoader(dataset, batch_size=None))
+
+
+def taken_of(name: str, root: Path) -> Any:
+    if name == 'deltalake':
+        from deltalake import DeltaTable
+
+        return DeltaTable(root / 'delta').to_pyarrow_dataset()
+    import lance
+
+    return lance.dataset(root / 'lance')
 
 
 def cpu() -> float:
@@ -94,8 +108,20 @@ def run(name: str, root: Path) -> dict[str, float]:
                 time.perf_counter() - wall if number == 1 else cpu() - begin
             )
 
-    if name in ('deltalake', 'pylance'):
+    def rows(take: Callable[[list[int]], Any], lists: int) -> None:
+        rng = random.Random(5)
+        for what, size, count in (('rows', 1, 8 * lists), ('lists', BATCH, lists)):
+            places = [rng.sample(range(ROWS * 98 // 100), size) for _ in range(count)]
+            take(places[0])
+            begin = cpu()
+            for some in places:
+                take(some)
+            found[what] = count * size / (cpu() - begin)
+
+    if name in LIBRARIES:
         epochs(of_library(name, root), 'file order')
+        data = taken_of(name, root)
+        rows(lambda some: data.take(some).to_pylist(), 10)
         return found
     with tempfile.TemporaryDirectory() as cache:
         for what, shuffle in (('shuffled', True), ('file order', False)):
@@ -103,36 +129,11 @@ def run(name: str, root: Path) -> dict[str, float]:
             data = StreamingDataset(remote=str(root / name), local=f'{cache}/{what}', batch_size=BATCH, shuffle=shuffle)
             found['open wall'] = time.perf_counter() - wall
             epochs(lambda data=data: StreamingDataLoader(data), what)
+        rows(lambda some, data=data: data[some[0]] if len(some) == 1 else data[some], 500)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('rounds', nargs='?', type=int, default=3)
-    parser.add_argument('--json', type=Path)
-    parser.add_argument('--run', nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
-        print(json.dumps(run(given.run[0], Path(given.run[1]))))
-        return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
-    with tempfile.TemporaryDirectory() as root:
-        write(Path(root))
-        for _ in range(given.rounds):
-            for name in READERS:
-                command = [sys.executable, __file__, '--run', name, root]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    medians = {
-        name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()
-    }
-    columns = ('open wall', 'epoch 1 wall', 'file order', 'shuffled')
-    print(f'| reader | {" | ".join(columns)} |\n|{"---|" * 5}')
-    for name, one in medians.items():
-        print(f'| {name} | {" | ".join(f"{one[key]:.3f} s" if key in one else "none" for key in columns)} |')
-    if given.json:
-        given.json.write_text(json.dumps(medians, indent=1))
-
-
 if __name__ == '__main__':
-    main()
+    columns = dict.fromkeys(('open wall', 'epoch 1 wall', 'file order', 'shuffled'), '{:.3f} s')
+    rates = dict.fromkeys(('rows', 'lists'), '{:,.0f}/s')
+    in_rounds('benchmarks.tables', READERS, write, run, {**columns, **rates}, rounds=3)

@@ -1,6 +1,6 @@
 """Tokens read in place: Megatron-LM's files beside its own datasets, and raw tokens beside a memory map of numpy.
 
-    PYTHONPATH=FOLDER_OF_MEGATRON_CORE python benchmarks/tokens.py [ROUNDS] [--json FILE]
+    PYTHONPATH=FOLDER_OF_MEGATRON_CORE python -m benchmarks.tokens [ROUNDS] [--json FILE]
 
 Each run is a process of its own, without workers, with all files in the page cache, and rounds are interleaved. Without
 `megatron.core` its rows are left out. The figures are medians of processor time, so they need no quiet machine.
@@ -15,12 +15,7 @@ Each run is a process of its own, without workers, with all files in the page ca
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.rounds import in_rounds
 
 TOKENS, LENGTH, BATCH, RANDOM = 16_000_000, 1024, 32, 20_000
 
@@ -177,43 +173,19 @@ def gpt_dataset(folder: Path, cache: str) -> Any:
     return GPTDataset(indexed, f'{folder}/corpus', numbers, None, Split.train, config)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('rounds', nargs='?', type=int, default=5)
-    parser.add_argument('--json', type=Path)
-    parser.add_argument('--run', nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
-        who, kind, folder = given.run
-        with tempfile.TemporaryDirectory() as cache:
-            print(json.dumps({'ours': ours, 'theirs': theirs}[who](kind, Path(folder), cache)))
-        return
-    found: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        for _ in range(given.rounds):
-            for kind in ('documents', 'packed', 'blocks'):
-                for who in ('ours', 'theirs'):
-                    command = [sys.executable, '-W', 'ignore', __file__, '--run', who, kind, folder]
-                    done = subprocess.run(command, check=False, capture_output=True, text=True)
-                    if done.returncode and "No module named 'megatron" not in done.stderr:
-                        raise SystemExit(f'{kind} of {who}: {done.stderr[-2000:]}')
-                    if not done.returncode:
-                        found.setdefault(f'{kind}, {who}', []).append(json.loads(done.stdout.splitlines()[-1]))
-    medians = {
-        name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()
-    }
-    columns = ('open', 'again', 'epoch 1', 'later', 'rows', 'lists')
-    print(f'| | {" | ".join(columns)} |\n|---|{"---|" * len(columns)}')
-    for name, one in medians.items():
-        cells = [
-            f'{one[key]:,.0f}/s' if key in ('rows', 'lists') else f'{one[key]:.3f} s' for key in columns if key in one
-        ]
-        shown = iter(cells)
-        print(f'| {name} | {" | ".join(next(shown) if key in one else "" for key in columns)} |')
-    if given.json:
-        given.json.write_text(json.dumps(medians, indent=1))
+def run(name: str, folder: Path) -> dict[str, float]:
+    kind, who = name.split(', ')
+    with tempfile.TemporaryDirectory() as cache:
+        return {'ours': ours, 'theirs': theirs}[who](kind, folder, cache)
 
 
 if __name__ == '__main__':
-    main()
+    seconds, rate = '{:.3f} s', '{:,.0f}/s'
+    in_rounds(
+        'benchmarks.tokens',
+        [f'{kind}, {who}' for kind in ('documents', 'packed', 'blocks') for who in ('ours', 'theirs')],
+        write,
+        run,
+        {**dict.fromkeys(('open', 'again', 'epoch 1', 'later'), seconds), 'rows': rate, 'lists': rate},
+        rounds=5,
+    )

@@ -92,13 +92,13 @@ class LineReader:
             ) from error
 
     def gather(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
-        for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
-            self.gather_row(row, out, batch)
+        self.gather_few(rows.tolist(), out_rows.tolist(), range(len(rows)), batch)
 
-    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
+    def gather_few(self, rows: Sequence[int], out_rows: Sequence[int], which: range, batch: ColumnBatch) -> None:
         columns = batch.columns
-        for name, value in self._sample(row, columns).items():
-            columns[name][out_row] = value
+        for k in which:
+            for name, value in self._sample(rows[k], columns).items():
+                columns[name][out_rows[k]] = value
 
     @abstractmethod
     def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:

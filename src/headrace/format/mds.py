@@ -30,8 +30,6 @@ RESTORE: Final = 'Restore the file from a copy, or write the dataset again.'
 _KEY: Final = '__key__'  # the column that names a sample of WebDataset
 _UNPACK_PAIR: Final = struct.Struct('<II').unpack_from
 _SIZE: Final = np.dtype('<u4')
-# rows; a loop over fewer is faster than computing all positions at once
-_FEW_ROWS: Final = 4
 
 
 class Column:
@@ -255,12 +253,7 @@ class MDSReader:
         )
 
     def gather(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
-        count = len(rows)
-        if count == 0:
-            return
-        if count <= _FEW_ROWS:
-            for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
-                self.gather_row(row, out, batch)
+        if not len(rows):
             return
         if np.minimum.reduce(rows) < 0:  # numpy's indexing refuses rows that are too large
             raise self._range_error(int(rows.min()))
@@ -280,41 +273,48 @@ class MDSReader:
             array = self._at_byte[dtype] = np.ndarray((count,), dtype, self._view, 0, (1,))
         return array
 
-    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
-        if not 0 <= row < self.num_samples:
-            raise self._range_error(row)
+    def gather_few(self, rows: Sequence[int], out_rows: Sequence[int], which: range, batch: ColumnBatch) -> None:
+        n, columns, raws = self.num_samples, batch.columns, batch.raw
         if self._fixed is not None:
-            raws = batch.raw
             for name, raw in self._raws:
                 if name in raws:
-                    raws[name][out_row] = raw[row]
+                    into = raws[name]
+                    for k in which:
+                        row = rows[k]
+                        if not 0 <= row < n:
+                            raise self._range_error(row)
+                        into[out_rows[k]] = raw[row]
             return
-        begin, sizes = self._head(row)
-        view, layout = self._view, self._layout
-        at, variable = begin + layout.head.size, 0
-        columns, raws, at_byte = batch.columns, batch.raw, self._at_byte
-        for name, size, raw_type, is_text, decode in layout.steps:
-            stop = at
-            if size is None:
-                stop += sizes[variable]
-                variable += 1
-            else:
-                stop += size
-            if name not in columns:
-                pass
-            elif raw_type is not None:
-                values = at_byte.get(raw_type)
-                raws[name][out_row] = (self._bytes_as(raw_type) if values is None else values)[at]
-            else:
-                try:
-                    if is_text:
-                        columns[name][out_row] = str(view[at:stop], 'utf-8')
-                    else:
-                        columns[name][out_row] = decode(view[at:stop])
-                except (FormatError, UnicodeDecodeError):
-                    self.sample(row)  # raises the error that names the column
-                    raise
-            at = stop
+        view, layout, at_byte = self._view, self._layout, self._at_byte
+        steps, unpack_head, head, least = layout.steps, layout.unpack_head, layout.head.size, layout.least
+        for k in which:
+            row, out = rows[k], out_rows[k]
+            if not 0 <= row < n:
+                raise self._range_error(row)
+            begin, end = _UNPACK_PAIR(view, 4 + 4 * row)
+            sizes = unpack_head(view, begin)
+            if begin + least + sum(sizes) != end:
+                raise self._sizes_error(row, end - begin, sizes)
+            at, variable = begin + head, 0
+            for name, size, raw_type, is_text, decode in steps:
+                stop = at
+                if size is None:
+                    stop += sizes[variable]
+                    variable += 1
+                else:
+                    stop += size
+                if name not in columns:
+                    pass
+                elif raw_type is not None:
+                    values = at_byte.get(raw_type)
+                    raws[name][out] = (self._bytes_as(raw_type) if values is None else values)[at]
+                else:
+                    try:
+                        columns[name][out] = str(view[at:stop], 'utf-8') if is_text else decode(view[at:stop])
+                    except (FormatError, UnicodeDecodeError):
+                        self.sample(row)  # raises the error that names the column
+                        raise
+                at = stop
 
     def _gather_rows(self, rows: IntArray, out_rows: IntArray, batch: ColumnBatch) -> None:
         layout = self._layout

@@ -44,8 +44,8 @@ class ShardReader(Protocol):
         """
         ...
 
-    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
-        """The same for one row, which takes less time than arrays of one."""
+    def gather_few(self, rows: Sequence[int], out_rows: Sequence[int], which: range, batch: ColumnBatch) -> None:
+        """The same for elements `which` of lists, if they are few: a loop is faster than arrays then."""
         ...
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
 _ROWS_OF_SHARD: Final = 4
+_FEW_ROWS: Final = 6  # of a shard; numpy is faster for more
 _SAMPLES: Final = 1024  # that are read together by their ids
 _SHARED_ROW: Final = 1024  # bytes of an array that shares memory with those of other samples
 _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages
@@ -308,8 +309,8 @@ class SamplePool:
             try:
                 held = open_shard(shard)
                 try:
-                    if end - begin == 1:  # of most shards, after a shuffle
-                        held.value.gather_row(row_list[begin], out_list[begin], columns)
+                    if end - begin <= _FEW_ROWS:  # of most shards, after a shuffle
+                        held.value.gather_few(row_list, out_list, range(begin, end), columns)
                     else:
                         held.value.gather(rows[begin:end], by_shard[begin:end], columns)
                 finally:
@@ -342,7 +343,7 @@ def _gather_each(
         try:
             held = opened.open(shard)
             try:
-                held.value.gather_row(row, out_row, columns)
+                held.value.gather_few([row], [out_row], range(1), columns)
             finally:
                 if opened.give_back is not None:
                     opened.give_back(shard, held)
