@@ -94,6 +94,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'uneven': None,
         'topology': None,
         'bucket': None,
+        'peers': None,
         'batch_cost': None,
         'balance': None,
         'loss_weight': None,
@@ -101,7 +102,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
-    later = {'bucket', 'batch_cost', 'balance', 'loss_weight', 'global_batch_size', 'uneven'}
+    later = {'peers', 'bucket', 'batch_cost', 'balance', 'loss_weight', 'global_batch_size', 'uneven'}
     assert {*keys, 'schedule', *later} == own
 
 

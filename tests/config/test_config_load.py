@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
+from headrace.storage.cache.peers import PeerOptions
 from tests.support.datasets.refusals import MINIMAL, changed, errors, train, write
 
 
@@ -294,3 +296,17 @@ def test_a_circle_of_files_is_named(tmp_path: Path) -> None:
 def test_an_override_that_cannot_be_laid_on(override: str, expected: str) -> None:
     source = changed(eval='${train}', test={'streams': [{'name': 'a', 'local': '/a'}]})
     assert errors(source, [override]) == [f"override '{override}': {expected}"]
+
+
+def test_nodes_that_share_their_caches(tmp_path: Path) -> None:
+    train = {'remote': 's3://b/a', 'local': '/a', 'peers': {'hosts': ['node-1', 'node-2:7300'], 'port': 7301}}
+    path = tmp_path / 'config.yaml'
+    path.write_text(json.dumps({'global_batch_size': 8, 'train': train}))
+    loaded = load_config(path)
+    assert loaded.train is not None
+    assert loaded.train.peers == PeerOptions(hosts=('node-1', 'node-2:7300'), port=7301)
+    path.write_text(str(loaded))
+    assert load_config(path) == loaded
+    path.write_text(str(loaded).replace('token_env', 'token'))
+    with pytest.raises(ConfigError, match=r'train\.peers: got .*; must be a mapping: `hosts`, a list of all nodes'):
+        load_config(path)

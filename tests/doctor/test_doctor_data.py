@@ -55,6 +55,21 @@ class TestData:
         found = list(check_data(places_of(load_config(config))))
         assert (f', {count} samples in' in found[0].text) if count else (found[0].level == 'problem')
 
+    def test_this_node_among_those_that_share_their_caches(self, remote, tmp_path, monkeypatch):
+        config = tmp_path / 'x.yaml'
+        train = {'remote': remote, 'local': str(tmp_path / 'cache'), 'peers': {'hosts': ['127.0.0.1', '192.0.2.1']}}
+        config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
+        loaded = load_config(config).train
+        monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'x' * 16)
+        found = list(check_data([], train=loaded))
+        assert [(one.level, one.text) for one in found] == [
+            ('ok', 'this node would serve its cache on 127.0.0.1:7207, to 1 others')
+        ]
+        monkeypatch.delenv('HEADRACE_PEERS_TOKEN')
+        (finding,) = check_data([], train=loaded)
+        assert finding.level == 'problem'
+        assert 'in the environment variable HEADRACE_PEERS_TOKEN' in finding.text
+
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})
         monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: full)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.metrics import DataMeter
+from headrace.metrics import DataMeter, counts, meter
 
 
 def test_figures_are_of_the_time_since_the_last_reading(make_loader, clock):
@@ -245,3 +245,9 @@ def test_torchmetrics_is_imported_only_for_metrics_of_it():
         'assert set(headrace.metrics.__all__) <= {*dir(headrace.metrics), *headrace.metrics._OF_TORCHMETRICS}\n'
     )
     subprocess.run([sys.executable, '-c', program], check=True)
+
+
+def test_the_share_of_peers_is_shown():
+    read = counts.Read(bytes_downloaded=3e6, bytes_from_peers=97e6)
+    assert meter._read_text(read) == '100.0 MB, 97 % from peers'
+    assert meter._read_text(read._replace(bytes_from_peers=0)) == '3.0 MB'

@@ -14,7 +14,18 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from headrace.config.packing import PackingConfig, StreamPackingConfig
 from headrace.config.resolver import yaml_text
-from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_batch_cost, read_skip
+from headrace.config.validate import (
+    AtLeast,
+    Bytes,
+    Count,
+    MoreThan,
+    Named,
+    OneOf,
+    Parsed,
+    read_batch_cost,
+    read_peers,
+    read_skip,
+)
 from headrace.decoding import Decode
 from headrace.format import get_hashes
 from headrace.order.config import BatchCost
@@ -33,6 +44,7 @@ from headrace.redaction import redact_value, redacted_repr
 from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import known_formats
+from headrace.storage.cache.peers import PeerOptions
 
 SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),
@@ -205,6 +217,9 @@ class DatasetConfig(SelectionConfig):
 
     cache_limit: Annotated[int, Bytes()] | None = None
     """Limit of shards and indexes in this machine's cache folders. Default: none."""
+
+    peers: Annotated[PeerOptions, Parsed(read_peers, 'a mapping')] | None = None
+    """Nodes that share their caches: see `docs/tuning.md`. Default: none."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
     """From a stream taken in part: other samples in each epoch, or the same ones."""

@@ -38,6 +38,7 @@ from headrace.order.config import BATCH_COST_RULE, BatchCost
 from headrace.order.skip import read_range
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
+from headrace.storage.cache.peers import RULE, PeerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,15 @@ def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
         return BatchCost.of(value)
     except ConfigError:
         mistakes.append(Mistake((), value, BATCH_COST_RULE))
+        return None
+
+
+def read_peers(value: object, mistakes: list[Mistake]) -> PeerOptions | None:
+    """Read the nodes that share their caches, for `Parsed`; add its mistake to `mistakes`."""
+    try:
+        return PeerOptions.of(cast('Any', value))
+    except ConfigError:
+        mistakes.append(Mistake((), value, RULE))
         return None
 
 

@@ -70,6 +70,7 @@ from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
 from headrace.redaction import logger_of
 from headrace.selection import Fraction, Predicate, Subset
+from headrace.storage.cache.peers import PeerOptions, Peers
 
 _log = logger_of(__name__)
 
@@ -96,6 +97,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
+        peers: nodes that give each other the shards in their caches: `hosts` lists them. `port`, `interface` and
+            `token_env` are optional; see ``docs/tuning.md``. A process of each node serves from the first pass on.
+            None: each node downloads for itself.
         sampling_method: which samples an epoch takes of a stream that it takes in part: 'balanced' takes others in each
             epoch, 'fixed' the same. 'fixed' does not go with a schedule.
         sampling_granularity: samples of a shard that are chosen together, to read fewer shards. With the native order
@@ -184,6 +188,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
+        peers: PeerOptions | Mapping[str, Any] | None = None,
         sampling_method: str = 'balanced',
         sampling_granularity: int = 1,
         partition_algo: str = 'relaxed',
@@ -253,6 +258,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         self.on_bad_sample = parse_policy(on_bad_sample)
         self.predownload = predownload
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
+        node_options = PeerOptions.of(peers)
+        self.peers = None if node_options is None else Peers(node_options)
+        """The nodes that share their caches."""
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
         self.streams = (
@@ -272,6 +280,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             given=self.streams,
             defaults=defaults,
             cache_limit=self.cache_limit,
+            peers=self.peers,
             allow_unsafe_types=allow_unsafe_types,
             has_costs=has_costs and not self.is_packed,
             loss_weight=loss_weight,
@@ -415,6 +424,10 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         batches = batches or self.batch_spec()
         topology, progress = batches.topology, self.progress
         self.run.freeze_defaults(batches.world)
+        if self.peers is not None:
+            from headrace.storage.cache.peer_server import serve  # its modules take long to import
+
+            serve(self.peers, [stream.cache for stream in self.pool.streams])
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.

@@ -16,6 +16,7 @@ from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.format.index import Generation
 from headrace.order import ResumeState, Run
 from headrace.selection.costs import DatasetCosts
+from headrace.storage.cache.peers import Peers
 
 
 @dataclass(kw_only=True)
@@ -25,6 +26,7 @@ class Opener:
     given: Sequence[Stream]
     defaults: StreamDefaults
     cache_limit: int | None
+    peers: Peers | None
     allow_unsafe_types: bool
     has_costs: bool
     loss_weight: LossWeight | None
@@ -47,6 +49,7 @@ class Opener:
             self._unopened if self.streams else self.given,
             self.defaults,
             cache_limit=self.cache_limit,
+            peers=self.peers,
             allow_unsafe_types=self.allow_unsafe_types,
             has_costs=self.has_costs,
             again=self.streams,

@@ -23,12 +23,13 @@ from headrace.config.schema import named_loaders
 from headrace.dataset.streams.stream import StreamOptions
 from headrace.display import human_size
 from headrace.doctor.machine import Finding
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.content import Content, open_content
 from headrace.mixing import Config, LoaderConfig
 from headrace.order import OrderConfig
 from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
+from headrace.storage.cache.peers import PeerOptions, text_of
 
 PROBE: Final = 16 << 20  # the most bytes of a shard that are read to measure a rate
 _SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}
@@ -115,8 +116,21 @@ def check_data(
             if server and server not in servers:
                 servers.add(server)
                 yield from _clock_of(server)
-    if train is not None and trained:
+    if train is not None and train.peers is not None:
+        yield _peers(train.peers)
+    elif train is not None and trained:
         yield from _shared_shards(train, trained, nodes)
+
+
+def _peers(options: PeerOptions) -> Finding:
+    """Whether this node could share its cache."""
+    try:
+        options.token()
+        addresses = options.addresses()
+        own = text_of(options.own(addresses))
+    except (ConfigError, OSError) as error:
+        return Finding('problem', 'peers', str(error))
+    return Finding('ok', 'peers', f'this node would serve its cache on {own}, to {len(addresses) - 1} others')
 
 
 def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:

@@ -91,6 +91,7 @@ class Read(NamedTuple):
     retries: float = 0
     evictions: float = 0
     bytes_unpacked: float = 0
+    bytes_from_peers: float = 0
     sequence_tokens: float = 0  # tokens in packed sequences
     sequence_places: float = 0  # tokens that they could hold
     tokens: float = 0

@@ -32,6 +32,7 @@ _LABEL = re.compile('[a-zA-Z][a-zA-Z0-9_]*')
 _COUNTERS = (
     'bad_samples',
     'bytes_downloaded',
+    'bytes_from_peers',
     'bytes_unpacked',
     'cache_hits',
     'evictions',

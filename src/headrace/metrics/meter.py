@@ -189,7 +189,7 @@ class DataMeter:
             With `detailed`, also:
 
             - ``data/wait_seconds_p50``, ``_p99``: quantiles of the wait for a batch, on this rank
-            - ``data/retries``, ``data/evictions``, ``data/bytes_unpacked``: since the start
+            - ``data/retries``, ``data/evictions``, ``data/bytes_unpacked``, ``data/bytes_from_peers``: since the start
             - ``data/cache_bytes``, ``data/cache_fill``: bytes in this machine's caches, counted lately; and as a share
               of the cache limit, or of the data if they are smaller
             - ``data/slowest_rank``, ``data/slowest_rank_wait_share``: with `sum_over_ranks`, the rank that waited most
@@ -261,6 +261,7 @@ class DataMeter:
             'data/retries': summed.retries,
             'data/evictions': summed.evictions,
             'data/bytes_unpacked': summed.bytes_unpacked,
+            'data/bytes_from_peers': summed.bytes_from_peers,
         }
         use = self._cache_fill.read(loader.dataset for loader in self.loaders)
         if use is not None:
@@ -315,13 +316,14 @@ class DataMeter:
     def texts(self) -> dict[str, str]:
         """The state of the data for a progress bar: ``data`` 3.2 GB, ``stall`` 0.1%, ``mix`` 0.40/0.60.
 
-        ``data``: bytes downloaded by this rank, if a stream is remote. ``stall``: this rank's share of waiting since
-        the last call. ``mix``: shares of the streams in order, or of more than four the largest deviation.
+        ``data``: bytes that this rank read from stores and peers, if a stream is remote. ``stall``: this rank's share
+        of waiting since the last call. ``mix``: shares of the streams in order, or of more than four the largest
+        deviation.
         """
         now, total = self._clock(), self._total()
         found: dict[str, str] = {}
         if any(followed.remote for followed in self._followed.values()):
-            found['data'] = human_decimal_size(total.bytes_downloaded)
+            found['data'] = _read_text(total)
         share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
         found['stall'] = f'{min(share, 1):.1%}'
         self._text_since, self._text_waiting = now, total.seconds_waiting
@@ -340,7 +342,7 @@ class DataMeter:
         Reads and waits are of this rank. The mix is left out if there is one stream.
         """
         done = difference_of(self._total(), self._first)
-        parts = [self.waited(), human_decimal_size(done.bytes_downloaded)]
+        parts = [self.waited(), _read_text(done)]
         parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
         drift = drift_of(self.counts())
         if drift is not None:
@@ -399,3 +401,10 @@ class DataMeter:
 
 def print_line(text: str) -> None:
     print(f'headrace: {text}', file=sys.stderr, flush=True)
+
+
+def _read_text(read: Read) -> str:
+    """Bytes from stores and other nodes' caches, and the share of the latter if there is one."""
+    total = read.bytes_downloaded + read.bytes_from_peers
+    share = f', {read.bytes_from_peers / total:.0%} from peers'.replace('%', ' %') if read.bytes_from_peers else ''
+    return f'{human_decimal_size(total)}{share}'

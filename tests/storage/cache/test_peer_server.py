@@ -158,12 +158,12 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from headrace.storage.cache.peer_server import serve
-from headrace.storage.cache.peers import PeerOptions, Peers
+from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from tests.support.stores.shards import cache_of, make_remote
 
 folder, port = Path(sys.argv[1]), sys.argv[2]
 peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))
-serve(peers, {'digest': cache_of(make_remote(folder / 'remote'), folder / 'cache')})
+serve(peers, [cache_of(make_remote(folder / 'remote'), folder / 'cache', peers=StreamPeers(peers, 'digest'))])
 print('serves', flush=True)
 time.sleep(600)
 """
@@ -179,7 +179,7 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
         try:
             assert rank.stdout is not None
             assert rank.stdout.readline() == 'serves\n'
-            serve(peers, {})  # as another rank of the node
+            serve(peers, [])  # as another rank of the node
             request = get('/digest/shard.00001.mds')
             os.kill(rank.pid, signal.SIGSTOP)  # the server goes on
             assert len(ask(address, request)) > SIZE
@@ -197,4 +197,4 @@ def test_a_port_of_another_run_is_refused(monkeypatch):
         other.token = b'the token of another run'
         host, port = other.server_address
         with pytest.raises(ConfigError, match=f'serves on {host}:{port}, but .* answers with status 403'):
-            serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), {})
+            serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), [])

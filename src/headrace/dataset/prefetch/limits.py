@@ -17,6 +17,7 @@ from headrace.order import Mixture, OrderConfig
 from headrace.order.config import SharedShards, shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
+from headrace.storage.cache.limit import KEPT
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
@@ -116,7 +117,11 @@ def fixed_bytes(streams: Sequence[OpenedStream]) -> int:
 
 def max_bytes_ahead(limit: float, streams: Sequence[OpenedStream]) -> float:
     """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
-    return _OF_CACHE * (limit - fixed_bytes(streams))
+    kept = 0.0  # for other nodes, by this one's even share
+    for stream in streams:
+        if stream.cache.peers is not None and (nodes := len(stream.cache.peers.peers)) > 1:
+            kept += stream.shards.sizes.sum() / nodes
+    return _OF_CACHE * (limit - fixed_bytes(streams) - min(kept, KEPT * limit))
 
 
 def require_room(limit: int, streams: Sequence[OpenedStream]) -> None:
@@ -175,8 +180,8 @@ def warn_without_room(
 def downloads_of_nodes(
     streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
 ) -> SharedShards | None:
-    """Whether several nodes download the same shards; arguments as above. None: no, or all data are local."""
-    if all(stream.is_local for stream in streams):
+    """Whether several nodes download the same shards; arguments as above. None: no, or data are local or of peers."""
+    if all(stream.is_local or stream.cache.peers is not None for stream in streams):
         return None
     return shared_shards(config, mixture.num_shards, nodes)
 

@@ -51,6 +51,7 @@ from headrace.storage.cache.control_folder import (
 )
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 from headrace.storage.cache.locks import cannot_use
+from headrace.storage.cache.peers import Peers, StreamPeers, digest_of
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
@@ -187,6 +188,7 @@ def open_streams(
     defaults: StreamDefaults,
     *,
     cache_limit: int | None,
+    peers: Peers | None = None,
     allow_unsafe_types: bool,
     has_costs: bool = False,
     measuring: Measuring = _MEASURING,
@@ -199,6 +201,7 @@ def open_streams(
         given: the streams.
         defaults: the dataset's values for options that are left at None.
         cache_limit: bytes that their folders may take together; None: no limit.
+        peers: other nodes, which are asked for shards before the remote.
         allow_unsafe_types: whether to open data with pickled columns.
         has_costs: whether to measure the costs of all samples.
         measuring: how they are measured.
@@ -237,7 +240,7 @@ def open_streams(
     check.warn()
     limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
     for opening in openings:
-        first += len(opening.open(first, limit).shards)
+        first += len(opening.open(first, limit, peers).shards)
     _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None or has_costs])
     opened = [opening.opened for opening in openings]
     _opened_in.update(zip(folders, opened, strict=True))
@@ -382,11 +385,17 @@ class _Opening:
                 f'No such file or directory: the index of stream {self.stream.title}: {error}{place}'
             ) from None
 
-    def open(self, first: int, limit: CacheLimit | None) -> OpenedStream:
+    def open(self, first: int, limit: CacheLimit | None, peers: Peers | None) -> OpenedStream:
         """Make the stream, without its selection. `first`: number of its first shard in the dataset."""
         stream, stored, offered = self.stream, self.found.shards, self.found.offered
         shards = stored if len(offered) == len(stored) else stored.part(offered)
         entries = ShardEntries(stored, offered, first, stream.validate_hash, self.source)
+        if peers is not None and stream.keep_zip:
+            raise StreamError(
+                f'Nodes give each other uncompressed shards, but stream {stream.title} has `keep_zip`. Remove it, or '
+                f'`peers`.'
+            )
+        asked = None if peers is None or self.store is None else StreamPeers(peers, digest_of(self.found.fingerprint))
         cache = ShardCache(
             stream.folder,
             store=self.store,
@@ -397,6 +406,7 @@ class _Opening:
             retry=self._retry,
             verify_present=stream.validate_hash is not None,
             stats=self.stats,
+            peers=asked,
         )
         options = {one.name: getattr(stream, one.name) for one in fields(stream) if one.init}
         self.opened = OpenedStream(

@@ -438,7 +438,7 @@ class CacheLimit:
             if -when > rank or now_used > used + USE_COUNTS:
                 heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
                 continue
-            if (next_use is not None and when <= bound) or (rank == _LAST and request.fetch.ahead):
+            if (next_use is not None and when <= bound) or (rank == _LAST and (busy or request.fetch.ahead)):
                 kept.append((rank, used, next(self._tie), item))
                 break
             outcome = delete_entry(item.limited.folder, item.entry)

@@ -23,7 +23,7 @@ import socketserver
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -220,32 +220,33 @@ class _OfProcess:
     caches: dict[tuple[str, int], weakref.WeakValueDictionary[str, ShardCache]] = field(default_factory=dict)
     """Those of all datasets, by the address to serve on."""
     serving: dict[tuple[str, int], _Serving] = field(default_factory=dict)
-    is_forking_server: bool = False
+    starting: _Serving | None = None
+    """The server that is being forked."""
 
 
 _state = _OfProcess()
 
 
 def _leave_to_parent() -> None:
-    """In a forked child that is no server: end no server, and keep none alive."""
-    if not _state.is_forking_server:
-        for one in _state.serving.values():
+    """In a forked child: keep no server alive, and no socket but that of the server which the child becomes."""
+    for one in _state.serving.values():
+        os.close(one.alive)
+        if one is not _state.starting:
             one.listening.close()
-            os.close(one.alive)
-        _state.serving.clear()
+    _state.serving.clear()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def serve(peers: Peers, caches: Mapping[str, ShardCache]) -> None:
+def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
     """Join the peers, and serve caches to them unless another process of this node does.
 
     A server that this process has for other caches is replaced by one for all of them.
 
     Args:
         peers: The nodes.
-        caches: By the digest of their data.
+        caches: Those with peers are served.
 
     Raises:
         ConfigError: another program has the port, or a run with another token; or there is no such address.
@@ -254,8 +255,9 @@ def serve(peers: Peers, caches: Mapping[str, ShardCache]) -> None:
     if len(peers) == 1:
         return
     known = _state.caches.setdefault(peers.own, weakref.WeakValueDictionary())
-    for name, cache in caches.items():
-        known.setdefault(name, cache)
+    for cache in caches:
+        if cache.peers is not None:
+            known.setdefault(cache.peers.stream, cache)
     found = _state.serving.get(peers.own)
     if found is not None and found.caches == set(known) and _lives(found.pid):
         return
@@ -300,16 +302,15 @@ def _require_server(peers: Peers, error: OSError) -> None:
 
 def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> None:
     ends, serving.alive = os.pipe()
-    _state.is_forking_server = True
+    _state.starting = serving
     try:
         serving.pid = os.fork()
     finally:
-        _state.is_forking_server = False
+        _state.starting = None
     if serving.pid:
         os.close(ends)
         return
     try:
-        os.close(serving.alive)
         _run(PeerServer(serving.listening, peers.token, caches), ends)
     finally:
         os._exit(0)  # never back into the rank's code

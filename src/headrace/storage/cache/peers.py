@@ -33,6 +33,10 @@ from headrace.storage.cache.entry import CachePart
 from headrace.storage.transfer.answer_bounds import bounded_answer
 from headrace.storage.transfer.http import CHUNK
 
+RULE: Final = (
+    'must be a mapping: `hosts`, a list of all nodes, such as ["node-1", "node-2:7300"], or of one name with all their '
+    'addresses; and if need be `port`, from 1 to 65535, `interface` and `token_env`'
+)
 PORT: Final = 7207
 TOKEN_ENV: Final = 'HEADRACE_PEERS_TOKEN'  # noqa: S105 - the name of a variable
 SHORTEST_TOKEN: Final = 16
@@ -77,26 +81,26 @@ class PeerOptions:
         """Read an argument `peers`.
 
         Raises:
-            ConfigError: a key is unknown, or a value is not of its kind.
+            ConfigError: it is no such mapping.
         """
         if raw is None or isinstance(raw, PeerOptions):
             return raw
-        known: Any = cls.__slots__
-        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
-        if given is None or set(given) - set(known):
-            raise ConfigError(f'`peers` is a mapping with keys of {sorted(known)}, but is {raw!r}. Correct it.')
-        hosts: Any = given.get('hosts')
-        hosts = [] if isinstance(hosts, str) or hosts is None else list(hosts)
-        if not hosts or not all(isinstance(host, str) and host for host in hosts):
-            raise ConfigError(
-                f'`hosts` of `peers` lists all nodes, such as ["node-1", "node-2:7300"], or one name with all their '
-                f'addresses; got {given.get("hosts")!r}. Correct it.'
-            )
-        port = given.get('port', PORT)
-        if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 1 << 16:
-            raise ConfigError(f'`port` of `peers` is a number from 1 to 65535, but is {port!r}. Correct it.')
-        given['hosts'] = tuple(hosts)
+        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
+        named: Any = given.get('hosts')
+        hosts = () if isinstance(named, str) or named is None else tuple(named)
+        port = given.setdefault('port', PORT)
+        texts = [*hosts, given.setdefault('token_env', TOKEN_ENV), given.get('interface') or 'found']
+        is_right = hosts and type(port) is int and 0 < port < 1 << 16 and set(given) <= set(cls.__slots__)
+        if not is_right or not all(isinstance(text, str) and text for text in texts):
+            raise ConfigError(f'`peers` {RULE}, got {raw!r:.200}.')
+        given['hosts'] = hosts
         return cls(**given)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The value that YAML has."""
+        found = {'hosts': list(self.hosts), 'port': self.port, 'token_env': self.token_env}
+        return found if self.interface is None else {**found, 'interface': self.interface}
 
     def token(self) -> bytes:
         """The run's token, hidden in messages from now on; ConfigError if it is missing or short."""
@@ -201,8 +205,10 @@ class Peers:
     """The nodes that share their caches, as one process knows them. Usable after fork, picklable."""
 
     def __init__(self, options: PeerOptions) -> None:
-        """Reads the token from the environment, and touches no network."""
-        self._options, self.token = options, options.token()
+        """Touches no network, and reads no environment."""
+        self._options = options
+        self.token = b''
+        """That of the run, from `join` on, as the next one."""
         self.own = '', 0
         """The address of this node."""
         self._peers: dict[tuple[str, int], _Peer] = {}
@@ -211,7 +217,7 @@ class Peers:
     def join(self) -> None:
         """Find the addresses of all nodes, and ask them from now on. The second call does nothing."""
         if not self._peers:
-            addresses = self._options.addresses()
+            addresses, self.token = self._options.addresses(), self._options.token()
             self.own = self._options.own(addresses)
             self._peers = {address: _Peer(address) for address in addresses}
 
@@ -354,6 +360,11 @@ class Peers:
         most = part.size if part.size_at is None else ESTIMATES * part.size
         if answer.length is None or not (answer.length == most or (part.size_at is not None and answer.length < most)):
             raise ChecksumError(f'{path} has {answer.length} bytes there, the index gives {part.size}.')
+
+
+def digest_of(fingerprint: str) -> str:
+    """The name of a stream's data in requests."""
+    return hashlib.blake2b(fingerprint.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class ShardCache:
         self.verify_present = verify_present
         self._run = os.urandom(8).hex()  # the same in its copies in other processes
         self.stats = stats or CacheStats()
-        self._entry_of, self._peers = entry_of, peers
+        self._entry_of, self.peers = entry_of, peers
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         # They count and are never evicted.
         self._other_files = set[str]() if index is None else {index.path.name, REMOTE_MARKER}
@@ -96,7 +96,7 @@ class ShardCache:
         self._room: FolderRoom | None = None
         if self._limit is not None and self.store is not None:
             self._limited = LimitedFolder(self.folder, self.entry_of_file, self.stats, self._other_files)
-            self._limited.owned = None if self._peers is None else self._peers.owned
+            self._limited.owned = None if self.peers is None else self.peers.owned
             self._limit.join(self._limited)
             self._room = FolderRoom(self._limit, self._limited)
         self._fetcher = Fetcher(
@@ -108,7 +108,7 @@ class ShardCache:
             files=self._files,
             index=self._index,
             room=self._room,
-            peers=self._peers,
+            peers=self.peers,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""Datasets of several nodes that share their caches: each shard leaves the store once, and every batch is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import StreamError
+from headrace.storage import register_store
+from headrace.storage.cache import peer_server
+from headrace.storage.cache import peers as peers_module
+from headrace.storage.stores.local import LocalStore
+from headrace.testing.stores import CountingStore
+from tests.support.servers.peers import TOKEN
+
+NODES = 3
+SHARDS = 24
+SAMPLES = 20 * SHARDS
+
+
+@pytest.fixture(autouse=True)
+def _servers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Ends the servers that a test has started."""
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    monkeypatch.setattr(peers_module, 'SILENCE', 1.0)
+    yield
+    for serving in peer_server._state.serving.values():
+        os.close(serving.alive)
+        serving.listening.close()
+        os.kill(serving.pid, signal.SIGCONT)
+        os.waitpid(serving.pid, 0)
+    peer_server._state.serving.clear()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A log of the requests to the store `counted://`, of compressed shards of 20 samples."""
+    remote, log = tmp_path / 'remote', tmp_path / 'log'
+    columns = {'id': 'int', 'data': 'bytes'}
+    with MDSWriter(out=str(remote), columns=columns, size_limit=10_500, hashes=['xxh64'], compression='zstd') as writer:
+        for number in range(SAMPLES):
+            writer.write({'id': number, 'data': os.urandom(500)})
+    register_store('counted', lambda _url, _options: CountingStore(LocalStore(remote), log=log))
+    return log
+
+
+def nodes_of(folder: Path, **how: Any) -> list[StreamingDataLoader]:
+    ports = []
+    for number in range(NODES):
+        with socket.create_server((f'127.0.0.{number + 2}', 0)) as free:
+            ports.append(free.getsockname()[1])
+    hosts = [f'127.0.0.{number + 2}:{port}' for number, port in enumerate(ports)]
+    loaders = []
+    for number in range(NODES):
+        dataset = StreamingDataset(
+            remote='counted://data',
+            local=str(folder / f'node {number}'),
+            global_batch_size=4 * NODES,
+            shuffle=True,
+            shuffle_block_size=60,
+            num_canonical_nodes=1,  # each node reads all shards
+            validate_hash='xxh64',
+            peers={'hosts': hosts, 'interface': f'127.0.0.{number + 2}'},
+            topology=Topology(rank=number, world_size=NODES, num_nodes=NODES),
+            **how,
+        )
+        loaders.append(StreamingDataLoader(dataset))
+    for loader in loaders:  # as other processes do at the same time
+        assert loader.dataset.peers is not None
+        peer_server.serve(loader.dataset.peers, [stream.cache for stream in loader.dataset.pool.streams])
+    return loaders
+
+
+def read(loaders: list[StreamingDataLoader]) -> list[int]:
+    """Ids of a pass, which all nodes make together."""
+    return [number for batches in zip(*loaders, strict=True) for batch in batches for number in batch['id'].tolist()]
+
+
+def requests_of(log: Path) -> Counter[str]:
+    return Counter(line for line in log.read_text().splitlines() if 'shard' in line)
+
+
+@pytest.mark.filterwarnings('ignore:`cache_limit` is')
+@pytest.mark.parametrize('limit', [None, '150kb'])
+def test_each_shard_leaves_the_store_once_in_three_epochs(stored: Path, tmp_path: Path, limit: str | None) -> None:
+    loaders = nodes_of(tmp_path, cache_limit=limit)
+    for _ in range(3):
+        assert sorted(read(loaders)) == list(range(SAMPLES))
+    counts = requests_of(stored)
+    if limit is None:
+        assert set(counts.values()) == {1}
+    else:  # the caches hold twice the data; without peers it is 9 times
+        assert counts.total() <= 1.5 * len(counts)
+        assert sum(loader.stats().evictions for loader in loaders) > 0
+    assert all(loader.stats().bytes_from_peers > 0 for loader in loaders)
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_batches_are_right_while_a_node_does_not_answer(
+    stored: Path, tmp_path: Path, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders = nodes_of(tmp_path)
+    iterators = [iter(loader) for loader in loaders]
+    ids = [number for one in iterators for number in next(one)['id'].tolist()]
+    os.kill(next(iter(peer_server._state.serving.values())).pid, number)
+    ids += [number for batches in zip(*iterators, strict=True) for batch in batches for number in batch['id'].tolist()]
+    assert sorted(ids) == list(range(SAMPLES))
+    assert requests_of(stored).total() <= 3 * SHARDS
+    assert 'is not asked for 30 s' in caplog.text
+
+
+def test_a_server_that_ended_is_started_again(stored: Path, tmp_path: Path) -> None:
+    loaders = nodes_of(tmp_path)
+    read(loaders)
+    served = next(iter(peer_server._state.serving.values()))
+    before = served.pid
+    os.kill(before, signal.SIGKILL)
+    os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)
+    read(loaders)
+    assert served.pid != before
+    assert stored.exists()
+
+
+def test_keep_zip_is_refused(stored: Path, tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match='has `keep_zip`. Remove it, or `peers`'):
+        nodes_of(tmp_path, keep_zip=True)
+    assert stored.exists()
