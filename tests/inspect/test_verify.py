@@ -346,6 +346,12 @@ def test_a_killed_process_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
         verify(tmp_path / 'data', jobs=2)
 
 
+def test_a_process_that_is_killed_as_it_begins_is_an_error(hashed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules['headrace.inspect.verify'], '_begin_worker', lambda *_: os._exit(9))
+    with pytest.raises(StorageError, match='was killed'):
+        verify(hashed, jobs=2)
+
+
 class StoppedOrKilled(Encoding):
     """Its values stop a process so that SIGTERM does not reach it, or kill it."""
 

@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, cast
@@ -396,9 +397,11 @@ def _checking(store: Store, count: int) -> Generator[Check]:
     reader, writer = context.Pipe(duplex=False)
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, context, _begin_worker, (reader, writer, store))
+    workers = set[BaseProcess]()
     try:
-        pool.submit(os.getpid).result()  # forks all processes
-        workers = set(multiprocessing.active_children()) - others
+        started = pool.submit(os.getpid)  # forks all processes
+        workers |= set(multiprocessing.active_children()) - others
+        started.result()
         yield lambda shards: _in_order_of_ends(pool, shards, _AHEAD * count)
     except BrokenProcessPool as error:
         for worker in workers:
