@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace.dataset import StreamingDataset, sequence
+from headrace.dataset import StreamingDataset
 from tests.support.trainers.composer_legs import Leg, run
 from tests.support.trainers.composer_runs import lines, trained
 from tests.support.trainers.many_ranks import COST as COST_OF_RANKS
-from tests.support.trainers.many_ranks import batches_of_epochs, compare_batches_of_cost
+from tests.support.trainers.many_ranks import batches_of_epochs, compare_batches_of_cost, count_nothing
 from tests.support.trainers.many_ranks import trained as trained_by
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
@@ -23,7 +23,7 @@ COST: dict[str, Any] = {'cost': 'id', 'bucket': 2, 'batch_cost': {'budget': 300,
 def expected(data: str) -> list[list[list[int]]]:
     dataset = StreamingDataset(local=data, shuffle=True, batch_size=8, shuffle_seed=7, **COST)
     plans = [dataset.plan(epoch=epoch) for epoch in range(3)]
-    return [[sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)] for plan in plans]
+    return [[sorted(plan.ids(k).tolist()) for k in plan.batches(0, 1000)] for plan in plans]
 
 
 @pytest.mark.parametrize('is_counted', [True, False])
@@ -31,7 +31,7 @@ def test_epochs_end_where_their_data_does_and_resume(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
 ) -> None:
     if not is_counted:
-        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+        count_nothing(monkeypatch)
     epochs = expected(data)
     # Composer takes no epochs without a length.
     duration = '3ep' if is_counted else f'{sum(map(len, sum(epochs, [])))}sp'
@@ -57,7 +57,7 @@ def test_samples_and_subsets_are_counted(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool
 ) -> None:
     if not is_counted:
-        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+        count_nothing(monkeypatch)
     epochs = expected(data)
     samples = sum(map(len, epochs[0])) + sum(map(len, epochs[1][:3]))
     run(leg := Leg('samples', data, str(tmp_path), duration=f'{samples}sp', dataset=COST))

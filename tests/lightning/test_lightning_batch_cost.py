@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.dataset import sequence
 from tests.support.trainers.lightning_oracle import records
 from tests.support.trainers.lightning_run import Crash, Run, dataset, train
 from tests.support.trainers.many_ranks import COST as COST_OF_RANKS
-from tests.support.trainers.many_ranks import batches_of_epochs, compare_batches_of_cost
+from tests.support.trainers.many_ranks import batches_of_epochs, compare_batches_of_cost, count_nothing
 from tests.support.trainers.many_ranks import trained as trained_by
 
 
@@ -19,7 +18,7 @@ from tests.support.trainers.many_ranks import trained as trained_by
 def is_counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether epochs have a length; those of more than 100 million samples have none."""
     if not request.param:
-        monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+        count_nothing(monkeypatch)
 
 
 COST = {'cost': 'id', 'bucket': 2, 'batch_cost': {'budget': 300, 'multiple': 2}}
@@ -42,7 +41,7 @@ def make(mixes: Any, tmp_path: Path, is_counted: None) -> Any:
 
 def expected(run: Run) -> list[list[list[int]]]:
     plans = [dataset(run, batch_size=8).plan(epoch=epoch) for epoch in range(4)]
-    return [[sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)] for plan in plans]
+    return [[sorted(plan.ids(k).tolist()) for k in plan.batches(0, 1000)] for plan in plans]
 
 
 def trained(run: Run) -> list[list[int]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset.statistics import StreamStats
 from headrace.metrics import BottleneckWatch
 
@@ -26,6 +29,8 @@ class Loader:
     first_batch: float = 0.1
     waited: dict[str, float] = field(default_factory=lambda: {'a': 0.0, 'b': 0.0})
     unpacking: float = 0.0
+    places: int = 0
+    padding: int = 0
     dataset: Any = field(default_factory=lambda: SimpleNamespace(topology=SimpleNamespace(ranks_per_node=1)))
 
     def stats(self) -> Any:
@@ -39,6 +44,8 @@ class Loader:
             bytes_downloaded=self.bytes_downloaded,
             seconds_to_first_batch=self.first_batch,
             streams=streams,
+            padded_places=self.places,
+            padding_places=self.padding,
         )
 
 
@@ -100,3 +107,42 @@ def test_time_of_an_evaluation_is_left_out() -> None:
     at.watch.skip()
     assert at.pass_time(seconds_waiting=25.0) is None
     assert at.pass_time(seconds_waiting=25.0) is not None
+
+
+@pytest.mark.parametrize(
+    ('how', 'text'),
+    [
+        (
+            {},
+            r'Name the column of lengths in `cost`: the start of the next run then says what `bucket` would make .*\.',
+        ),
+        ({'cost': 'tokens'}, r'`bucket: 64` would make it \d+%\.'),
+        ({'cost': 'tokens', 'bucket': 8}, None),
+        ({'shuffle_algo': 'py1e', 'cost': 'tokens'}, None),
+    ],
+)
+@pytest.mark.parametrize('workers', [0, 1])
+def test_padding_is_counted_and_said_once(tmp_path: Path, how: Any, text: str | None, workers: int) -> None:
+    lengths = np.exp(np.random.default_rng(0).normal(3, 1, 512)).astype(int) + 1
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'tokens': 'ndarray:int32'}) as out:
+        for length in lengths.tolist():
+            out.write({'tokens': np.zeros(length, np.int32)})
+    dataset = StreamingDataset(local=str(tmp_path / 'data'), shuffle=True, batch_size=16, **how)
+    loader = StreamingDataLoader(dataset, num_workers=workers, pad={'tokens': {'value': -1, 'multiple_of': 4}})
+    padding = places = 0
+    for batch in loader:
+        padding += int((batch['tokens'] == -1).sum())
+        places += batch['tokens'].numel()
+    stats = loader.stats()
+    assert (stats.padded_places, stats.padding_places) == (places, padding)
+    now = [0.0]
+    watch = BottleneckWatch(clock=lambda: now[0], cores=8)
+    said: list[str] = []
+    for _ in range(3):
+        now[0] += 1000
+        said += [str(found)] if (found := watch.look({'': loader})) else []
+    if text is None:
+        assert not said
+    else:
+        (sentence,) = said
+        assert re.fullmatch(f'{padding / places:.0%} of the places of padded columns are padding. {text}', sentence)

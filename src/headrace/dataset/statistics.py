@@ -55,6 +55,8 @@ class WorkerBatch(NamedTuple):
     """Unreadable documents since the batch before; they are in no sequence."""
     stream_tokens: npt.NDArray[np.int64] | None = None
     """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
+    padding: tuple[int, int] | None = None
+    """Places of the columns that `pad` pads, and those that are padding; None: it pads none."""
 
 
 class WorkerReads:
@@ -151,6 +153,10 @@ class LoaderStats:
     """Shards deleted to make room."""
     retries: int
     """Transfers that began again, and files that were fetched again because they were bad."""
+    padded_places: int = 0
+    """Places of the columns that `pad` has padded in these batches, rows times the longest, if lengths are beside."""
+    padding_places: int = 0
+    """Those of them that are padding."""
     streams: Mapping[str, StreamStats]
     """The counters that exist for each stream; batches and the trainer's waits do not."""
 
@@ -216,6 +222,7 @@ class LoaderCounters:
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
         self._batches = self._samples = self._of_first_stream = self._unreadable = self._stalls = 0
+        self._padding = np.zeros(2, np.int64)  # places of padded columns, and those that are padding
         self._seconds_waiting = 0.0
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
@@ -272,7 +279,9 @@ class LoaderCounters:
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples
-        _, self._rows, self._own_streams, _, self._bad_rows, unreadable, stream_tokens = received
+        _, self._rows, self._own_streams, _, self._bad_rows, unreadable, stream_tokens, padding = received
+        if padding is not None:
+            self._padding += padding
         if stream_tokens is not None:
             self._recent_tokens.append(stream_tokens)
             self._streams += stream_tokens
@@ -351,6 +360,8 @@ class LoaderCounters:
             cache_hits=read.cache_hits,
             evictions=read.evictions,
             retries=read.retries,
+            padded_places=int(self._padding[0]),
+            padding_places=int(self._padding[1]),
             streams=_ByStream(self._names, samples, table),
         )
 

@@ -12,24 +12,28 @@ from headrace.dataset import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats
 from headrace.storage.stats import difference_of
 
-Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start']
-"""The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start."""
+Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start', 'padding']
+"""The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start; or
+steps, whose batches are padded."""
 
 _WAIT_SHARE = 0.1  # Of the time: data is the bottleneck from here on.
+_PADDING_SHARE = 0.1  # Of the places of padded columns: a change is proposed from here on.
 _PART_SHARE = 0.5  # Of the reading processes' time or waits: a part is the slow one from here on.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """Data loading slows the run."""
+    """The data slow the run: their loading, or their padding."""
 
     part: Part
     share: float
-    """Time that the trainer waited for data, as a share of all time, from 0 to 1."""
+    """Time that the trainer waited for data, as a share of all time, from 0 to 1; of padding, its share of places."""
     advice: str
     """The observation, and the change that helps."""
 
     def __str__(self) -> str:
+        if self.part == 'padding':
+            return f'{self.share:.0%} of the places of padded columns are padding. {self.advice}'
         return f'The trainer waits {self.share:.0%} of its time for data. {self.advice}'
 
 
@@ -56,6 +60,7 @@ class BottleneckWatch:
         self._seen: dict[str, tuple[StreamingDataLoader, float, LoaderStats]] = {}
         self._next = clock() + every
         self._quiet_until = 0.0
+        self._told_padding: set[str] = set()  # loaders whose padding was said, which changes little
 
     def look(self, loaders: Mapping[str, StreamingDataLoader]) -> Bottleneck | None:
         """The bottleneck since the last look; None if it is not time, or data are fast enough.
@@ -74,7 +79,13 @@ class BottleneckWatch:
                 found = self._judged(loader, before[2], stats, now - before[1])
         if found is not None:
             self._quiet_until = now + self._silence
-        return found
+            return found
+        for name, (loader, _, stats) in self._seen.items():
+            if name not in self._told_padding and stats.padding_places >= _PADDING_SHARE * stats.padded_places > 0:
+                self._told_padding.add(name)
+                if (found := _padding(loader, stats)) is not None:
+                    return found
+        return None
 
     def skip(self) -> None:
         """Leave out the time since the last look: the trainer did something else."""
@@ -131,3 +142,17 @@ class BottleneckWatch:
             f'The shards are there, and {workers} workers keep all cores busy with decoding, transform and collate. '
             f'Make these cheaper: store smaller or decoded values, read fewer columns, or decode images as tensors.'
         )
+
+
+def _padding(loader: StreamingDataLoader, stats: LoaderStats) -> Bottleneck | None:
+    """The padding of a loader's batches, if `bucket` would make it a third smaller, or may."""
+    run, share = loader.dataset.run, stats.padding_places / stats.padded_places
+    if run.asked.order.bucket is not None or loader.handed_out is None:
+        return None
+    waste = run.length_waste(loader.handed_out[0])
+    advice = 'Name the column of lengths in `cost`: the start of the next run then says what `bucket` would make of it.'
+    if waste is not None:
+        if waste.bucketed is None or 3 * waste.bucketed > 2 * share:
+            return None
+        advice = f'`bucket: {waste.bucket}` would make it {waste.bucketed:.0%}.'
+    return Bottleneck(part='padding', share=share, advice=advice)

@@ -67,7 +67,7 @@ class LengthWaste(NamedTuple):
         """
         order, size = plan.order, plan.global_batch_size
         bucket = max(1, min(_BUCKET, _MOST_SORTED // size))
-        total = min(plan.num_batches, bucket)
+        total = len(plan.batches(0, bucket))
         if not total:
             return None
         bucketed = balanced = power = None

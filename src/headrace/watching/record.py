@@ -358,7 +358,7 @@ class RunRecorder:
         places: dict[str, list[int]] = {}
         for name, followed in self._followed.items():
             plan, done = followed.plan, step - followed.first_step
-            if plan is not None and 0 <= done <= plan.num_batches:
+            if plan is not None and 0 <= done == len(plan.batches(0, done)):
                 places[name] = [plan.order.epoch, plan.end(done - 1) if done else plan.start]
         self._add('checkpoint', at=step, time=round(time.time(), 3), places=places)
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from headrace import StreamingDataset
+from headrace.dataset import sequence
+from headrace.order import lengths
+from headrace.order.lengths import BucketedOrder
 from tests.support.trainers.ranks import run_ranks
 
 each_world = pytest.mark.parametrize(
@@ -99,3 +102,14 @@ def compare_batches_of_cost(
     assert before + after == expected
     assert begun['losses'] + many['losses'] == pytest.approx(one['losses'], rel=1e-6)
     assert many['weight'] == pytest.approx(one['weight'], rel=1e-6)
+
+
+def count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have epochs under `batch_cost` no length, as those of more than 100 million samples; a count of all fails."""
+
+    def fail(order: BucketedOrder) -> None:
+        raise AssertionError(f'The batches of epoch {order.epoch} are counted.')
+
+    monkeypatch.setattr(sequence, 'MOST_COUNTED', 10)
+    monkeypatch.setattr(lengths, '_NEAR', 1)
+    monkeypatch.setattr(BucketedOrder, 'window_batches', property(fail))

@@ -23,7 +23,7 @@ from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, LOSS_WEIGHT_KEY, marked,
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.progress import Progress
-from headrace.dataset.reading.padded import collated_padded, padded
+from headrace.dataset.reading.padded import collated_padded, padded, places_of
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import BadRows, SkippingReader
@@ -202,6 +202,7 @@ class BatchReader(Reader[BatchKey]):
             batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
         if chunk.erased is not None and (erased := chunk.erased[part]).any():
             bad_rows = erased if bad_rows is None else bad_rows | erased
+        padding = None if self._pad is None else places_of(batch, self._pad)
         if self._places.plan.has_padding:
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         if self._weigh is not None:
@@ -214,7 +215,7 @@ class BatchReader(Reader[BatchKey]):
         if self._skipping_reader is not None:
             mark = np.zeros(len(ids), np.bool_) if bad_rows is None else bad_rows
             batch = BAD_SAMPLE_KEY.put(batch, torch.from_numpy(mark))
-        return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
+        return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows, padding=padding)
 
     def change(self, batches: BatchSpec, decisions: tuple[Decision, ...]) -> None:
         vars(self).update(self.__getstate__())  # a copy has nothing of a pass

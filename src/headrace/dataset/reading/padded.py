@@ -69,6 +69,17 @@ def padded(
     return made
 
 
+def places_of(batch: Mapping[str, Any], pad: Pad) -> tuple[int, int]:
+    """The places of the padded columns of a batch, and those that are padding; of columns with lengths beside them."""
+    places = own = 0
+    for column in pad.columns:
+        if column.length is not None:
+            axis, lengths = column.axis or 0, batch[column.length]
+            places += len(lengths) * batch[column.name].shape[axis + (axis >= 0)]
+            own += int(lengths.sum())
+    return places, places - own
+
+
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not shape[-1]:
         return np.empty(shape, dtype)
