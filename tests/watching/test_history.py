@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.cli import main
 from headrace.errors import ConfigError, ResumeError
 from headrace.watching import RecordedRun, RunHistory
+from headrace.watching.record import read_record
 from tests.support.trainers.recorded_runs import SIZES, Process, ids_of
 
 
@@ -57,3 +60,36 @@ def test_other_data_than_the_runs_are_refused(folders, tmp_path, make_dataset) -
     run = RecordedRun(tmp_path / 'run', overrides=[f'train.streams.a.local={other}'])
     with pytest.raises(ResumeError, match='samples'):
         run.step(1)
+
+
+def test_decisions_are_recorded_once_and_their_replay_has_the_same_samples(folders, tmp_path, capsys) -> None:
+    process = Process(folders, tmp_path, 2)
+    seen, state = process.train(4, save=4)
+    for number, shares in enumerate([{'a': 1, 'b': 0}, {'a': 1, 'b': 3}]):
+        for loader in process.loaders:
+            loader.set_proportions(shares, by='test')
+        more, state = process.train(3, first=4 + 3 * number, save=7 + 3 * number)
+        seen |= more
+    resumed = Process(folders, tmp_path, 1)
+    seen |= resumed.train(12, first=10, state=state)[0]
+    resumed.record.end()
+    run = RecordedRun(tmp_path)
+    decisions = run.history.decisions()
+    assert [one['at'] for one in decisions] == [40, 70]
+    replayed = StreamingDataLoader(
+        StreamingDataset(
+            streams=[Stream(local=str(folders[n]), name=n, proportion=w) for n, w in (('a', 0.4), ('b', 0.6))],
+            batch_size=10,
+            epoch_size=100,
+            shuffle=True,
+            decisions=decisions,
+        )
+    )
+    batches = [batch['id'].tolist() for _ in range(3) for batch in replayed][:22]
+    assert [sorted(batch) for batch in batches] == [sorted(seen[step]) for step in range(22)]
+    assert [sorted(ids_of(run, step)) for step in range(22)] == [sorted(seen[step]) for step in range(22)]
+    assert run.history.segments[-1].passes[0].proportions == {'a': 0.25, 'b': 0.75}
+    lines = [entry for entry in read_record(tmp_path).entries if entry['kind'] == 'decision']
+    assert [entry['at'] for entry in lines] == [40, 40, 70, 40, 70]  # once by each process that knows it
+    assert main(['explain', '--run', str(tmp_path)]) == 0
+    assert 'decisions: 2, the last by test at sample 70 of the run' in capsys.readouterr().out

@@ -205,6 +205,9 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
         )
         saved = len(set(segment['checkpoints']))  # a trainer may write several files at a step
         print(f'  checkpoints of {saved} step{"s" * (saved != 1)}; mixture: {shares}')
+        if decided := segment['decisions']:
+            last = decided[-1]
+            print(f'  decisions: {len(decided)}, the last by {last["by"]} at sample {last["at"]} of the run')
     if described['damaged_lines']:
         print(f'{described["damaged_lines"]} lines of the record were cut by a kill, and ignored.')
     return 0

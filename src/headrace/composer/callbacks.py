@@ -17,12 +17,15 @@ from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, SpikeFile, TrainedBatch
 from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
+from headrace.metrics.online_mixture import MixtureObserver
 from headrace.packing import gather_of_ranks
 from headrace.redaction import warn
 from headrace.watching.run_files import RunFiles
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
+
+    from headrace.metrics import PerStreamMean
 
 _LOSS = 'loss/train/total'
 
@@ -276,6 +279,45 @@ class RunRecord(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Say that the training is over; `close` ends the segment, after the last checkpoint."""
         self._files.finish()
+
+
+class OnlineMixture(Callback):
+    """Sets the proportions of the streams by their losses, as decisions that checkpoints hold.
+
+    `headrace.metrics.proportions_by_loss` is the rule. A replay with the `decisions` of a run leaves this callback out.
+
+    Args:
+        metric: the `headrace.metrics.PerStreamMean` of the losses, or the name of the model's attribute. Update it in
+            each `loss`. It begins anew with each decision.
+        every_n_batches: batches between two decisions.
+        rate: shares per nat of loss, in the exponent.
+        memory: 1: exponentiated gradient, as DoReMi; 0: a softmax of the losses alone.
+        floor: the least share of a stream that has one.
+        references: losses of a small model by stream, which are subtracted.
+
+    Raises:
+        ConfigError: a number is out of range. At the first decision: the metric is none, or the run cannot change.
+    """
+
+    def __init__(
+        self,
+        metric: str | PerStreamMean,
+        every_n_batches: int = 100,
+        *,
+        rate: float = 1.0,
+        memory: float = 1.0,
+        floor: float = 0.01,
+        references: Mapping[str, float] | None = None,
+    ) -> None:
+        self._observer = MixtureObserver(
+            metric, every_n_batches, rate=rate, memory=memory, floor=floor, references=references
+        )
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Decide now and then."""
+        if int(state.timestamp.batch) % self._observer.every == 0:
+            loader = _train_loader(state, 'OnlineMixture sets the proportions of')
+            self._observer.decide(loader, getattr(state.model, 'module', state.model))
 
 
 def _train_loader(state: State, what: str) -> StreamingDataLoader:

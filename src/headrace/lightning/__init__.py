@@ -9,7 +9,7 @@
 4. `requeue` has SLURM's signals wait for the end of a batch.
 5. `position_file` writes the position beside each checkpoint, for people.
 6. `callbacks` watch the data: `DataStatistics` and `LossSpikes` by way of `headrace.metrics`, and `RunRecord` by way of
-   `headrace.watching`.
+   `headrace.watching`. `OnlineMixture` sets proportions.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
@@ -26,7 +26,7 @@ except ImportError as error:
         'Programs that import `pytorch_lightning` change that import to `lightning.pytorch`.'
     ) from error
 
-from headrace.lightning.callbacks import DataStatistics, LossSpikes, RunRecord
+from headrace.lightning.callbacks import DataStatistics, LossSpikes, OnlineMixture, RunRecord
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
 from headrace.lightning.position_callback import PositionCallback
@@ -36,6 +36,7 @@ __all__ = [
     'FabricLoader',
     'FabricLoaders',
     'LossSpikes',
+    'OnlineMixture',
     'PositionCallback',
     'RunRecord',
     'StreamingDataModule',

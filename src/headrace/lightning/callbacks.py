@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,10 +19,14 @@ from headrace.lightning.position_file import write_text
 from headrace.metrics import BatchSpans, TrainedBatch, count_tokens
 from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
+from headrace.metrics.online_mixture import MixtureObserver
 from headrace.order import BatchPlan
 from headrace.packing import gather_of_ranks
 from headrace.redaction import redact
 from headrace.watching.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from headrace.metrics import PerStreamMean
 
 _TEXT_EVERY = 1.0  # seconds
 _READS, _EXPLAINS = 'DataStatistics reads the counters of', 'LossSpikes explains the batches of'
@@ -443,6 +447,50 @@ class RunRecord(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # `ModelCheckpoint` may save in the same hook, after other callbacks: `teardown` ends.
         self._files.fail()
+
+
+class OnlineMixture(Callback):
+    """Sets the proportions of the streams by their losses, as decisions that checkpoints hold.
+
+    `headrace.metrics.proportions_by_loss` is the rule. A replay with the `decisions` of a run leaves this callback out.
+
+    Args:
+        metric: the `headrace.metrics.PerStreamMean` of the losses, or the name of the model's attribute. Update it in
+            each training step. It begins anew with each decision.
+        every_n_steps: optimizer steps between two decisions.
+        rate: shares per nat of loss, in the exponent.
+        memory: 1: exponentiated gradient, as DoReMi; 0: a softmax of the losses alone.
+        floor: the least share of a stream that has one.
+        references: losses of a small model by stream, which are subtracted.
+
+    Raises:
+        ConfigError: a number is out of range. At the first decision: the metric is none, or the run cannot change.
+    """
+
+    def __init__(
+        self,
+        metric: str | PerStreamMean,
+        every_n_steps: int = 100,
+        *,
+        rate: float = 1.0,
+        memory: float = 1.0,
+        floor: float = 0.01,
+        references: Mapping[str, float] | None = None,
+    ) -> None:
+        self._observer = MixtureObserver(
+            metric, every_n_steps, rate=rate, memory=memory, floor=floor, references=references
+        )
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        is_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        if is_step and (_logged_steps(trainer) + 1) % self._observer.every == 0:
+            loaders = _loaders(trainer, 'OnlineMixture sets the proportions of')
+            if len(loaders) > 1:
+                raise ConfigError(f'OnlineMixture needs one training loader, but there are {", ".join(loaders)}.')
+            self._observer.decide(next(iter(loaders.values())), pl_module)
 
 
 def _trained_batches(trainer: Trainer) -> int:

@@ -7,7 +7,8 @@
    unusual loss, and writes their files.
 4. `observers` have what the callbacks of all trainers share.
 5. `per_stream` has torchmetrics: one value for each stream, and values without padding rows.
-6. `exporters` serve figures to Prometheus, and make OpenTelemetry spans. Each imports its library at first use.
+6. `online_mixture` makes proportions of streams from their losses.
+7. `exporters` serve figures to Prometheus, and make OpenTelemetry spans. Each imports its library at first use.
 
 Only 5 needs torchmetrics, and imports it when it is first used.
 """
@@ -21,6 +22,7 @@ from headrace.errors import MissingDependencyError
 from headrace.metrics.bottleneck import Bottleneck, BottleneckWatch
 from headrace.metrics.exporters import BatchSpans, PrometheusEndpoint
 from headrace.metrics.meter import DataMeter
+from headrace.metrics.online_mixture import proportions_by_loss
 from headrace.metrics.spikes import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch, skip_yaml
 from headrace.metrics.step_report import StepReport, explain_batches, explain_step, report_text
 from headrace.metrics.tokens import count_tokens
@@ -46,6 +48,7 @@ __all__ = [
     'count_tokens',
     'explain_batches',
     'explain_step',
+    'proportions_by_loss',
     'report_text',
     'skip_yaml',
 ]

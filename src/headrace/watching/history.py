@@ -19,6 +19,25 @@ from headrace.watching.record import RECORD, read_record
 _FORMAT = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Decisions of a run, as `StreamingDataset(decisions=...)` takes them in a list; a record has each once."""
+
+    last: str | None
+    """The digest of the last one; None: there are none."""
+    known: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    """The record's entries, by digest."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        digest = self.last
+        while digest is not None and digest in self.known:
+            entry = self.known[digest]
+            found.append({key: entry[key] for key in ('at', 'what', 'by', 'digest')})
+            digest = entry['after']
+        return reversed(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPass:
     """A pass over a loader's data, from a step on."""
@@ -32,12 +51,22 @@ class RecordedPass:
     """The position in the epoch at which it begins."""
     config: Mapping[str, Any] | None
     """The loader's configuration as YAML would have it; None: YAML cannot describe it."""
-    state: Mapping[str, Any]
-    """The state of a checkpoint at its beginning."""
+    decisions: Decisions
+    """The run's decisions, as they were known at its beginning."""
+    state_before: Mapping[str, Any]
+    """The state of a checkpoint at its beginning, without decisions."""
     mixture: str
     """Fingerprint of the data, the mixture and the order."""
     proportions: Mapping[str, float]
     """Each stream's share of an epoch."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of a checkpoint at its beginning."""
+        pinned = self.state_before['config']
+        if decisions := list(self.decisions):
+            pinned = {**pinned, 'decisions': decisions}
+        return {**self.state_before, 'config': json.dumps(pinned, sort_keys=True, separators=(',', ':'))}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,6 +131,7 @@ class RunHistory:
         entries, damaged = read_record(Path(folder))
         segments: list[Segment] = []
         shared: dict[str, dict[str, Any]] = {}
+        decisions: dict[str, dict[str, Any]] = {}
         for entry in entries:
             if entry['kind'] == 'segment':
                 if entry['format'] > _FORMAT:
@@ -112,9 +142,16 @@ class RunHistory:
                 segments.append(_segment(entry, len(segments) + 1))
             elif entry['kind'] in ('config', 'mixture'):
                 shared[entry['id']] = entry
+            elif entry['kind'] == 'decision':
+                decisions[entry['digest']] = entry
             elif segments:
-                _extend(segments[-1], entry, shared)
+                _extend(segments[-1], entry, shared, decisions)
         return cls(segments, damaged)
+
+    def decisions(self, loader: str = '') -> list[dict[str, Any]]:
+        """The decisions of a run's last weights, as `StreamingDataset(decisions=...)` takes them."""
+        passes = [one for segment, _ in self.kept() for one in segment.passes if one.loader == loader]
+        return list(passes[-1].decisions) if passes else []
 
     @property
     def loaders(self) -> list[str]:
@@ -174,7 +211,12 @@ def _segment(entry: Mapping[str, Any], number: int) -> Segment:
     )
 
 
-def _extend(segment: Segment, entry: Mapping[str, Any], shared: Mapping[str, Mapping[str, Any]]) -> None:
+def _extend(
+    segment: Segment,
+    entry: Mapping[str, Any],
+    shared: Mapping[str, Mapping[str, Any]],
+    decisions: Mapping[str, Mapping[str, Any]],
+) -> None:
     """Add what an entry says of a segment; a pass whose mixture was lost says nothing."""
     segment.reached = max(segment.reached, entry['step'])
     if entry['kind'] == 'end':
@@ -183,12 +225,11 @@ def _extend(segment: Segment, entry: Mapping[str, Any], shared: Mapping[str, Map
         segment.checkpoints.append(entry['at'])
     elif entry['kind'] == 'pass' and entry['mixture'] in shared and entry['config'] in shared:
         mixture = shared[entry['mixture']]
-        pinned = {**mixture['state']['config'], **entry.get('of_position', {})}
         state = {
             **mixture['state'],
             'epoch': entry['epoch'],
             'sample_in_epoch': entry['sample'],
-            'config': json.dumps(pinned, sort_keys=True, separators=(',', ':')),
+            'config': {**mixture['state']['config'], **entry.get('of_position', {})},
         }
         segment.passes.append(
             RecordedPass(
@@ -197,7 +238,8 @@ def _extend(segment: Segment, entry: Mapping[str, Any], shared: Mapping[str, Map
                 epoch=entry['epoch'],
                 sample=entry['sample'],
                 config=shared[entry['config']]['config'],
-                state=state,
+                decisions=Decisions(entry.get('decided'), decisions),
+                state_before=state,
                 mixture=entry['mixture'],
                 proportions=mixture['proportions'],
             )
@@ -288,7 +330,7 @@ class RecordedRun:
             config = load_config({'train': dict(place.config)}, overrides=self._overrides).train
             assert config is not None
         loader = build_loader(config, topology=Topology(rank=0, **segment.topology))
-        loader.load_state_dict(dict(place.state))
+        loader.load_state_dict(place.state)
         return loader
 
     def step(self, step: int) -> ExplainedStep:
@@ -404,6 +446,7 @@ class RecordedRun:
                     'checkpoints': segment.checkpoints,
                     'mixtures': list(dict.fromkeys(one.mixture for one in segment.passes)),
                     'proportions': dict(segment.passes[-1].proportions) if segment.passes else {},
+                    'decisions': list(segment.passes[-1].decisions) if segment.passes else [],
                 }
                 for segment in self.history.segments
             ],

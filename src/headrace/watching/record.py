@@ -330,8 +330,15 @@ class RunRecorder:
         state = loader.dataset.resume_state(epoch, plan.start, loader.global_batch_size, loader.remainder).to_dict()
         pinned = json.loads(str(state['config']))
         of_position = {key: pinned.pop(key) for key in _PINNED_POSITION if key in pinned}
+        decided = None
+        for one in pinned.pop('decisions', ()):
+            if one['digest'] not in self._known:
+                self._known.add(one['digest'])
+                self._add('decision', loader=name, after=decided, **one)
+            decided = one['digest']
         mixture = {key: value for key, value in state.items() if key not in (*_OF_POSITION, 'config')}
-        shares = zip(plan.order.mixture.streams, plan.order.mixture.proportions, strict=True)
+        now = [mixture for begin, mixture in plan.order.mixtures if begin <= plan.start][-1]
+        shares = zip(now.streams, now.proportions, strict=True)
         self._add(
             'pass',
             loader=name,
@@ -344,6 +351,7 @@ class RunRecorder:
                 {'state': {**mixture, 'config': pinned}, 'proportions': {s.name: share for s, share in shares}},
             ),
             **({'of_position': of_position} if of_position else {}),
+            **({'decided': decided} if decided else {}),
         )
 
     def checkpoint(self, step: int | None = None) -> None:
