@@ -195,6 +195,28 @@ def test_a_resumed_writer_keeps_them(tmp_path: Path) -> None:
     assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
 
 
+@pytest.mark.parametrize('compression', [None, 'zstd'])
+def test_writers_that_go_on_refuse_another_column(tmp_path: Path, compression: str | None) -> None:
+    how: dict[str, Any] = {'columns': {'n': 'int', 'text': 'str'}, 'size_limit': 800, 'compression': compression}
+    for folder, cost in (('data', 'text'), ('plain', None)):
+        with pytest.raises(RuntimeError, match='killed'):  # noqa: SIM117
+            with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True) as out:
+                for number in range(70):
+                    out.write({'n': number, 'text': 'x' * (number % 37)})
+                raise RuntimeError('killed')
+    for folder, cost, stored in (('data', 'n', "'text'"), ('plain', 'n', 'None')):
+        with pytest.raises(ConfigError, match=f"continues it, must have the same cost, but they are {stored} and 'n'"):
+            MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True)
+    for folder, cost in (('data', 'text'), ('plain', None)):
+        with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True) as out:
+            assert out.num_samples > 0
+    with pytest.raises(ConfigError, match="that are appended, must have the same cost, but they are 'text' and 'n'"):
+        MDSWriter(out=str(tmp_path / 'data'), cost='n', **how, append=True)
+    for folder, cost in (('data', 'text'), ('data', None), ('plain', 'n')):
+        with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, append=True) as out:
+            out.write({'n': 1, 'text': 'x'})
+
+
 def test_merge_copy_and_reshard_carry_them(tmp_path: Path) -> None:
     lengths = [number % 37 for number in range(100)]
     write(tmp_path / 'parts/a', 0, 50)

@@ -74,7 +74,7 @@ def reshard(
     options: StoreOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReshardReport:
-    """Write a dataset again as MDS shards. If they store the costs of a column, so do the new ones.
+    """Write a dataset again as MDS shards. If the first one stores the costs of a column, so do all new ones.
 
     Args:
         source: a folder, or a URL of a store, with a dataset of MDS, JSONL, CSV or TSV shards.

@@ -417,6 +417,10 @@ def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: in
         raise _wrong_size(source, limit, str(written))
 
 
+LONGEST_BLOCK: Final = 1 << 18
+"""Bytes of a block, which a compressed file gives at once: so many more are needed to unpack its head."""
+
+
 def unpack_head(algorithm: str, data: bytes, size: int) -> bytes:
     """The first `size` bytes of a compressed file's content; fewer if its first bytes, `data`, do not give them."""
     compression, head = _find(algorithm), bytearray()

@@ -23,7 +23,7 @@ from headrace.decoding import Decode
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_shard, unpack_file, verify_file
-from headrace.format.compression import unpack_head
+from headrace.format.compression import LONGEST_BLOCK, unpack_head
 from headrace.format.costs import stored_costs
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
 _MEASURING: Final = Measuring()
-_LONGEST_BLOCK: Final = 1 << 18  # bytes of a block, which a compressed file gives at once
 _PATIENCE: Final = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
@@ -478,7 +477,7 @@ class _Opening:
         from headrace.sources.ranges import ByteRange, read_range  # local shards need it not
 
         stored = file.zip or file.raw
-        wanted = size if file.zip is None else size + _LONGEST_BLOCK
+        wanted = size if file.zip is None else size + LONGEST_BLOCK
         data = read_range(self.store, ByteRange(stored.basename, 0, min(wanted, stored.bytes)), retry=self._retry)
         return data if info.compression is None else unpack_head(info.compression, data, size)
 

@@ -35,8 +35,8 @@ class Place(Protocol):
         """Name and bytes of everything that it holds, in order of names."""
         ...
 
-    def read(self, name: str) -> bytes:
-        """The bytes of a file; FileNotFoundError if it is not there."""
+    def read(self, name: str, size: int | None = None) -> bytes:
+        """The first `size` bytes of a file, or all; FileNotFoundError if it is not there."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -65,9 +65,9 @@ class FolderPlace:
                     found[path.name] = path.lstat().st_size if path.is_file() else 0
         return found
 
-    def read(self, name: str) -> bytes:
-        with mapped_output_errors(self._path / name):
-            return (self._path / name).read_bytes()
+    def read(self, name: str, size: int | None = None) -> bytes:
+        with mapped_output_errors(self._path / name), (self._path / name).open('rb') as file:
+            return file.read(size)
 
     def write(self, name: str, data: bytes) -> None:
         self.write_pieces(name, [data])
@@ -126,10 +126,10 @@ class StorePlace:
     def sizes(self) -> dict[str, int]:
         return self._call('Listing', '', lambda: {info.key: info.size for info in list_output(self.store)})
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, size: int | None = None) -> bytes:
         def attempt() -> bytes:
             out = io.BytesIO()
-            self.store.get(name, out)
+            self.store.get(name, out, size=size)
             return out.getvalue()
 
         return self._call('Reading', name, attempt)

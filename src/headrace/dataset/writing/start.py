@@ -2,8 +2,8 @@
 
 The journal lists the shards that are whole, and is kept beside them until the dataset is finished. A shard is listed
 after its files are stored. So the next writer knows which shards of a killed one are whole, with their sizes and
-hashes, and reads none of them. The journal is a number of small indexes, each of some shards, because stores cannot
-append to an object.
+hashes, and reads none of them, but the head of the last one if it stores costs. The journal is a number of small
+indexes, each of some shards, because stores cannot append to an object.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import Place, delete_or_warn
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, dump_index, parse_index
+from headrace.format.compression import LONGEST_BLOCK, unpack_head
+from headrace.format.costs import stored_costs
 
 JOURNAL: Final = re.compile(r'\.headrace-written\.\d{5,}')
 """Names of the journal's files."""
@@ -195,7 +197,7 @@ def find_start(
     if foreign and not terms.exist_ok:
         raise refuse(place.shown, foreign[0], len(sizes) - 1)
     whole = _whole(read_journal(place, sizes), 0, sizes, beside) if terms.resume and is_left else []
-    return _check_settings(_unfinished((), whole, sizes, _above(whole)), terms)
+    return _check_settings(place, _unfinished((), whole, sizes, _above(whole)), terms)
 
 
 def _behind_index(
@@ -220,7 +222,7 @@ def _behind_index(
         # The writer was killed after it stored the index, or had finished.
         before = len(index) - new if new > 0 else 0
         start = Start(tuple(index[:before]), tuple(index[before:]), True, tuple(leftovers), (), _above(index))
-        return _check_settings(start, terms)
+        return _check_settings(place, start, terms)
     if not terms.append:
         raise ConfigError(
             f'A writer with `append=True` was killed while it added to {place.shown}. Pass `append=True` too, beside '
@@ -228,7 +230,7 @@ def _behind_index(
         )
     first = max(_above(index), *(shard_number(name) + 1 for name in sizes if name not in leftovers))
     whole = _whole(added, first, sizes, beside) if terms.resume else []
-    return _check_settings(_unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
+    return _check_settings(place, _unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
 
 
 def _read(place: Place, name: str) -> list[ShardInfo]:
@@ -236,13 +238,31 @@ def _read(place: Place, name: str) -> list[ShardInfo]:
     return list(parse_index(place.read(name), source=source, allow_unsafe_types=True, allow_empty=True))
 
 
-def _check_settings(start: Start, terms: Terms) -> Start:
+def _stored_cost(place: Place, shard: ShardInfo) -> str | None:
+    """The column whose costs a shard stores."""
+    ((name, stored),) = shard.stored.items()
+
+    def head(size: int) -> bytes:
+        if shard.compression is None:
+            return place.read(name, min(size, stored))
+        return unpack_head(shard.compression, place.read(name, min(size + LONGEST_BLOCK, stored)), size)
+
+    found = stored_costs(shard, head)
+    return None if found is None else found[0]
+
+
+def _check_settings(place: Place, start: Start, terms: Terms) -> Start:
     for shards, names, what in (
         (start.before[-1:], _SHARED, 'A dataset, and samples that are appended,'),
         (start.whole[-1:], _ALL, 'A killed writer, and the one that continues it,'),
     ):
         for shard in shards:
             theirs, ours = shard.entry(), terms.settings(shard)
+            if ours.get('cost') is not None and shard.format == 'mds' and shard.samples:
+                stored = _stored_cost(place, shard)
+                if stored is not None or names is _ALL:  # streams read appended shards without costs whole
+                    theirs['cost'] = stored
+                    names = (*names, 'cost')  # noqa: PLW2901
             different = next((name for name in names if theirs.get(name) != ours.get(name)), None)
             if different is not None:
                 raise ConfigError(
