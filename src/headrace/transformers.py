@@ -46,10 +46,15 @@ class StreamingMixin:
         kwargs: of the Trainer.
 
     Raises:
-        ConfigError: the loader's dataset has a `batch_cost`, and `args` no `max_steps`.
+        ConfigError: the loader's dataset has a `batch_cost`, and `args` no `max_steps`; or it follows `on_growth`.
     """
 
     def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
+        if loader.dataset.follows_growth:
+            raise ConfigError(
+                "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with "
+                '`on_growth` they differ. Leave it out, or train with Lightning, Composer, Accelerate or your own loop.'
+            )
         super().__init__(*args, **kwargs)
         trainer: Any = self
         if loader.dataset.run.asked.order.batch_cost is not None:

@@ -77,6 +77,8 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'remainder': 'drop',
         'when_exhausted': 'repeat',
         'on_mixture_change': 'continue',
+        'on_growth': 'next_pass',
+        'growth_wait': 30.0,
         'skip': [[1, 2], ['3ba', '4ba']],
         'on_bad_sample': 'skip',
     }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
+import random
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,13 @@ from hypothesis import strategies as st
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.convert import merge_index
-from headrace.errors import ResumeError
+from headrace.dataset import growth
+from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
 from headrace.format.index import Generation, IndexFile, dump_index
 from headrace.format.table import ShardTable
+from headrace.order import Topology
+from tests.support.trainers.growing_run import chain, check
+from tests.support.trainers.ranks import run_ranks
 
 
 def append(remote: Path, first: int, samples: int, **options: Any) -> None:
@@ -190,3 +198,197 @@ def test_a_part_of_a_table_is_the_table_of_these_shards(
     for number, shard in enumerate(index.shards):
         found = part.find(shard.files[0].raw.basename)
         assert found == (number - begin if begin <= number < end else None)
+
+
+def samples_of(made: StreamingDataLoader) -> list[int]:
+    return sorted(itertools.chain(*ids(made)))
+
+
+@pytest.mark.parametrize(
+    ('mode', 'workers', 'is_local'),
+    [('next_pass', 0, False), ('delta', 1, False), ('delta', 0, True), ('wait', 0, False)],
+)
+def test_a_pass_takes_what_was_appended_before_it_begins(
+    tmp_path: Path, mode: str, workers: int, is_local: bool
+) -> None:
+    data, rng = tmp_path / 'data', random.Random(3)
+    append(data, 0, 30)
+    place = {'local': str(data)} if is_local else {'remote': str(data), 'local': str(tmp_path / 'cache')}
+    options: dict[str, Any] = {'shuffle': True, 'batch_size': 4, 'on_growth': mode, 'growth_wait': 0.01}
+    there = seen = 30
+    made = StreamingDataLoader(
+        StreamingDataset(**place, **options), num_workers=workers, persistent_workers=workers > 0
+    )
+    assert samples_of(made) == list(range(30))
+    for number in range(5):
+        count = rng.choice([0, 3, 14])
+        append(data, there, count) if count else None
+        there += count
+        if number == 2:  # a new process
+            state = made.state_dict()
+            made = StreamingDataLoader(StreamingDataset(**place, **options), num_workers=workers)
+            made.load_state_dict(state)
+        if not count and mode == 'wait':
+            with pytest.raises(EmptyDatasetError, match='nothing was appended within 0.01 s'):
+                next(iter(made))
+            continue
+        first = seen if count and mode != 'next_pass' else 0
+        batches = iter(made)
+        found = next(batches)['id'].tolist()
+        appended = there
+        append(data, there, 5)  # in the middle of the pass, which goes on as it began
+        there += 5
+        assert len(made) == -(-(appended - first) // 4)
+        found += itertools.chain(*ids(batches))
+        assert sorted(found) == list(range(first, appended))
+        seen = appended
+        if mode != 'next_pass':
+            assert samples_of(made) == list(range(seen, there))
+            seen = there
+
+
+def test_several_streams_grow_together(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 30)
+    append(tmp_path / 'b', 1000, 11)
+    made = loader(tmp_path / 'a', tmp_path / 'b', cache=tmp_path / 'cache', on_growth='next_pass')
+    first = ids(made)
+    append(tmp_path / 'b', 1011, 5)
+    again = ids(made)
+    assert sorted(itertools.chain(*first)) == [*range(30), *range(1000, 1011)]
+    assert sorted(itertools.chain(*again)) == [*range(30), *range(1000, 1016)]
+    state = made.state_dict()
+    append(tmp_path / 'a', 30, 1)
+    assert samples_of(made) == [*range(31), *range(1000, 1016)]
+    resumed = loader(tmp_path / 'a', tmp_path / 'b', cache=tmp_path / 'cache')
+    resumed.load_state_dict(state)
+    assert samples_of(resumed) == [*range(30), *range(1000, 1016)]
+
+
+def test_a_checkpoint_after_the_decision_keeps_it(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 30)
+    made = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_growth='delta')
+    ids(made)
+    append(tmp_path / 'a', 30, 10)
+    made.dataset.take_growth()
+    state = made.state_dict()
+    batches = ids(made)
+    append(tmp_path / 'a', 40, 10)
+    resumed = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_growth='delta')
+    resumed.load_state_dict(state)
+    assert ids(resumed) == batches
+    assert samples_of(resumed) == list(range(40, 50))
+
+
+def test_waiting_ends_when_samples_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path / 'a', 0, 30)
+    made = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_growth='wait')
+    ids(made)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            append(tmp_path / 'a', 30, 10)
+
+    monkeypatch.setattr(growth.time, 'sleep', wait)
+    assert samples_of(made) == list(range(30, 40))
+    assert len(waited) == 3
+
+
+def test_a_run_is_not_stopped_by_another_one_that_finds_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    append(tmp_path / 'a', 0, 200)
+    old = iter(loader(tmp_path / 'a', cache=tmp_path / 'cache', predownload=4))
+    found = next(old)['id'].tolist()
+    append(tmp_path / 'a', 200, 50)
+    new = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_growth='next_pass')
+    assert samples_of(new) == list(range(250))
+    assert sorted([*found, *itertools.chain(*ids(old))]) == list(range(200))
+    with caplog.at_level(logging.INFO):
+        append(tmp_path / 'a', 250, 50)
+        assert samples_of(new) == list(range(300))
+    assert 'Removed 0 cached files' in caplog.text
+    shutil.rmtree(tmp_path / 'a')
+    old = iter(loader(tmp_path / 'a', cache=tmp_path / 'cache', predownload=4))
+    next(old)
+    append(tmp_path / 'a', 1000, 250)
+    loader(tmp_path / 'a', cache=tmp_path / 'cache')
+    with pytest.raises(CacheError, match='the data have changed'):
+        ids(old)
+
+
+def test_data_that_changed_otherwise_end_the_run(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 30)
+    made = loader(tmp_path / 'a', cache=tmp_path / 'cache', on_growth='next_pass')
+    ids(made)
+    shutil.rmtree(tmp_path / 'a')
+    append(tmp_path / 'a', 0, 29)
+    with pytest.raises(StreamError, match='no longer begins with the shards that the run has read'):
+        ids(made)
+
+
+@pytest.mark.parametrize(
+    ('options', 'reason'),
+    [
+        ({'shuffle_algo': 'py1e'}, "`shuffle_algo` 'py1e'"),
+        ({'epoch_size': 40}, '`epoch_size`'),
+        ({'batching_method': 'per_stream'}, "`batching_method` 'per_stream'"),
+        ({'when_exhausted': 'stop'}, '`when_exhausted`'),
+        ({'on_growth': 'delta'}, 'several streams'),
+        ({'schedule': [{'at': 0, 'proportions': {'stream_0': 1}}]}, 'a `schedule`'),
+        ({'growth_wait': 0}, 'above 0 seconds'),
+        ({'on_growth': 'always'}, 'must be one of'),
+    ],
+)
+def test_what_is_not_exact_is_refused_by_name(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    append(tmp_path / 'a', 0, 20)
+    append(tmp_path / 'b', 0, 20)
+    with pytest.raises(ConfigError, match=reason):
+        loader(tmp_path / 'a', tmp_path / 'b', cache=tmp_path / 'cache', **{'on_growth': 'next_pass', **options})
+
+
+def test_weights_other_formats_and_plain_loops_are_refused(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 20)
+    (tmp_path / 'b').mkdir()
+    (tmp_path / 'b/x.jsonl').write_text('{"id": 1}\n')
+    for stream, reason in (
+        (Stream(local=str(tmp_path / 'a'), repeat=0.5), 'a broken `repeat` of stream stream_0'),
+        (Stream(local=str(tmp_path / 'b')), 'data without an index.json'),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            StreamingDataset(streams=[stream], on_growth='next_pass')
+    made = StreamingDataset(streams=[Stream(local=str(tmp_path / 'a'), repeat=2)], batch_size=4, on_growth='next_pass')
+    with pytest.raises(ConfigError, match='A plain DataLoader has workers that know nothing'):
+        next(iter(made))
+    with pytest.raises(ConfigError, match='reads one epoch always'):
+        next(iter(StreamingDataLoader(made, fixed_epoch=0)))
+    ranks = loader(tmp_path / 'a', cache=tmp_path, on_growth='next_pass', topology=Topology(rank=1, world_size=2))
+    with pytest.raises(ConfigError, match='process group'):
+        next(iter(ranks))
+
+
+@pytest.mark.parametrize('mode', ['delta', pytest.param('next_pass', marks=pytest.mark.slow)])
+def test_ranks_agree_and_a_replay_needs_the_record_alone(tmp_path: Path, mode: str) -> None:
+    append(tmp_path / 'data', 0, 40)
+    program = Path(sys.modules[chain.__module__].__file__ or '')
+    for leg, (world, steps) in enumerate([(2, 17), (3, 31)]):
+        run_ranks('torch', world, program, tmp_path, leg, mode, 0, steps, folder=tmp_path)
+    assert check(tmp_path, mode)['generations'] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['next_pass', 'delta', 'wait'])
+def test_killed_trainings_of_growing_data_lose_and_repeat_nothing(tmp_path: Path, mode: str) -> None:
+    chain(tmp_path, mode, kills=2, seed=5, most_ranks=2, seconds=(10, 15))
+    check(tmp_path, mode)
+
+
+@pytest.mark.slow
+def test_mosaicml_streaming_reads_data_that_grow(tmp_path: Path) -> None:
+    streaming = pytest.importorskip('streaming')
+    append(tmp_path, 0, 30)
+    made = StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=4, on_growth='delta'))
+    ids(made)
+    append(tmp_path, 30, 20)
+    assert samples_of(made) == list(range(30, 50))
+    theirs = streaming.LocalDataset(str(tmp_path))
+    assert sorted(int(theirs[i]['id']) for i in range(len(theirs))) == list(range(50))

@@ -211,6 +211,7 @@ class StreamingPosition(Callback):
         """Tell Composer the length of this epoch: skipped samples make it shorter than others."""
         loader, dataset = _train(state)
         if loader is not None and dataset is not None:
+            dataset.take_growth()
             self._set_length(state, loader, dataset)
 
     def _set_length(self, state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:

@@ -272,6 +272,12 @@ class DatasetConfig(SelectionConfig):
     on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
     """Refuse a checkpoint of another mixture, or continue each stream where it was."""
 
+    on_growth: Literal['ignore', 'next_pass', 'delta', 'wait'] = 'ignore'
+    """Shards that are appended during the run: see `docs/mixtures.md`."""
+
+    growth_wait: Annotated[float, MoreThan(0)] = 600
+    """Seconds for which `on_growth: wait` waits for new samples."""
+
     allow_unsafe_types: bool = False
     """Read pickles. They run code of their writer: for your own data only."""
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.audio import AudioTensor
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
-from headrace.dataset.attributes import DatasetAttributes, SamplesById
+from headrace.dataset.attributes import SamplesById
 from headrace.dataset.batch_keys import (
     BAD_SAMPLE_KEY,
     LOSS_WEIGHT_KEY,
@@ -23,7 +23,7 @@ from headrace.dataset.batch_keys import (
     parse_policy,
 )
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.growth import Opener
+from headrace.dataset.growth import GrowingSequence, OnGrowth, Opener
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import (
     check_predownload,
@@ -55,7 +55,6 @@ from headrace.order import (
     MixtureChange,
     OrderConfig,
     Remainder,
-    ResumeState,
     Schedule,
     SchedulePoint,
     SkipRange,
@@ -75,7 +74,7 @@ from headrace.storage.cache.peers import PeerOptions, Peers
 _log = logger_of(__name__)
 
 
-class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
+class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -155,6 +154,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             puts another sample in its row, and marks the row in every batch under `headrace.BAD_SAMPLE`. Other
             errors, such as an outage or a full disk, raise in any case.
         topology: rank, world size and nodes; by default detected at the first `len` or `iter`.
+        on_growth: the samples of an epoch where shards were appended to streams. 'ignore': those that the run began
+            with. 'next_pass': all that are there when the epoch begins. 'delta': only the new ones, if there are any,
+            before old ones come again. 'wait': only new ones, for which it waits. Ranks agree through the process group
+            of torch.distributed.
+        growth_wait: seconds for which 'wait' waits for new samples, before it raises an EmptyDatasetError.
 
     Raises:
         ValueError: arguments that break a rule, or that contradict each other.
@@ -218,6 +222,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         on_bad_sample: BadSamplePolicy = 'raise',
         topology: Topology | None = None,
         on_changed_data: OnChangedData = 'refresh',
+        on_growth: OnGrowth = 'ignore',
+        growth_wait: float = 600,
         format: str | None = None,  # noqa: A002 - the word for it
         format_options: Mapping[str, Any] | None = None,
         decode: DecodeLike | None = None,
@@ -284,6 +290,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             allow_unsafe_types=allow_unsafe_types,
             has_costs=has_costs and not self.is_packed,
             loss_weight=loss_weight,
+            is_packed=self.is_packed,
+            on_growth=on_growth,
+            growth_wait=growth_wait,
             run={
                 'asked': asked,
                 'epoch_size': (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
@@ -295,7 +304,12 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
                 'decisions': decisions_in(decisions),
             },
         )
+        if on_growth not in get_args(OnGrowth):
+            raise ConfigError(f'`on_growth` must be one of {list(get_args(OnGrowth))}, but is {on_growth!r}.')
+        if not growth_wait > 0:
+            raise ConfigError(f'`growth_wait` must be above 0 seconds, but is {growth_wait!r}.')
         run = self._opener.open()
+        self._opener.check(run)
         if self.cache_limit is not None:
             require_room(self.cache_limit, self._opener.streams)
         super().__init__(
@@ -326,7 +340,6 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         """Names of the streams of batches' rows, by stream number."""
 
     def _read_opened(self) -> None:
-        """Read the streams that were opened last."""
         opened, mixture = self._opener.streams, self.mixture
         if self.is_columnar and not self.is_packed:
             refuse_different_meanings(opened, mixture)
@@ -338,7 +351,6 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
 
     def _show_opened(self) -> None:
-        """Let the given streams say what is read."""
         opened, mixture = self._opener.streams, self.mixture
         weights = zip(mixture.choose, mixture.proportions, mixture.repeats, strict=True)
         for stream, found, (choose, proportion, repeat) in zip(self.streams, opened, weights, strict=True):
@@ -348,23 +360,6 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     def weigh(self) -> Weigh | None:
         """Gives the weights of a batch's rows, under `loss_weight`."""
         return self._opener.weigh
-
-    def read_data_of(self, state: ResumeState) -> None:
-        """Go on with the samples that a state's run began with, where others were appended since."""
-        can_go_on = not self.is_packed and self._opener.run['on_mixture_change'] == 'refuse'
-        generations = self._opener.grown_since(state) if can_go_on else {}
-        if not generations:
-            return
-        before = self._opener.streams
-        self.run = self._opener.open(generations)
-        self._read_opened()
-        self._show_opened()
-        for was, stream in zip(before, self._opener.streams, strict=True):
-            if stream.fingerprint != was.fingerprint and not self.topology.rank:
-                _log.warning(
-                    'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
-                    'began.', stream.title, stream.stored_shards, len(stream.shards),
-                )  # fmt: skip
 
     def _facts(self) -> Facts:
         return dataset_facts(self)
@@ -534,6 +529,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
+        if self._opener.follows:
+            raise ConfigError(
+                'A plain DataLoader has workers that know nothing of samples that were appended. Use a '
+                f"headrace.StreamingDataLoader, or set `on_growth` {self._opener.on_growth!r} to 'ignore'."
+            )
         refuse_dealing(self, self.topology.replicas)
         if self.uneven is not None or self.weigh is not None:
             raise ConfigError(

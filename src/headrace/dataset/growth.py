@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
+import torch.distributed as dist
+
+from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.batch_keys import LossWeight, loss_weights
 from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.reading.batch_reader import Weigh
-from headrace.dataset.streams.open_streams import OpenedStream, open_streams
+from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
-from headrace.format.index import Generation
+from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
+from headrace.format.index import Generation, IndexFile
 from headrace.order import ResumeState, Run
+from headrace.redaction import logger_of
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
+
+OnGrowth: TypeAlias = Literal['ignore', 'next_pass', 'delta', 'wait']
+"""The samples of a pass where shards were appended since the last one. ``ignore``: those that the run began with.
+``next_pass``: all that are there when it begins. ``delta``: new ones, if there are any. ``wait``: new ones."""
+
+_log = logger_of(__name__)
+
+_POLL: Final = 5.0  # seconds between two looks at an index; ranks wait for one another no longer than that
 
 
 @dataclass(kw_only=True)
@@ -30,6 +45,10 @@ class Opener:
     allow_unsafe_types: bool
     has_costs: bool
     loss_weight: LossWeight | None
+    is_packed: bool
+    on_growth: OnGrowth
+    growth_wait: float
+    """Seconds for which `wait` waits."""
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
     streams: list[OpenedStream] = field(init=False, default_factory=list[OpenedStream])
@@ -39,12 +58,37 @@ class Opener:
     def __post_init__(self) -> None:
         self._unopened = [copy.copy(stream) for stream in self.given]  # which do not show what was opened
 
+    @property
+    def follows(self) -> bool:
+        """Whether passes take samples that were appended."""
+        return self.on_growth != 'ignore'
+
     def open(self, generations: Mapping[str, Generation] | None = None) -> Run:
         """Open the streams, now or again; returns a new run over them.
 
         Args:
-            generations: see `open_streams`.
+            generations: see `open_streams`; None: all shards of now.
+
+        Raises:
+            StreamError: the present index of a stream does not begin with its generation, and growth is followed.
         """
+        self._open(generations or {}, asks=generations is None)
+        if generations and self.follows and self._lacks(generations):
+            self._open(generations, asks=True)  # another process has seen them in the store
+            if missing := self._lacks(generations):
+                raise StreamError(
+                    f'Data under `on_growth` {self.on_growth!r} only grow, but the index of stream {missing} does not '
+                    f'begin with the shards that the run has read, or does not have them yet. Restore it, or start a '
+                    f'new run.'
+                )
+        all_costs = [stream.costs for stream in self.streams if stream.costs is not None]
+        costs = DatasetCosts(all_costs) if all_costs else None
+        if self.loss_weight is not None:
+            self.weigh = partial(loss_weights, costs=costs if self.loss_weight == 'cost' else None)
+        permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
+        return Run([stream.size() for stream in self.streams], **self.run, load=permutations.load, costs=costs)
+
+    def _open(self, generations: Mapping[str, Generation], *, asks: bool) -> None:
         self.streams = open_streams(
             self._unopened if self.streams else self.given,
             self.defaults,
@@ -54,13 +98,15 @@ class Opener:
             has_costs=self.has_costs,
             again=self.streams,
             generations=generations,
+            asks=asks,
+            only_grows=self.follows,
         )
-        all_costs = [stream.costs for stream in self.streams if stream.costs is not None]
-        costs = DatasetCosts(all_costs) if all_costs else None
-        if self.loss_weight is not None:
-            self.weigh = partial(loss_weights, costs=costs if self.loss_weight == 'cost' else None)
-        permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
-        return Run([stream.size() for stream in self.streams], **self.run, load=permutations.load, costs=costs)
+
+    def _lacks(self, generations: Mapping[str, Generation]) -> str:
+        """The title of a stream that is not of its generation; empty: all are."""
+        wanted = ((stream, generations.get(stream.name or '')) for stream in self.streams)
+        wrong = (s.title for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint)))
+        return next(wrong, '')
 
     def grown_since(self, state: ResumeState) -> dict[str, Generation]:
         """By name, the generations that the state's streams were of, where these now are of another one."""
@@ -70,3 +116,184 @@ class Opener:
             return {}
         found = {str(name): Generation.of(then[name]) for name in now if name in then}
         return {name: generation for name, generation in found.items() if generation is not None}
+
+    # -- passes over data that grow --------------------------------------------------------------------------------
+
+    def check(self, run: Run) -> None:
+        """Refuse what makes a pass over grown data inexact.
+
+        Raises:
+            ConfigError: epochs are no whole passes, the order is MosaicML's, or data are of another format.
+        """
+        if not self.follows:
+            return
+        asked, streams, order = run.asked, run.mixture.streams, run.config()
+        weights = [s.name for s in streams if (s.proportion, s.choose) != (None, None) or (s.repeat or 1) % 1]
+        bad = {
+            'packing, whose sequences hold documents of several passes': self.is_packed,
+            f"`shuffle_algo` {order.algorithm!r}, one of MosaicML Streaming's orders": order.is_mosaicml,
+            f'`batching_method` {order.batching!r}': order.batching in ('per_stream', 'device_per_stream'),
+            'a `schedule`': asked.schedule is not None,
+            'decided proportions': bool(run.decisions),
+            '`epoch_size`': asked.epoch_size is not None,
+            f'`when_exhausted` {asked.when_exhausted!r}': asked.when_exhausted != 'repeat',
+            f'`proportion`, `choose` or a broken `repeat` of stream {", ".join(weights)}': bool(weights),
+            'several streams, of which only some may have grown': len(streams) > 1 and self.on_growth != 'next_pass',
+            'data without an index.json; convert them': any(s.shards[0].made_from for s in self.streams),
+        }
+        if reasons := [reason for reason, holds in bad.items() if holds]:
+            raise ConfigError(
+                f'Under `on_growth` {self.on_growth!r} each epoch takes every sample of each stream equally often, and '
+                f"in headrace's own order. It does not go with {'; '.join(reasons)}. Leave that out, or set "
+                f"`on_growth` to 'ignore'."
+            )
+
+    def next_generations(self, *, is_first: bool) -> dict[str, Generation]:
+        """By stream name, what a pass takes that begins now. All ranks call it, and get the same.
+
+        Args:
+            is_first: whether nothing was read before.
+
+        Raises:
+            StreamError: data have changed, and not only grown.
+            EmptyDatasetError: nothing was appended in time.
+            ConfigError: there are several ranks, and no process group by which they agree.
+        """
+        begun, is_said = time.monotonic(), False
+        while True:
+            found = _agreed(lambda: self._look(is_first=is_first))
+            if found is not None:
+                return found
+            if _agreed(lambda: time.monotonic() - begun > self.growth_wait):
+                raise EmptyDatasetError(
+                    f"Every sample was read, `on_growth` is 'wait', and nothing was appended within "
+                    f'{self.growth_wait:g} s. Resume the run when there is more, or raise `growth_wait`.'
+                )
+            if not is_said:
+                _log.info('Every sample was read. Waiting up to %g s for others.', self.growth_wait)
+                is_said = True
+            time.sleep(min(_POLL, self.growth_wait / 4))
+
+    def _look(self, *, is_first: bool) -> dict[str, Generation] | None:
+        """What a pass takes; None: there is nothing, yet."""
+        now = {stream.name or '': Generation.of(stream.fingerprint) for stream in self.streams}
+        whole = {name: Generation(generation.digest) for name, generation in now.items() if generation is not None}
+        indexes = look_at_indexes(
+            self._unopened, self.defaults, allow_unsafe_types=self.allow_unsafe_types, generations=whole
+        )
+        found: dict[str, Generation] = {}
+        for name, index in indexes.items():
+            if not isinstance(index, IndexFile) or index.fingerprint != whole[name].digest:
+                raise StreamError(
+                    f'Data under `on_growth` {self.on_growth!r} only grow, but the index of stream {name!r} no longer '
+                    f'begins with the shards that the run has read. Restore it, or start a new run.'
+                )
+            grown = len(index.shards) - index.offered.stop
+            if grown:
+                _log.info('%d shards were appended to stream %s, which has %d.', grown, name, len(index.shards))
+            elif self.on_growth == 'wait' and not is_first:
+                return None
+            is_delta = grown and not is_first and self.on_growth != 'next_pass'
+            found[name] = Generation(index.digest, first=index.offered.stop if is_delta else 0)
+        return found
+
+
+class GrowingSequence(DatasetAttributes):
+    """A run through the samples of data that may grow."""
+
+    _opener: Opener
+    _decided_for: int | None = None  # the epoch whose samples were decided last
+
+    @abstractmethod
+    def _read_opened(self) -> None:
+        """Read the streams that were opened last."""
+
+    @abstractmethod
+    def _show_opened(self) -> None:
+        """Let the given streams say what is read."""
+
+    def _reopen(self, generations: Mapping[str, Generation]) -> None:
+        self.run = self._opener.open(generations)
+        self._read_opened()
+        self._show_opened()
+
+    def read_data_of(self, state: ResumeState) -> None:
+        """Go on with the samples of a state, where others were appended since."""
+        self._decided_for, follows = None, self._opener.follows
+        may_go_on = not self._opener.is_packed and (follows or self._opener.run['on_mixture_change'] == 'refuse')
+        generations = self._opener.grown_since(state) if may_go_on else {}
+        if not generations:
+            return
+        before = self._opener.streams
+        self._reopen(generations)
+        for was, stream in zip(before, self._opener.streams, strict=True):
+            if stream.fingerprint != was.fingerprint and not self.topology.rank and not follows:
+                _log.warning(
+                    'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
+                    "began. `on_growth` 'next_pass' takes them from the next epoch on.",
+                    stream.title, stream.stored_shards, len(stream.shards),
+                )  # fmt: skip
+
+    @property
+    def follows_growth(self) -> bool:
+        """Whether epochs take samples that are appended."""
+        return self._opener.follows
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may have different numbers of batches, as `SampleSequence.epochs_differ`, or by growth."""
+        return super().epochs_differ or self.follows_growth
+
+    def take_growth(self, *, evaluates: bool = False) -> None:
+        """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.
+
+        Loaders and trainers' plugins call it on all ranks before the pass. Again before the same pass it does nothing.
+
+        Args:
+            evaluates: whether the pass is one of evaluation, which reads the same epoch always.
+
+        Raises:
+            StreamError, EmptyDatasetError, ConfigError: as `Opener.next_generations`.
+        """
+        if evaluates and self._opener.follows:
+            raise ConfigError(
+                'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
+                "its dataset to 'ignore'."
+            )
+        (epoch, start), takeover = self.progress.next(rank=self.topology.rank), self.mixture.takeover
+        # A checkpoint may have been taken after the decision.
+        is_decided = epoch == self._decided_for or (
+            takeover.positions and (takeover.epoch, takeover.sample) == (epoch, 0)
+        )
+        if not self._opener.follows or start or is_decided:
+            return
+        self._opener.check(self.run)  # a checkpoint may have named the order
+        if self.topology.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
+            raise ConfigError(
+                f'{self.topology.world_size} ranks agree on the samples of an epoch through the process group of '
+                f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
+            )
+        generations, fresh = self._opener.next_generations(is_first=not epoch), self.progress.fresh
+        if any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opener.streams):
+            state = self.resume_state(epoch, 0)
+            self._reopen(generations)
+            if not fresh:
+                self.run.resume(state, self._world(), may_change_mixture=True)
+                self.progress.load(epoch, 0)  # no position is of the samples before, from now on
+        self._decided_for = epoch
+
+
+def _agreed(decide: Callable[[], Any]) -> Any:
+    """What rank 0 decides, on all ranks of the process group; its error, too."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return decide()
+    told: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            told[0] = decide()
+        except Exception as error:  # the others wait for an answer
+            told[1] = error if isinstance(error, HeadraceError) else StorageError(f'{type(error).__name__}: {error}')
+    dist.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]

@@ -250,6 +250,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
+        self.dataset.take_growth(evaluates=self.fixed_epoch is not None)
         turn = self.dataset.progress.take_turn(self._reader, evaluates=self.fixed_epoch is not None)
         peeked, self._peeked = self._peeked, None
         if peeked is not None:

@@ -212,7 +212,8 @@ class SampleSequence:
     @property
     def order_key(self) -> object:
         """The parts of the order that decide the content of batches, for any number of ranks."""
-        return self.order_config, self.initial_nodes, self.mixture.takeover
+        data = tuple(stream.fingerprint for stream in self.mixture.streams)
+        return self.order_config, self.initial_nodes, self.mixture.takeover, data
 
     @property
     def has_length(self) -> bool:

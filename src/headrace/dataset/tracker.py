@@ -97,7 +97,7 @@ class LoaderPosition:
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The batches from a place to the end of its epoch."""
         size, remainder = self.global_batch_size, self.remainder
-        key = epoch, start, size, remainder, self.dataset.topology
+        key = epoch, start, size, remainder, self.dataset.topology, self.dataset.run
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
@@ -256,6 +256,14 @@ class PositionTracker:
         for loader in self.loaders:
             loader.forget_plans()
         self._pass = Pass(tuple(places), first_epochs)
+
+    def take_growth(self) -> None:
+        """Decide what the next pass reads of data that grow, before its length is asked for; see `on_growth`."""
+        is_over = self._pass is not None and self._snapshot().is_over
+        for loader in self.loaders:
+            loader.dataset.take_growth()
+        if is_over:  # a pass over other samples is no place to go on from
+            self._pass = None
 
     def handed_out(self) -> None:
         """Count a batch of the pass that is handed out.

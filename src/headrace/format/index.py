@@ -129,6 +129,13 @@ class Generation:
     def __str__(self) -> str:
         return f'{self.digest} from shard {self.first}' if self.first else self.digest
 
+    def is_in(self, path: Path) -> bool:
+        """Whether the index at a path begins with it."""
+        try:
+            return self.shards_in(path.read_bytes()) is not None
+        except (OSError, ValueError, NotAnObjectError):
+            return False
+
     def shards_in(self, data: bytes) -> range | None:
         """Its shards in the bytes of a valid index; None: these do not begin with it."""
         text = data.decode()
@@ -160,13 +167,16 @@ class IndexFile:
     index_name: Final = INDEX_NAME
     """The file's name in the dataset's folder."""
 
-    def __init__(self, source: str, *, allow_unsafe_types: bool, wanted: Generation | None = None) -> None:
+    def __init__(
+        self, source: str, *, allow_unsafe_types: bool, wanted: Generation | None = None, only_grows: bool = False
+    ) -> None:
         """Touches no file.
 
         Args:
             source: path or URL, for messages.
             allow_unsafe_types: accept `pkl` columns, which run code when they are read.
             wanted: the shards to offer, if the index begins with them; None: all.
+            only_grows: nobody writes other data under the name of a shard that was there before.
         """
         self.shards = ShardTable.empty()
         """All shards."""
@@ -174,7 +184,11 @@ class IndexFile:
         """Numbers of the shards that are offered."""
         self.fingerprint = ''
         """Of the shards that are offered; an erasure leaves it as it is."""
-        self._wanted, self._data = wanted, b''
+        self.digest = ''
+        """As `fingerprint`, of all shards."""
+        self.stored: Generation | None = None
+        """Of the file's bytes, erasures included."""
+        self._wanted, self._only_grows, self._data = wanted, only_grows, b''
         self._source, self._allow_unsafe_types = source, allow_unsafe_types
 
     def read(self, path: Path) -> None:
@@ -187,16 +201,17 @@ class IndexFile:
         """
         data = path.read_bytes()
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
-        self._data, data = data, before_erasure(data)
-        self.offered, self.fingerprint = range(len(self.shards)), _digest(data).hexdigest()
-        if self._wanted not in (None, Generation(self.fingerprint)) and (found := self._wanted.shards_in(data)):
+        self._data, self.stored, data = data, Generation(_digest(data).hexdigest()), before_erasure(data)
+        self.digest = self.fingerprint = _digest(data).hexdigest()
+        self.offered = range(len(self.shards))
+        if self._wanted not in (None, Generation(self.digest)) and (found := self._wanted.shards_in(data)):
             self.offered, self.fingerprint = found, str(self._wanted)
 
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read.
 
-        A shard is the same if its entries in both indexes are equal, with checksums of its files. After an erasure it
-        is also the same without, since `headrace erase` gives a shard that it changes another name.
+        A shard is the same if its entries in both indexes are equal, with checksums of its files. Where data only grow,
+        and after an erasure, it is also the same without: `headrace erase` gives a shard that it changes another name.
 
         Args:
             cached: the cached index. If it cannot be read, all shards may differ.
@@ -211,7 +226,7 @@ class IndexFile:
             is_same = found is not None and old[found].entry() == info.entry()
             for file in info.files:
                 for stored in (file.raw, file.zip):
-                    if stored is not None and not (is_same and (stored.hashes or is_erasure)):
+                    if stored is not None and not (is_same and (stored.hashes or self._only_grows or is_erasure)):
                         yield stored.basename
         for info in old:
             for file in info.files:

@@ -254,6 +254,8 @@ class PositionCallback(Callback):
             self._is_behind = False
         # A loader without a length ends by itself. Its pass has begun already, since Lightning prefetches a batch.
         has_length = trainer.fit_loop.max_batches != float('inf')
+        if position is not None and has_length:
+            position.take_growth()
         batches = position.length(is_begun=False) if position is not None and has_length else None
         if batches is not None:
             set_batches(trainer, batches)

@@ -394,20 +394,21 @@ class Run:
         """Have the next state ask the topology again."""
         self._start = None
 
-    def resume(self, state: ResumeState, world: World) -> tuple[int, int]:
+    def resume(self, state: ResumeState, world: World, *, may_change_mixture: bool = False) -> tuple[int, int]:
         """Go on where a state was taken, which is no stale one; returns the epoch and the position in it.
 
         Raises:
             ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
                 samples that this one does not.
         """
-        unchecked = () if self._may_change_mixture else state.skipped_ranges
+        may_change = may_change_mixture or self._may_change_mixture
+        unchecked = () if may_change else state.skipped_ranges
         config = self._config_from(state, world)
         decisions, since = self._decisions_from(state, config)
         origin = state.takeover
         applied = [one for one in decisions if one.at <= origin.begin + origin.sample] if origin.positions else []
         now = decided(self._mix(config), applied)
-        mixture, state = resume(state, config, now, may_change_mixture=self._may_change_mixture)
+        mixture, state = resume(state, config, now, may_change_mixture=may_change)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)
         ranges = self._skipped_ranges(mixture, None)

@@ -193,6 +193,8 @@ def open_streams(
     measuring: Measuring = _MEASURING,
     again: Sequence[OpenedStream] = (),
     generations: Mapping[str, Generation] | None = None,
+    asks: bool = True,
+    only_grows: bool = False,
 ) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time. The given ones stay as they are.
 
@@ -206,7 +208,8 @@ def open_streams(
         measuring: how they are measured.
         again: the same streams as they were opened before, whose counters go on.
         generations: by name, the shards to offer of streams that have grown, as far as their indexes begin with them.
-            Without it they are asked anew whether they have.
+        asks: whether remotes are asked for their indexes of now, where others are cached.
+        only_grows: whether data change by appending only, so that cached shards stay good.
 
     Raises:
         StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one
@@ -223,27 +226,65 @@ def open_streams(
                 f'Each dataset needs streams of its own, but {stream.title} is one of another dataset already. Make a '
                 f'new Stream for this one.'
             )
-    filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
-    folders = [str(stream.folder.resolve()) for stream in filled]
-    _refuse_shared(folders, filled)
-    # The shards of a generation are known to be there, so nothing needs to be asked.
-    check = IndexCheck(since=first_ask([stream.folder for stream in filled]) if generations is None else 0.0)
-    openings = [
-        _Opening(stream, stream.selection(), has_costs, measuring, allow_unsafe_types, check) for stream in filled
-    ]
+    openings = _openings(given, defaults, allow_unsafe_types, generations or {}, asks=asks, only_grows=only_grows)
     for opening, before in zip(openings, again, strict=False):
         opening.stats = before.cache.stats
     for opening in openings:
-        opening.generation = (generations or {}).get(opening.stream.name or '')
-    _at_once(_Opening.read_index, openings)
-    check.warn()
+        opening.has_costs, opening.measuring = has_costs, measuring
+    _read_indexes(openings)
     limit, first = None if cache_limit is None else CacheLimit(cache_limit), 0
     for opening in openings:
         first += len(opening.open(first, limit, peers).shards)
     _at_once(_Opening.select, [opening for opening in openings if opening.selection is not None or has_costs])
     opened = [opening.opened for opening in openings]
-    _opened_in.update(zip(folders, opened, strict=True))
+    _opened_in.update(zip([str(stream.folder.resolve()) for stream in opened], opened, strict=True))
     return opened
+
+
+def look_at_indexes(
+    given: Sequence[Stream],
+    defaults: StreamDefaults,
+    *,
+    allow_unsafe_types: bool,
+    generations: Mapping[str, Generation],
+) -> dict[str, SourceData | IndexFile]:
+    """The present indexes of a dataset's streams that only grow, by name, without opening the streams.
+
+    Arguments and errors as those of `open_streams`.
+    """
+    openings = _openings(given, defaults, allow_unsafe_types, generations, asks=True, only_grows=True)
+    _read_indexes(openings)
+    return {opening.stream.name or '': opening.found for opening in openings}
+
+
+def _openings(
+    given: Sequence[Stream],
+    defaults: StreamDefaults,
+    allow_unsafe_types: bool,
+    generations: Mapping[str, Generation],
+    *,
+    asks: bool,
+    only_grows: bool,
+) -> list[_Opening]:
+    filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
+    _refuse_shared([str(stream.folder.resolve()) for stream in filled], filled)
+    check = IndexCheck(since=first_ask([stream.folder for stream in filled]) if asks else 0.0)
+    return [
+        _Opening(
+            stream=stream,
+            selection=stream.selection(),
+            allow_unsafe_types=allow_unsafe_types,
+            check=check,
+            generation=generations.get(stream.name or ''),
+            only_grows=only_grows,
+        )
+        for stream in filled
+    ]
+
+
+def _read_indexes(openings: Sequence[_Opening]) -> None:
+    _at_once(_Opening.read_index, openings)
+    openings[0].check.warn()
 
 
 def _at_once(step: Callable[[_Opening], None], openings: Sequence[_Opening]) -> None:
@@ -275,18 +316,20 @@ def _naming(opening: _Opening) -> Generator[None]:
         raise type(reason)(f'Stream {stream.title} could not be opened: {reason}') from error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Opening:
     stream: StreamOptions
     selection: Selection | None
-    has_costs: bool
-    measuring: Measuring
     allow_unsafe_types: bool
     check: IndexCheck
     """Asks the remote whether a cached index is still current."""
+    generation: Generation | None
+    """The shards to offer; None: all."""
+    only_grows: bool
+    has_costs: bool = False
+    measuring: Measuring = _MEASURING
     source: SourceData | None = None
     """The data, if they are not shards with an index.json."""
-    generation: Generation | None = None
     store: Store | None = None
     index: CachedIndex | None = None
     found: SourceData | IndexFile = field(init=False)
@@ -347,6 +390,8 @@ class _Opening:
         if self.store is not None:
             self.index = CachedIndex(folder, found.index_name)
             self._fetch(self.index, self.store, found)
+            if isinstance(found, IndexFile) and found.stored is not None:
+                self.index.has_grown = found.stored.is_in
         elif path.exists():
             found.read(path)
         else:
@@ -354,7 +399,12 @@ class _Opening:
 
     def _index_file(self) -> IndexFile:
         folder = self.stream.folder if self.store is None else self.stream.url
-        return IndexFile(f'{folder}/{INDEX_NAME}', allow_unsafe_types=self.allow_unsafe_types, wanted=self.generation)
+        return IndexFile(
+            f'{folder}/{INDEX_NAME}',
+            allow_unsafe_types=self.allow_unsafe_types,
+            wanted=self.generation,
+            only_grows=self.only_grows,
+        )
 
     @property
     def _retry(self) -> Retry:
@@ -371,7 +421,8 @@ class _Opening:
             store=store,
             reader=reader,
             check=self.check,
-            refuses_changes=self.stream.on_changed_data == 'refuse',
+            refuses_changes=self.stream.on_changed_data == 'refuse' and not self.only_grows,
+            expects_changes=self.only_grows,
             retry=self._retry,
             stats=self.stats,
         )

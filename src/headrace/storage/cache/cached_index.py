@@ -18,7 +18,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -98,6 +98,8 @@ class CachedIndex:
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.path = self.folder / check_key(name)
         self._read: tuple[FileIdentity, str] | None = None  # identity and digest of the index that was read
+        self.has_grown: Callable[[Path], bool] | None = None
+        """Tells whether a file is the index that was read with further shards at its end."""
         self._looked = 0.0  # the last time that `require_same` found it in the folder, by `time.time`
 
     def was_read(self, identity: FileIdentity | None, digest: str) -> None:
@@ -119,7 +121,7 @@ class CachedIndex:
             self._looked = now
             return
         digest = digest_of(self.path)
-        if digest in {'', self._read[1]}:
+        if digest in {'', self._read[1]} or (self.has_grown is not None and self.has_grown(self.path)):
             self._read, self._looked = (identity, self._read[1]), now
             return
         raise CacheError(

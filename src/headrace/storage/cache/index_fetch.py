@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import threading
 import time
@@ -175,6 +176,8 @@ class IndexFetch:
     """Asks the store whether a cached index is still its own."""
     refuses_changes: bool = False
     """Raise if it is not, instead of taking the new one."""
+    expects_changes: bool = False
+    """Note a change that removes nothing at level INFO."""
     retry: Retry
     stats: CacheStats
     """Counts what is transferred."""
@@ -356,7 +359,8 @@ class IndexFetch:
             removed = self._remove(self.reader.unproven(path))
             lock.publish(made)
         self.stats.add(CacheCounts(shards_fetched=1))
-        _log.warning(
+        _log.log(
+            logging.INFO if self.expects_changes and not removed else logging.WARNING,
             'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
             url,
             folder,
