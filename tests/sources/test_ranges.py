@@ -5,15 +5,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.errors import ChecksumError, ObjectNotFoundError, ShardError, TransferError
+from headrace.errors import ChecksumError, FormatError, ObjectNotFoundError, ShardError, TransferError
 from headrace.sources import tar
-from headrace.sources.ranges import ByteRange, read_ranges, unpack
+from headrace.sources.ranges import ByteRange, StreamWindow, read_ranges, unpack
 from headrace.storage import Retry, open_store
 from tests.support.sources.source_cases import index, rows
 from tests.support.sources.tars import pack, pairs
@@ -157,3 +160,25 @@ def test_a_reader_that_is_dropped_waits_for_no_thread(tmp_path: Path) -> None:
     closing.join(30)
     assert not closing.is_alive()
     store.let_go.set()
+
+
+@given(st.lists(st.binary(max_size=9)), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 20))))
+def test_a_window_has_the_bytes_of_its_chunks(chunks: list[bytes], steps: list[tuple[int, int]]) -> None:
+    whole, window, at = b''.join(chunks), StreamWindow(iter(chunks), 'a.tar'), 0
+    for further, size in steps:
+        at += further
+        if at > len(whole):
+            with pytest.raises(FormatError, match=f'a.tar ends at byte {len(whole)}, .* follow to {at}'):
+                window.take(at, size)
+            return
+        assert window.take(at, size) == whole[at : at + size]
+
+
+def test_chunks_that_a_window_passes_are_not_kept() -> None:
+    window = StreamWindow((bytes(1 << 18) for _ in range(64)), 'a.tar')
+    tracemalloc.start()
+    try:
+        assert len(window.take((1 << 24) - 9, 20)) == 9
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -275,22 +275,20 @@ class MDSReader:
 
     def gather_few(self, rows: Sequence[int], out_rows: Sequence[int], which: range, batch: ColumnBatch) -> None:
         n, columns, raws = self.num_samples, batch.columns, batch.raw
+        for k in which:
+            if not 0 <= rows[k] < n:
+                raise self._range_error(rows[k])
         if self._fixed is not None:
             for name, raw in self._raws:
                 if name in raws:
                     into = raws[name]
                     for k in which:
-                        row = rows[k]
-                        if not 0 <= row < n:
-                            raise self._range_error(row)
-                        into[out_rows[k]] = raw[row]
+                        into[out_rows[k]] = raw[rows[k]]
             return
         view, layout, at_byte = self._view, self._layout, self._at_byte
         steps, unpack_head, head, least = layout.steps, layout.unpack_head, layout.head.size, layout.least
         for k in which:
             row, out = rows[k], out_rows[k]
-            if not 0 <= row < n:
-                raise self._range_error(row)
             begin, end = _UNPACK_PAIR(view, 4 + 4 * row)
             sizes = unpack_head(view, begin)
             if begin + least + sum(sizes) != end:

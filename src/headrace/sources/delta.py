@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 load = parquet.load
 
 NAME: Final = 'delta'
-"""See `SourceFormat.NAME`."""
 _LOG: Final = '_delta_log/'
 _COMMIT: Final = re.compile(r'(\d{20})\.json')
 _CHECKPOINT: Final = re.compile(

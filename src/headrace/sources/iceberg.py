@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 load = parquet.load
 NAME: Final = 'iceberg'
-"""See `SourceFormat.NAME`."""
 _METADATA: Final = re.compile(r'((?:.*/)?)metadata/(v?)(\d+)[^/]*?((?:\.gz)?\.metadata\.json|\.metadata\.json\.gz)')
 _HINT: Final = 'version-hint.text'
 _LARGEST: Final = 1 << 30

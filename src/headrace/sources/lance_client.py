@@ -122,12 +122,8 @@ def _was_killed(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # what was not sent is not wanted
-            assert pipe is not None
-            pipe.close()
+    with contextlib.suppress(OSError), process:  # what was not sent is not wanted
+        process.kill()
 
 
 @contextlib.contextmanager

@@ -74,8 +74,10 @@ def index(
     info, root, number = _choose_manifest(objects, version)
     base = store.url.rstrip('/') + f'/{root}'.rstrip('/')
     by_key = {info.key: info for info in objects}
-    manifest = read_range(store, ByteRange(info.key, 0, info.size, info.etag))
-    found = _Described(base, root, manifest, info.key, _deletion_files(store, objects, root))
+    deletions = [info for info in objects if info.key.startswith(f'{root}_deletions/')]
+    ranges = (ByteRange(info.key, 0, info.size, info.etag) for info in [info, *deletions])
+    contents = dict(zip((info.key for info in [info, *deletions]), read_ranges(store, ranges), strict=True))
+    found = _Described(base, root, contents)
     _refuse_blobs(found.schema, columns, base)
     names = list(arrow_columns(found.schema, columns=columns, source=base))
     wanted = {name: set(found.fields[name]) for name in names}
@@ -114,7 +116,7 @@ def index(
             key: by_key[key].size for run in runs for key in (run.part.key, *(one for one, _, _ in run.part.beside))
         },
         manifest_key=info.key,
-        manifest=manifest,
+        manifest=contents[info.key],
         schema=found.schema.serialize().to_pybytes(),
         dropped=[name for name in found.schema.names if name not in encodings],
     )
@@ -240,18 +242,11 @@ def _choose_manifest(objects: Sequence[ObjectInfo], version: object) -> tuple[Ob
     return found[chosen]
 
 
-def _deletion_files(store: Store, objects: Sequence[ObjectInfo], root: str) -> Mapping[str, bytes]:
-    infos = [info for info in objects if info.key.startswith(f'{root}_deletions/')]
-    wanted = (ByteRange(info.key, 0, info.size, info.etag) for info in infos)
-    return {info.key: data for info, data in zip(infos, read_ranges(store, wanted), strict=True)}
-
-
 class _Described:
-    """The content of a manifest, which Lance's process tells."""
+    """What Lance's process tells of a manifest and the deletion files, which are the contents."""
 
-    def __init__(self, base: str, root: str, manifest: bytes, key: str, deletions: Mapping[str, bytes]) -> None:
+    def __init__(self, base: str, root: str, contents: Mapping[str, bytes]) -> None:
         pa = import_pyarrow('Lance datasets')
-        contents = {key: manifest, **deletions}
         files = (LanceFile(name.removeprefix(root), len(data), [(0, data)]) for name, data in contents.items())
         try:
             batches = list(ask_lance(files, {'fragment': None}, base))

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from headrace.storage import ObjectInfo, Store
 
 NAME: Final = 'parquet'
-"""See `SourceFormat.NAME`."""
 
 GAP: Final = 128 << 10
 """Bytes between two wanted column chunks that are read, too: fewer than a second request costs."""

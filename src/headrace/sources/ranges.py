@@ -167,21 +167,19 @@ class StreamWindow:
 
     def __init__(self, chunks: Iterator[bytes], where: str) -> None:
         self._chunks, self._where = chunks, where
-        self._data, self._start = bytearray(), 0
+        self._data, self._start = memoryview(b''), 0
 
-    def take(self, offset: int, size: int) -> bytes:
-        self._drop(offset)
-        while self._start + len(self._data) < offset + size and (chunk := next(self._chunks, None)) is not None:
-            self._data += chunk
-            self._drop(offset)
-        if self._start < offset:
-            raise _ends(self._where, self._start, offset)
-        return bytes(self._data[:size])
-
-    def _drop(self, offset: int) -> None:
-        gone = min(offset - self._start, len(self._data))
-        del self._data[:gone]
-        self._start += gone
+    def take(self, offset: int, size: int) -> memoryview:
+        end = self._start + len(self._data)
+        parts = [self._data[offset - self._start :]]
+        while end < offset + size and (chunk := next(self._chunks, None)) is not None:
+            end += len(chunk)
+            if end > offset:  # an empty view would keep the chunk
+                parts.append(memoryview(chunk)[offset - end :])
+        if end < offset:
+            raise _ends(self._where, end, offset)
+        self._data, self._start = parts[0] if len(parts) == 1 else memoryview(b''.join(parts)), offset
+        return self._data[:size]
 
 
 def _ends(where: str, size: int, offset: int) -> FormatError:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -86,13 +87,8 @@ def index(
 ) -> TfRecordSource:
     """See `SourceFormat.index`. No column runs code.
 
-    Args:
-        store: see there.
-        objects: see there.
-        columns: see there.
-        allow_unsafe_types: see there.
-        features: the encodings of the features to read; None: all features are read, and their types are found.
-        raw: whether records are read as they are, into the column ``record``.
+    `features`: the encodings of the features to read; None: all features are read, and their types are found.
+    `raw`: whether records are read as they are, into the column ``record``.
     """
     del allow_unsafe_types
     _crc32c()
@@ -139,11 +135,7 @@ class TfRecordSource:
     dropped: Sequence[str] = ()
 
     format = NAME
-
-    @property
-    def meanings(self) -> Mapping[str, str]:
-        """See `Source.meanings`: an Example says none."""
-        return {}
+    meanings = MappingProxyType({})
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | _Array]]:
         found = self.parts[part]

@@ -228,7 +228,6 @@ _SETTINGS: Final = ('format', 'dtype', 'length', 'end_of_document')
 
 
 def load_tokens(data: bytes) -> TokenSource:
-    """See `SourceFormat.load`."""
     found = unpack_source(data)
     try:
         settings = {name: found.settings[name] for name in _SETTINGS}

@@ -76,15 +76,10 @@ def index(
 ) -> TokenSource:
     """See `SourceFormat.index`.
 
-    Args:
-        store: see there.
-        objects: see there.
-        columns: see there.
-        allow_unsafe_types: see there.
-        token_dtype: dtype of tokens in files that do not say it, such as 'uint16'.
-        end_of_document: the token that ends each document.
-        block_size: tokens of a sample, where documents do not matter. By default 2048, where they are not known.
-        keep_last: whether the end of a file that fills no block is a sample, too. It does not stack with others.
+    `token_dtype`: dtype of tokens in files that do not say it, such as 'uint16'.
+    `end_of_document`: the token that ends each document.
+    `block_size`: tokens of a sample, where documents do not matter. By default 2048, where they are not known.
+    `keep_last`: whether the end of a file that fills no block is a sample, too. It does not stack with others.
     """
     del allow_unsafe_types
     _check_options(token_dtype, end_of_document, block_size, keep_last)
