@@ -267,6 +267,41 @@ def test_counted_windows_give_the_batches_of_cut_ones(
         assert [counted.end(k) for k in range(len(found))] == [cut.end(k) for k in range(len(found))]
 
 
+def test_counts_are_kept_apart_by_all_that_they_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, '_FEW_SAMPLES', 0)
+    costs, cost, kept = Costs(600), BatchCost(1600, 8), dict[str, Any]()
+    other = Costs(600)
+    other.values, other.digest = other.values[::-1], 'another one'
+
+    def runs() -> list[tuple[Run, int]]:
+        decided = run_of(costs, cost)
+        decided.decide((0, 40), {'a': 1, 'b': 3}, 'the test', World(1, 32))
+        return [
+            *((decided, epoch) for epoch in (0, 1)),
+            *((run_of(costs, cost), epoch) for epoch in (0, 1)),
+            (run_of(other, cost), 0),
+            (run_of(costs, BatchCost(1608, 8)), 0),
+            (run_of(costs, BatchCost(16000, 8, True)), 0),
+            (run_of(costs, cost, seed=8), 0),
+            (run_of(costs, cost, bucket=4), 0),
+            (run_of(costs, cost, shards=6), 0),
+            (run_of(costs, cost, num_canonical_nodes=2), 0),
+        ]
+
+    def keep(key: str, size: int, fill: Any) -> Any:
+        if key not in kept:
+            fill(kept.setdefault(key, np.zeros(size, np.uint32)))
+        return kept[key]
+
+    costs.kept = other.kept = keep
+    expected = [len(ids_of(plan_of(run, 32, epoch=epoch))) for run, epoch in runs()]
+    assert not kept
+    monkeypatch.setattr(lengths, '_NEAR', 1)
+    for _ in range(2):
+        assert [plan_of(run, 32, epoch=epoch).num_batches for run, epoch in runs()] == expected
+    assert len(kept) == len(expected) - 1  # epoch 0 is the same before the decision
+
+
 def test_a_start_within_a_batch_is_refused_with_the_nearest() -> None:
     run = run_of(Costs(200), BatchCost(1600, 8))
     end = plan_of(run, 32).end(0)
