@@ -121,7 +121,7 @@ def _run_erase(arguments: argparse.Namespace) -> int:
         it, be = ('it', 'it is') if report.missing == 1 else ('them', 'they are')
         lines.append(f'{count_text(report.missing, "id")} not found: no sample has {it}, or {be} erased already.')
     lines += [f'Cleaned the cache {folder}.' for folder in report.caches]
-    print_answer(arguments, report.to_json(), printable('\n'.join(lines), keep='\n'))
+    print_answer(arguments, dataclasses.asdict(report), printable('\n'.join(lines), keep='\n'))
     return 0
 
 

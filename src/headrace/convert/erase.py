@@ -20,8 +20,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,10 +77,6 @@ class EraseReport:
     """Ids that no sample has; those of erased ones are gone, too."""
     caches: tuple[str, ...]
     """Cache folders of this machine that were cleaned."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), 'caches': list(self.caches)}
 
 
 def erase(
@@ -163,6 +158,7 @@ class _Erasure:
                 )
         self.place = StorePlace(stored.store, PATIENT)
         self._column, self._keep = column, frozenset(keep)
+        self._list()
         for key in self._keys:
             if JOURNAL.fullmatch(key) or key.startswith(f'{FOLDER}/'):
                 raise FileExistsError(
@@ -171,14 +167,10 @@ class _Erasure:
                     f'tokenize` keeps up to date, erase the source.'
                 )
 
-    @cached_property
-    def _keys(self) -> set[str]:
-        return {info.key for info in self.place.list()}
-
-    @cached_property
-    def _indexes(self) -> dict[str, tuple[bytes, ShardTable]]:
-        """The indexes that list shards of the dataset, by their keys; its own is the last."""
-        found: dict[str, tuple[bytes, ShardTable]] = {}
+    def _list(self) -> None:
+        """List what is there, and read the indexes that list shards of the dataset; its own is the last."""
+        self._keys = {info.key for info in self.place.list()}
+        self._indexes: dict[str, tuple[bytes, ShardTable]] = {}
         names = set[str]()
         for key in sorted(filter(_INDEX.fullmatch, self._keys), key=lambda key: ('/' in key, key)):
             data = self.place.read(key)
@@ -187,8 +179,8 @@ class _Erasure:
                 of_index = {_name(shard) for shard in _at_root(table, key)}
                 names |= of_index if '/' not in key else set()
                 if not names.isdisjoint(of_index):
-                    found[key] = data, table
-        return {**found, INDEX: found.pop(INDEX)}
+                    self._indexes[key] = data, table
+        self._indexes[INDEX] = self._indexes.pop(INDEX)
 
     def _shards(self) -> dict[str, ShardInfo]:
         return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
@@ -199,28 +191,28 @@ class _Erasure:
         """The rows to erase, and the ids that were found."""
         shards, listed = self._shards(), {_name(shard) for shard in self._indexes[INDEX][1]}
         hits, found = Hits(), set[str]()
+
+        def look(shard: ShardInfo) -> dict[int, str]:
+            try:
+                buffers = raw_files(self.place.store, shard, PATIENT)
+            except ObjectNotFoundError:
+                if _name(shard) in listed:
+                    raise
+                return {}  # an index that was kept may outlive its shards
+            rows, batch = np.arange(shard.samples), shard.schema.allocate(shard.samples, [self._column])
+            open_shard(shard, buffers, source=_name(shard), columns=[self._column]).gather(rows, rows, batch)
+            ids, erased = map(str, batch.columns[self._column]), set(shard.erasure.rows)
+            return {row: value for row, value in enumerate(ids) if value in wanted and row not in erased}
+
         with ThreadPoolExecutor(jobs, thread_name_prefix='headrace-erase') as pool:
-            ids = pool.map(lambda shard: self._ids(shard, may_be_gone=_name(shard) not in listed), shards.values())
-            for number, (shard, values) in enumerate(zip(shards.values(), ids, strict=True), 1):
-                found_here = {row for row, value in enumerate(values) if value in wanted}
-                rows = sorted(found_here.difference(shard.erasure.rows))
-                if rows:
-                    hits.append((shard, rows))
-                    found.update(values[row] for row in rows)
+            for number, (shard, rows) in enumerate(
+                zip(shards.values(), pool.map(look, shards.values()), strict=True), 1
+            ):
+                hits += [(shard, [*rows])] if rows else []
+                found.update(rows.values())
                 if progress is not None:
                     progress(number, len(shards))
         return hits, found
-
-    def _ids(self, shard: ShardInfo, *, may_be_gone: bool) -> list[str]:
-        try:
-            buffers = raw_files(self.place.store, shard, PATIENT)
-        except ObjectNotFoundError:
-            if may_be_gone:  # an index that was kept may outlive its shards
-                return []
-            raise
-        rows, batch = np.arange(shard.samples), shard.schema.allocate(shard.samples, [self._column])
-        open_shard(shard, buffers, source=_name(shard), columns=[self._column]).gather(rows, rows, batch)
-        return [str(value) for value in list(batch.columns[self._column])]
 
     def write(self, hits: Hits, jobs: int) -> None:
         """Store the new shards, and the plan to replace the old ones."""
@@ -280,7 +272,7 @@ class _Erasure:
 
     def go_on(self, check: Callable[[], None]) -> None:
         """Do what a plan says, if there is one."""
-        self._forget()  # it may be from before this was the only writer
+        self._list()  # again: from now on nobody else writes
         data = self.place.read_if_there(ERASURE)
         if data is None:
             return
@@ -302,11 +294,7 @@ class _Erasure:
         for name in gone:
             self.place.delete(name)
         self.place.delete(ERASURE)
-        self._forget()
-
-    def _forget(self) -> None:
-        for name in ('_keys', '_indexes'):
-            vars(self).pop(name, None)
+        self._list()
 
 
 _ID_KINDS: Final = {'str', 'int', *(f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64))}
@@ -420,7 +408,7 @@ def _clean_caches(place: StorePlace, caches: Sequence[Place]) -> Generator[str]:
     """Bring the index of each cache of this machine up to date, which removes old shards; gives their folders."""
     temporary = Path(tempfile.gettempdir())
     found = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
-    for marker in sorted(marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)):
+    for marker in sorted({marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)}):
         if is_from(marker.parent, place.store.url):
             IndexFetch(
                 index=CachedIndex(marker.parent, INDEX),
