@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -379,6 +380,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '2 samples, which the shards hold as empty rows' in out
     assert main(['reshard', str(tmp_path / 'data'), str(tmp_path / 'new')]) == 0
     assert '2 erased samples left out' in capsys.readouterr().out
+    config = tmp_path / 'train.yaml'
+    config.write_text(f'train: {{local: {tmp_path}/data, shuffle: false, device_batch_size: 5}}\n')
+    assert main(['explain', str(config), '--sample', '3']) == main(['explain', str(config)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r'Sample 3 is row 3 of shard 0 \(.*\) of stream stream_0; it is erased\.', out)
+    assert out.count('  erased\n') == 2
     ids.write_bytes(b'\xff')
     assert main(arguments) == 1
     assert '--ids is a UTF-8 text' in capsys.readouterr().err

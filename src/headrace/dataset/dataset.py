@@ -431,7 +431,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             self._is_checked = True
             if erased := len(self.pool.erased):
                 _log.warning(
-                    '%d samples are erased. A batch has another sample in the place of each, as of a bad one: see '
+                    'Erased samples: %d. A batch has another sample in the place of each, as of a bad one: see '
                     'own_bad_rows of the loader. Packing leaves them out.',
                     erased,
                 )

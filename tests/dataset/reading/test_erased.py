@@ -27,7 +27,7 @@ ERASED = [0, 1, 2, 3, 4, 9, 33, 34, 77, 159]
 class Shards:
     def __init__(self, first_shard: int, sizes: list[int], erased: dict[int, Erasure]) -> None:
         self.first_shard, self.shards, self.erased = first_shard, self, erased
-        self._count = len(sizes)
+        self._count, self.title = len(sizes), f'from {first_shard}'
 
     def __len__(self) -> int:
         return self._count
@@ -178,7 +178,7 @@ def test_a_selection(folders: tuple[str, str]) -> None:
         35,
         78,
     ]
-    with pytest.raises(EmptyDatasetError, match='All samples that a stream offers are erased'):
+    with pytest.raises(EmptyDatasetError, match=r'All samples that stream stream_0 .* offers are erased'):
         StreamingDataset(local=folders[1], subset=[[0, 5]], batch_size=1)
 
 
@@ -253,7 +253,7 @@ def test_the_log_says_it_once(folders: tuple[str, str], caplog: pytest.LogCaptur
     loader = StreamingDataLoader(dataset, batch_size=8)
     for _ in range(2):
         list(loader)
-    assert caplog.text.count('10 samples are erased') == 1
+    assert caplog.text.count('Erased samples: 10. ') == 1
     assert loader.stats().bad_samples == 2 * len(ERASED)
 
 
