@@ -56,6 +56,16 @@ def test_a_shard_is_fetched_and_sent(served, plain):
     assert status_of(ask(address, get('/'))) == 204
 
 
+def test_a_copy_is_given_at_once_or_not(served, plain):
+    address, cache = served
+    entry = plain.entries[0]
+    request = get(f'/{STREAM}/{entry.key}').replace(b'\r\n\r\n', b'\r\nCache-Control: only-if-cached\r\n\r\n')
+    assert status_of(ask(address, request)) == 504
+    assert cache.stats.counts.requests == 0
+    cache.fetch(entry)
+    assert ask(address, request).endswith(plain.data[entry.key])
+
+
 def test_what_the_store_lacks_is_refused(served, plain):
     address, _ = served
     entry = plain.entries[0]

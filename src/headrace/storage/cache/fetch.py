@@ -255,7 +255,7 @@ class _FileMaker:
         peers, folder = self.fetcher.peers, self.fetcher.folder
         if peers is None or (part.packed_name is not None and (folder / part.packed_name).exists()):
             return False
-        size = peers.fetch(self.shard, part, partial(self.lock.create, raw), partial(_verify, part, raw))
+        size = peers.fetch(self.shard, part, partial(self.lock.create, raw), partial(_verify_whole, part, raw))
         self.fetcher.stats.add(CacheCounts(bytes_from_peers=size))
         return size > 0
 
@@ -339,6 +339,15 @@ class _FileMaker:
 def _verify(part: CachePart, raw: Path) -> None:
     if part.verify:
         part.verify(raw)
+
+
+def _verify_whole(part: CachePart, raw: Path) -> None:
+    """As `_verify`, also of a file that tells its own size."""
+    with raw.open('rb', buffering=0) as file:
+        handle = file.fileno()
+        if not part.has_size(os.fstat(handle).st_size, lambda at, count: os.pread(handle, count, at)):
+            raise ChecksumError(f'It has {os.fstat(handle).st_size} bytes, and says another number.')
+    _verify(part, raw)
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

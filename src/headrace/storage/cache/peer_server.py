@@ -33,7 +33,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.redaction import logger_of
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
-from headrace.storage.cache.peers import SILENCE, SLOWEST, WAIT, Peers, ask_nobody, family_of, proof, text_of
+from headrace.storage.cache.peers import SILENCE, SLOWEST, WAIT, Peers, ask_for_copies_only, family_of, proof, text_of
 from headrace.storage.cache.shard_cache import ShardCache
 from headrace.storage.transfer.answer_bounds import Incoming
 from headrace.storage.transfer.download import Transfer
@@ -165,6 +165,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(404)
             return
         cache, entry, part = found
+        if self.headers.get('Cache-Control') == 'only-if-cached' and not cache.is_present(entry):
+            self._answer(504)
+            return
         if not cache.is_present(entry) or cache.verify_present:
             future = self.server.fetch(stream, cache, entry)
             while not wait([future], ALIVE).done:
@@ -320,7 +323,7 @@ def _run(server: PeerServer, ends: int) -> None:
     """Serve until the rank ends, or has started another server."""
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, signal.SIG_IGN)  # the rank may have work to finish after these
-    ask_nobody()
+    ask_for_copies_only()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if os.read(ends, 1):
         server.shutdown()

@@ -5,16 +5,20 @@ So all nodes agree without a message, and the shards of a node that died fall ev
 the shard from the bucket, once for the cluster, and keeps it longest (`limit`). The first user by the plan would save
 it one copy. But it is another node in each epoch, so that nobody would know who has the shard.
 
-A node asks only nodes that come before itself in the order of that shard, and a server asks nobody. So no wait is a
-circle. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for `PAUSE`, and the next one
-in the order is. After `ASKED` peers the bucket is asked. A peer whose bytes the index refuses is not asked again.
+A node asks only nodes that come before itself in the order of that shard to fetch it, and a server asks none. So no
+wait is a circle. An owner without the shard first asks for a copy, which a peer gives at once or not. So a new node
+fills its cache from its peers. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for
+`PAUSE`, and the next one in the order is. After `ASKED` peers the bucket is asked. A peer whose bytes the index refuses
+is not asked again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
+import itertools
 import math
 import os
 import socket
@@ -58,6 +62,12 @@ ASKED: Final = 2
 """Peers that are asked for a shard, at most."""
 ESTIMATES: Final = 16
 """A shard of an estimated size has at most so many times these bytes."""
+
+COPIES: Final = 8
+"""Peers that an owner asks for a copy, at most; they answer at once."""
+IN_VAIN: Final = 16
+"""Shards in a row that no peer had, after which an owner asks for no copies for `PAUSE`."""
+_WHY_ABSENT: Final = {404: 'has other data', 503: 'cannot fetch it now', 504: 'does not have it'}
 
 _log = logger_of(__name__)
 
@@ -195,8 +205,8 @@ class _Peer:
 _serves = False
 
 
-def ask_nobody() -> None:
-    """Have this process, which serves, ask no peer, so that no two wait for each other."""
+def ask_for_copies_only() -> None:
+    """Have this process, which serves, ask no peer to fetch, so that no two wait for each other."""
     global _serves  # noqa: PLW0603 - it is the process' own
     _serves = True
 
@@ -213,6 +223,7 @@ class Peers:
         """The address of this node."""
         self._peers: dict[tuple[str, int], _Peer] = {}
         self._owned: dict[str, int] = {}
+        self._in_vain, self._no_copies_before = 0, 0.0
 
     def join(self) -> None:
         """Find the addresses of all nodes, and ask them from now on. The second call does nothing."""
@@ -263,32 +274,64 @@ class Peers:
         Returns:
             Its bytes; 0: no peer gave it, so the bucket must.
         """
-        if _serves or not self._peers:
+        if not self._peers:
             return 0
-        asked, path = 0, f'/{stream}/{quote(part.name, safe="")}'
-        for address in self.before(f'{stream}/{shard}'):
-            peer = self._peers[address]
-            if time.monotonic() < peer.not_before:
+        key, path = f'{stream}/{shard}', f'/{stream}/{quote(part.name, safe="")}'
+        before = [] if _serves else self.before(key)
+        try:
+            for peer in itertools.islice(self._askable(before), ASKED):
+                if size := self._ask(peer, path, part, create, check):
+                    return size
+        except _AbsentError as error:
+            _log.info('%s. It comes from the bucket.', error)
+            return 0
+        return 0 if before else self._fetch_copy(key, path, part, create, check)
+
+    def _fetch_copy(self, key: str, path: str, part: CachePart, *how: Any) -> int:
+        """Fetch a shard that this node owns from a peer that has it by chance: this cache may be a new one."""
+        now = time.monotonic()
+        if now < self._no_copies_before:
+            return 0
+        others = sorted((self._score(address, key) for address in self._peers if address != self.own), reverse=True)
+        for peer in self._askable([address for _, address in others[:COPIES]]):
+            if not (peer.has_answered or _serves):  # it may still be starting
                 continue
-            if asked == ASKED:
-                break
-            asked += 1
-            try:
-                with create() as out:
-                    size = 0
-                    for chunk in self._answer(peer, path, part):
-                        out.write(chunk)
-                        size += len(chunk)
-                check()
-            except FormatError as error:
-                self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
-            except _PeerError as error:
-                self._leave(peer, f'{error}, and is not asked for {PAUSE:.0f} s')
-            except _AbsentError as error:
-                _log.info('%s. It comes from the bucket.', error)
-                return 0
-            else:
-                return size
+            with contextlib.suppress(_AbsentError):
+                if size := self._ask(peer, path, part, *how, only_cached=True):
+                    self._in_vain = 0
+                    return size
+        self._in_vain += 1
+        if self._in_vain >= IN_VAIN:
+            self._in_vain, self._no_copies_before = 0, now + PAUSE
+        return 0
+
+    def _askable(self, addresses: list[tuple[str, int]]) -> Iterator[_Peer]:
+        return (one for address in addresses if time.monotonic() >= (one := self._peers[address]).not_before)
+
+    def _ask(
+        self,
+        peer: _Peer,
+        path: str,
+        part: CachePart,
+        create: Callable[[], AbstractContextManager[BinaryIO]],
+        check: Callable[[], None],
+        *,
+        only_cached: bool = False,
+    ) -> int:
+        """Fetch a file from one peer; 0: it failed. `_AbsentError`: it is well, but does not give the file."""
+        try:
+            with create() as out:
+                size = 0
+                for chunk in self._answer(peer, path, part, only_cached=only_cached):
+                    out.write(chunk)
+                    size += len(chunk)
+            check()
+        except FormatError as error:
+            self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
+        except _PeerError as error:
+            self._leave(peer, f'{error}, and is not asked for {PAUSE:.0f} s')
+        else:
+            return size
         return 0
 
     def status_of_own(self) -> int | None:
@@ -310,13 +353,14 @@ class Peers:
         peer.not_before = time.monotonic() + pause
         _log.warning('Peer %s %s.', text_of(peer.address), why)
 
-    def _answer(self, peer: _Peer, path: str, part: CachePart) -> Iterator[bytes]:
+    def _answer(self, peer: _Peer, path: str, part: CachePart, *, only_cached: bool) -> Iterator[bytes]:
         """The bytes of a file; `_PeerError` if they do not come in time, or are not as many as they should be."""
         connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
         connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
         try:
             self._connect(peer, connection)
-            connection.request('GET', path, headers=self._proven(path))
+            extra = {'Cache-Control': 'only-if-cached'} if only_cached else {}
+            connection.request('GET', path, headers={**self._proven(path), **extra})
             answer = connection.getresponse()
             peer.has_answered = True
             self._check(peer, path, part, answer)
@@ -349,9 +393,8 @@ class Peers:
 
     def _check(self, peer: _Peer, path: str, part: CachePart, answer: http.client.HTTPResponse) -> None:
         name = f'Peer {text_of(peer.address)}'
-        if answer.status in {404, 503}:
-            why = 'has other data' if answer.status == 404 else 'cannot fetch it now'
-            raise _AbsentError(f'{name} does not give {path}: it {why}')
+        if answer.status in _WHY_ABSENT:
+            raise _AbsentError(f'{name} does not give {path}: it {_WHY_ABSENT[answer.status]}')
         if answer.status == 403:
             peer.not_before = math.inf
             raise _AbsentError(f'{name} refuses this node: its token is another, so it is not asked again')
