@@ -74,9 +74,9 @@ def index(
     info, root, number = _choose_manifest(objects, version)
     base = store.url.rstrip('/') + f'/{root}'.rstrip('/')
     by_key = {info.key: info for info in objects}
-    deletions = [info for info in objects if info.key.startswith(f'{root}_deletions/')]
-    ranges = (ByteRange(info.key, 0, info.size, info.etag) for info in [info, *deletions])
-    contents = dict(zip((info.key for info in [info, *deletions]), read_ranges(store, ranges), strict=True))
+    about = [info, *(one for one in objects if one.key.startswith(f'{root}_deletions/'))]
+    ranges = (ByteRange(one.key, 0, one.size, one.etag) for one in about)
+    contents = dict(zip((one.key for one in about), read_ranges(store, ranges), strict=True))
     found = _Described(base, root, contents)
     _refuse_blobs(found.schema, columns, base)
     names = list(arrow_columns(found.schema, columns=columns, source=base))
