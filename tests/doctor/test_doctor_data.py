@@ -62,9 +62,7 @@ class TestData:
         loaded = load_config(config).train
         monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'x' * 16)
         found = list(check_data([], train=loaded))
-        assert [(one.level, one.text) for one in found] == [
-            ('ok', 'this node would serve its cache on 127.0.0.1:7207, to 1 others')
-        ]
+        assert [(one.level, one.text) for one in found] == [('ok', 'this node would serve on 127.0.0.1:7207 to 1 peer')]
         monkeypatch.delenv('HEADRACE_PEERS_TOKEN')
         (finding,) = check_data([], train=loaded)
         assert finding.level == 'problem'

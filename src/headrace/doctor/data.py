@@ -21,7 +21,7 @@ import numpy as np
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
 from headrace.dataset.streams.stream import StreamOptions
-from headrace.display import human_size
+from headrace.display import count_text, human_size
 from headrace.doctor.machine import Finding
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.content import Content, open_content
@@ -128,9 +128,9 @@ def _peers(options: PeerOptions) -> Finding:
         options.token()
         addresses = options.addresses()
         own = text_of(options.own(addresses))
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         return Finding('problem', 'peers', str(error))
-    return Finding('ok', 'peers', f'this node would serve its cache on {own}, to {len(addresses) - 1} others')
+    return Finding('ok', 'peers', f'this node would serve on {own} to {count_text(len(addresses) - 1, "peer")}')
 
 
 def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:

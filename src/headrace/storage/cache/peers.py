@@ -140,7 +140,9 @@ class PeerOptions:
     def own(self, addresses: list[tuple[str, int]]) -> tuple[str, int]:
         """The address of this node among those of all; ConfigError if there is none."""
         if self.interface is not None:
-            wanted = {info[4][0] for info in socket.getaddrinfo(self.interface, None, type=socket.SOCK_STREAM)}
+            wanted = set[Any]()
+            with contextlib.suppress(OSError):  # no name server knows it
+                wanted = {info[4][0] for info in socket.getaddrinfo(self.interface, None, type=socket.SOCK_STREAM)}
             own = [address for address in addresses if address[0] in wanted]
         else:
             own = [address for address in addresses if _is_of_this_machine(address[0])]
