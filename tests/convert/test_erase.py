@@ -145,6 +145,31 @@ def test_a_checkpoint_from_before_an_append(tmp_path: Path) -> None:
         assert all(is_erased == (a in (5, 6)) and (is_erased or a == b) for a, b, is_erased in found)
 
 
+@pytest.mark.parametrize('mode', ['delta', 'next_pass'])
+def test_an_erasure_inside_a_run_that_grows(tmp_path: Path, mode: Any) -> None:
+    """The next epoch follows it, in a running process and in one that resumes."""
+
+    def loader(cache: str) -> StreamingDataLoader:
+        place: dict[str, Any] = {'remote': str(tmp_path / 'data'), 'local': str(tmp_path / cache)}
+        return StreamingDataLoader(
+            StreamingDataset(**place, batch_size=5, on_growth=mode, columns=['id']), batch_size=5
+        )
+
+    write(tmp_path / 'data', range(50))
+    running = loader('a')
+    assert sum(len(batch['id']) for batch in running) == 50
+    state = running.state_dict()
+    erase(tmp_path / 'data', [3, 49])
+    write(tmp_path / 'data', range(50, 70), append=True)
+    erase(tmp_path / 'data', [55])
+    resumed = loader('b')
+    resumed.load_state_dict(state)
+    found = [[batch['id'].tolist() for batch in each] for each in (running, resumed)]
+    assert found[0] == found[1]
+    seen = {i for batch in found[0] for i in batch}
+    assert seen == set(range(50 if mode == 'delta' else 0, 70)) - {3, 49, 55}
+
+
 def test_kept_indexes_and_parts(tmp_path: Path) -> None:
     write(tmp_path, range(40))
     write(tmp_path / 'day2', range(40, 80), compression='zstd')
