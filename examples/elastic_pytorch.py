@@ -25,15 +25,15 @@ from headrace import PositionTracker, StreamingDataLoader, StreamingDataset, Top
 def rank(folder: Path, port: int, steps: int) -> None:
     data: dict[str, Any] = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
     dataset = StreamingDataset(**data, global_batch_size=24, uneven='ragged', topology=Topology())
-    loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True)
+    loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context='fork')
     train(loader, lambda batch: (batch['tokens'], batch['tokens'], batch['id'].tolist()), port, steps)
 
 
 def train(loader: StreamingDataLoader, rows: Callable[[Any], tuple[Any, Any, Any]], port: int, steps: int) -> None:
     """Train some steps. `rows` gives a batch's tokens, targets and ids."""
     name = os.getpid()
+    loader.peek()  # starts the workers, which would keep connections open if they were forked later
     store: Any = TCPStore('127.0.0.1', port, timeout=timedelta(hours=1))  # its stubs lack `check`
-    loader.peek()  # starts the workers, which would keep the connections of a group open if they were forked later
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     tracker, model = PositionTracker(loader), torch.nn.Embedding(256, 256)

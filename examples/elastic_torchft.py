@@ -36,7 +36,7 @@ class DDP(DistributedDataParallel):
 def replica(folder: Path, lighthouse: str, steps: int) -> None:
     data: dict[str, Any] = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
     dataset = StreamingDataset(**data, global_batch_size=24, topology=Topology())
-    loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True)
+    loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context='fork')
     loader.peek()  # starts the worker before there are connections that it would keep open
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)

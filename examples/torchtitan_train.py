@@ -2,7 +2,8 @@
 
 usage: torchrun --nproc-per-node RANKS examples/torchtitan_train.py FOLDER [STEPS]
 
-Trains on the shards of examples/plain_pytorch.py up to STEPS (20), saves every fifth, and resumes on any RANKS.
+Trains on the shards of examples/plain_pytorch.py up to STEPS (20), saves every fifth, and resumes on any RANKS. Under
+`torchrun --nnodes 1:4 --max-restarts 100` nodes may come and go: all ranks restart from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed, nn, optim
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from headrace import PositionTracker, StreamingDataLoader, StreamingDataset
+from headrace import LOSS_WEIGHT, PositionTracker, StreamingDataLoader, StreamingDataset
 
 
 class Training:  # a `torch.distributed.checkpoint.stateful.Stateful`, like the tracker
@@ -34,8 +35,9 @@ class Training:  # a `torch.distributed.checkpoint.stateful.Stateful`, like the 
 def main() -> None:
     folder, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 20
     distributed.init_process_group()
-    data = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
-    loader = StreamingDataLoader(StreamingDataset(**data), 32 // distributed.get_world_size(), num_workers=1)
+    data: dict[str, Any] = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
+    dataset = StreamingDataset(**data, global_batch_size=32, uneven='pad', loss_weight='samples')
+    loader = StreamingDataLoader(dataset, num_workers=1)
     training = Training(nn.parallel.DistributedDataParallel(nn.Embedding(256, 256)))
     states = {'training': training, 'data': (tracker := PositionTracker(loader))}
     for complete in sorted(folder.glob('step-*/.metadata'))[-1:]:  # a checkpoint's last file
@@ -44,11 +46,13 @@ def main() -> None:
         for batch in islice(tracker.follow(loader), steps - training.step):
             tokens = batch['tokens'].long()
             training.optimizer.zero_grad()
-            nn.functional.cross_entropy(training.model(tokens[:, :-1]).mT, tokens[:, 1:]).backward()
+            losses = nn.functional.cross_entropy(training.model(tokens[:, :-1]).mT, tokens[:, 1:], reduction='none')
+            (losses.mean(1) * batch[LOSS_WEIGHT]).mean().backward()
             training.optimizer.step()
             tracker.trained()
+            ids = batch['id'][: loader.own_samples].tolist()
             with (folder / f'rank{distributed.get_rank()}.txt').open('a') as file:
-                file.write(f'step {training.step} ids {batch["id"].tolist()}\n')
+                file.write(f'step {training.step} of {distributed.get_world_size()} ranks ids {ids}\n')
             training.step += 1
             if training.step % 5 == 0:
                 dcp.save(states, checkpoint_id=folder / f'step-{training.step:06}')

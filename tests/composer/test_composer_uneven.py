@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainers.many_ranks import compare, each_world, trained
+from tests.support.trainers.many_ranks import compare, compare_resumed, each_world, trained
 
 
 @each_world
@@ -20,3 +20,8 @@ def test_ragged_ranks_need_no_weights(make_dataset: Any, tmp_path: Path) -> None
     data = make_dataset(samples=1636, per_shard=100)
     one, many = (trained('composer', data, tmp_path, n, 'ragged', None)[1] for n in (1, 3))
     assert many['weight'] == pytest.approx(one['weight'], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_seven_ranks_go_on_with_a_checkpoint_of_eight(make_dataset: Any, tmp_path: Path) -> None:
+    compare_resumed('composer', make_dataset(samples=1636, per_shard=100), tmp_path, {'max_duration': '2ba'})

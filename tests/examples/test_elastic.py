@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs.processes import clean_environment, run_well
+from examples.plain_pytorch import write_shards
+from headrace import StreamingDataset
+from tests.support.programs.processes import Program, clean_environment, run_well
+from tests.support.programs.waiting import until
+from tests.support.servers.process import free_port
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'
 CHAINS = Path(__file__).parents[1] / 'support/programs/elastic_chains.py'
@@ -76,3 +83,55 @@ def test_killed_replicas_of_torchft_change_neither_batches_nor_losses(tmp_path: 
 def test_chains_of_worlds_train_what_one_rank_trains(tmp_path: Path) -> None:
     """One of packed sequences and one of tokens, each with workers; the program runs more."""
     run_well([sys.executable, str(CHAINS), str(tmp_path), '--chains', '2', '--seed', '1'])
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return not client.connect_ex(('127.0.0.1', port))
+
+
+def dealt(folder: Path) -> dict[tuple[int, int], set[tuple[int, ...]]]:
+    """What ranks say they trained, by step and number of ranks; each element is of one rank."""
+    found = defaultdict[tuple[int, int], set[tuple[int, ...]]](set)
+    for path in folder.glob('rank*.txt'):
+        for step, ranks, ids in re.findall(
+            r'^step (\d+) of (\d+) ranks ids \[(.*)\]\n', path.read_text(), re.MULTILINE
+        ):
+            found[int(step), int(ranks)].add(tuple(map(int, ids.split(','))))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('example', ['torchtitan_train.py', 'elastic_lightning.py'])
+def test_killed_nodes_of_torchrun_change_no_batch(tmp_path: Path, example: str) -> None:
+    """Three nodes, then two, then one, from checkpoint to checkpoint."""
+    write_shards(tmp_path / 'shards')
+    port, steps = free_port(), 200
+    options = '--nnodes=1:3 --nproc-per-node=1 --local-addr=127.0.0.1 --max-restarts=99 --monitor-interval=0.1'
+    options += f' --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}'
+    options += ' --rdzv-conf=last_call_timeout=5,keep_alive_interval=1'
+    launcher = [sys.executable, '-m', 'torch.distributed.run', *options.split()]
+    command = [*launcher, str(EXAMPLES / example), str(tmp_path), str(steps)]
+    # Else torch 2.7 has nodes wait for ever that join those of an earlier round.
+    environ = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Program(command, environ=environ))]  # has the store of the rendezvous
+        until(lambda: answers(port), 280)
+        nodes += [stack.enter_context(Program(command, environ=environ)) for _ in range(2)]
+        for ranks in 3, 2:
+            until(lambda ranks=ranks: sum(world == ranks for _, world in dealt(tmp_path)) > 7, 280)
+            nodes.pop().end()
+        done = nodes[0].wait()
+        assert done.returncode == 0, done.stderr[-8000:]
+    data = StreamingDataset(local=str(tmp_path / 'shards'), shuffle=True)
+    plan = data.plan(epoch=0, global_batch_size=32)
+    expected = [sorted(data.order(0).at(plan.global_positions(step)).tolist()) for step in range(steps)]
+    whole = set[int]()
+    for (step, _), ranks in dealt(tmp_path).items():
+        rows = sorted(sum(ranks, ()))
+        assert len(set(rows)) == len(rows)
+        assert set(rows) <= set(expected[step])
+        if rows == expected[step]:
+            whole.add(step)
+    assert whole == set(range(steps))

@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.trainers.many_ranks import compare, each_world
+import pytest
+
+from tests.support.trainers.many_ranks import compare, compare_resumed, each_world
 
 
 @each_world
 def test_uneven_ranks_have_the_ids_losses_and_metrics_of_one(make_dataset: Any, tmp_path: Path, worlds: Any) -> None:
     compare('lightning', make_dataset(samples=1636, per_shard=100), tmp_path, worlds)
+
+
+@pytest.mark.slow
+def test_seven_ranks_go_on_with_a_checkpoint_of_eight(make_dataset: Any, tmp_path: Path) -> None:
+    compare_resumed('lightning', make_dataset(samples=1636, per_shard=100), tmp_path, {'max_steps': 2})

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # pyright: ignore[reportUnusedImport] - optimizers do; here it is once for all ranks
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
@@ -42,7 +43,7 @@ BATCH = 24
 RANKS = 8
 KINDS = [('tokens', 0), ('packed', 2), ('tokens', 2), ('packed', 0)]
 """Data, and workers of each rank."""
-PATIENCE = 200
+PATIENCE = 250
 """Seconds without a trained batch, after which a chain hangs."""
 
 
@@ -63,7 +64,8 @@ def make_loader(folder: Path, kind: str, workers: int) -> StreamingDataLoader:
         dataset: Any = PackedDataset(streams=streams, packing=packing, **options)
     else:
         dataset = StreamingDataset(streams=streams, **options)
-    return StreamingDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0)
+    forked: dict[str, Any] = {'num_workers': workers, 'persistent_workers': True, 'multiprocessing_context': 'fork'}
+    return StreamingDataLoader(dataset, **(forked if workers else {}))
 
 
 def rank(folder: Path, kind: str, workers: int, port: int, output: Connection) -> None:
@@ -154,8 +156,8 @@ def run(folder: Path, kind: str, workers: int, dice: random.Random | None) -> Ch
             process = processes.pop(name)
             process.kill()
             process.join()
+            killed_at = time.monotonic()
         chain.kills += len(names)
-        killed_at = time.monotonic()
 
     def trained() -> Iterator[tuple[int, int]]:
         """Worlds and steps of new lines."""
@@ -244,14 +246,13 @@ def main() -> None:
     failed, kills = Counter[str](), 0
     for number in range(given.seed, given.seed + given.chains):
         kind, workers = KINDS[number % len(KINDS)]
-        begun = time.monotonic()
         chain = run(given.folder, kind, workers, random.Random(number))
         chain.check(alone[kind])
         failed += chain.failed()
         kills += chain.kills
         seconds += chain.seconds
-        took = time.monotonic() - begun
-        print(f'{number} {kind} {workers} workers, worlds {chain.sizes}, {chain.kills} kills, {took:.0f} s', flush=True)
+        waits = [round(each, 1) for each in chain.seconds]
+        print(f'{number} {kind} {workers} workers, worlds {chain.sizes}, {chain.kills} kills, {waits} s', flush=True)
     middle, most = statistics.median(seconds), max(seconds)
     print(f'{given.chains} chains, {kills} kills, steps {dict(failed)}')
     print(f'{len(seconds)} worlds, from kill to a trained batch {middle:.2f} s, at most {most:.2f}')

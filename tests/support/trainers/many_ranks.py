@@ -60,6 +60,18 @@ def compare(trainer: str, data: Path, folder: Path, worlds: list[tuple[int, str]
             assert many[name] == pytest.approx(value, rel=1e-6), (ranks, uneven, name)
 
 
+def compare_resumed(trainer: str, data: Path, folder: Path, first: dict[str, Any]) -> None:
+    """Check that 7 ranks go on with the checkpoint of 8 as one rank does. `first`: two steps, for the trainer."""
+    ids, one = trained(trainer, data, folder, 1, 'pad')
+    path = str(folder / 'state.pt')
+    before, begun = trained(trainer, data, folder, 8, 'pad', how={'trainer': first, 'save': path})
+    after, many = trained(trainer, data, folder, 7, 'pad', how={'load': path})
+    assert (before, after) == (ids[:2], ids[2:])
+    assert begun['losses'] + many['losses'] == pytest.approx(one['losses'], rel=1e-6)
+    for name in 'weight', 'metric':
+        assert many[name] == pytest.approx(one[name], rel=1e-6)
+
+
 COST: dict[str, Any] = {
     'cost': 'id',
     'bucket': 2,
