@@ -8,6 +8,7 @@ import logging
 import random
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from headrace.convert import merge_index
+from headrace.convert import convert, copy_dataset, merge_index
 from headrace.dataset import growth
 from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
 from headrace.format.index import Generation, IndexFile, dump_index
@@ -336,6 +337,7 @@ def test_data_that_changed_otherwise_end_the_run(tmp_path: Path) -> None:
         ({'on_growth': 'delta'}, 'several streams'),
         ({'schedule': [{'at': 0, 'proportions': {'stream_0': 1}}]}, 'a `schedule`'),
         ({'growth_wait': 0}, 'above 0 seconds'),
+        ({'skip': [['2ba', '3ba']]}, 'bounds of `skip` in batches'),
         ({'on_growth': 'always'}, 'must be one of'),
     ],
 )
@@ -361,6 +363,8 @@ def test_weights_other_formats_and_plain_loops_are_refused(tmp_path: Path) -> No
         next(iter(made))
     with pytest.raises(ConfigError, match='reads one epoch always'):
         next(iter(StreamingDataLoader(made, fixed_epoch=0)))
+    with pytest.raises(ConfigError, match='proportions cannot be decided'):
+        StreamingDataLoader(made).set_proportions({'stream_0': 1}, by='me')
     ranks = loader(tmp_path / 'a', cache=tmp_path, on_growth='next_pass', topology=Topology(rank=1, world_size=2))
     with pytest.raises(ConfigError, match='process group'):
         next(iter(ranks))
@@ -392,3 +396,71 @@ def test_mosaicml_streaming_reads_data_that_grow(tmp_path: Path) -> None:
     assert samples_of(made) == list(range(30, 50))
     theirs = streaming.LocalDataset(str(tmp_path))
     assert sorted(int(theirs[i]['id']) for i in range(len(theirs))) == list(range(50))
+
+
+def grow_in_every_way(folder: Path) -> None:
+    source = folder / 'source'
+    append(source, 0, 20, hashes=['xxh64'])
+    copy_dataset(str(source), str(folder / 'copied'))
+    convert(rows(20), str(folder / 'converted'), columns={'id': 'int'}, size_limit=280, progress_bar=False)
+    (folder / 'merged').mkdir()
+    for part in range(4):
+        append(folder / 'merged' / str(part), 0, 12)
+    merge_index([str(folder / 'merged/0')], str(folder / 'merged'))
+    for turn in range(1, 4):
+        append(source, 20 * turn, 20, hashes=['xxh64'])
+        copy_dataset(str(source), str(folder / 'copied'))
+        convert(
+            rows(20), str(folder / 'converted'), columns={'id': 'int'}, size_limit=280, append=True, progress_bar=False
+        )
+        merge_index([str(folder / 'merged' / str(part)) for part in range(turn + 1)], str(folder / 'merged'))
+
+
+def rows(count: int) -> list[dict[str, int]]:
+    return [{'id': number} for number in range(count)]
+
+
+def test_all_that_appends_shows_the_old_index_or_the_new_one(tmp_path: Path) -> None:
+    names = ['source', 'copied', 'converted', 'merged']
+    earlier: dict[str, IndexFile] = {}
+    counts: dict[str, set[int]] = {name: set() for name in names}
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(grow_in_every_way, tmp_path)
+        is_last = False
+        while not is_last:
+            is_last = writing.done()
+            for name in names:
+                if not (tmp_path / name / 'index.json').exists():
+                    continue
+                index = IndexFile(name, allow_unsafe_types=False)
+                index.read(tmp_path / name / 'index.json')
+                for shard in index.shards:
+                    file = shard.files[0].raw
+                    assert (tmp_path / name / file.basename).stat().st_size == file.bytes
+                before = earlier.get(name, index).stored
+                assert before is not None
+                assert before.is_in(tmp_path / name / 'index.json')
+                earlier[name] = index
+                counts[name].add(len(index.shards))
+        writing.result()
+    assert {name: max(found) for name, found in counts.items()} == {
+        'source': 12, 'copied': 12, 'converted': 12, 'merged': 8
+    }  # fmt: skip
+
+
+def test_a_copy_of_data_that_have_grown_gets_what_is_missing(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 40, hashes=['xxh64'])
+    assert copy_dataset(str(tmp_path / 'a'), str(tmp_path / 'b')).files == 6
+    append(tmp_path / 'a', 40, 30, hashes=['xxh64'])
+    (tmp_path / 'b/shard.00005.mds').write_bytes(b'of another origin')
+    report = copy_dataset(str(tmp_path / 'a'), str(tmp_path / 'b'))
+    assert (report.files, report.copied) == (10, 5)
+    assert sorted(path.name for path in (tmp_path / 'b').iterdir()) == sorted(
+        path.name for path in (tmp_path / 'a').iterdir()
+    )
+    copied = StreamingDataset(local=str(tmp_path / 'b'))
+    assert [sample['id'] for sample in copied[:]] == list(range(70))
+    shutil.rmtree(tmp_path / 'a')
+    append(tmp_path / 'a', 0, 69, hashes=['xxh64'])
+    with pytest.raises(FileExistsError, match='of another dataset'):
+        copy_dataset(str(tmp_path / 'a'), str(tmp_path / 'b'))

@@ -27,6 +27,7 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError, StorageError
 from headrace.format import FileInfo, parse_index
+from headrace.format.index import Generation
 from headrace.redaction import redact, warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
@@ -66,8 +67,9 @@ def copy_dataset(
 ) -> CopyReport:
     """Copy a dataset between two stores of any kind.
 
-    Each file must have the size and all checksums that the index gives. Large files are fetched in concurrent ranges. A
-    call after a kill copies what is missing. Nothing is copied if the destination has the whole dataset already.
+    Each file must have the size and all checksums that the index gives. Large files are fetched in concurrent ranges.
+    A call after a kill copies what is missing, and so does one of a dataset with checksums that has grown since.
+    Nothing is copied if the destination has the whole dataset already.
 
     Args:
         source: a folder, or a URL of a store, with the dataset.
@@ -126,9 +128,13 @@ class _Copy:
         there = {info.key: info.size for info in self._target.list()}
         old_index = self._target.read_if_there(INDEX) if INDEX in there else None
         is_done = old_index == self._dataset.index
-        is_ours = is_done or (COPY_MARK in there and self._target.read_if_there(COPY_MARK) == self._mark)
+        has_mark = COPY_MARK in there and self._target.read_if_there(COPY_MARK) == self._mark
+        has_grown = not is_done and self._begins_with(old_index)
+        is_ours = is_done or has_mark or has_grown
         if not is_ours:
             self._refuse(there)
+        if has_grown and not has_mark:  # of other files there, nothing is known
+            there = {name: there[name] for name in _files_of(old_index) if name in there}
         todo = [info for info in self.files.values() if not self._is_there(info, there, is_ours=is_ours)]
         if not is_ours:
             # Beside the marker every file counts as copied, so files of others go before it comes.
@@ -141,7 +147,7 @@ class _Copy:
             if COPY_MARK in there:
                 self._delete_mark()
             return
-        if not is_ours or COPY_MARK not in there:
+        if not has_mark:
             self._target.write(COPY_MARK, self._mark)
         if isinstance(self._target.store, LocalStore):
             self._target.store.remove_unfinished()
@@ -155,6 +161,13 @@ class _Copy:
         self.copied += 1
         self.copied_bytes += len(self._dataset.index)
         self._delete_mark()
+
+    def _begins_with(self, index: bytes | None) -> bool:
+        """Whether the dataset is one of an index with further shards at its end; only checksums tell."""
+        if not all(info.hashes for info in self.files.values()):
+            return False
+        generation = Generation(hashlib.blake2b(index or b'', digest_size=8).hexdigest())
+        return generation.shards_in(self._dataset.index) is not None
 
     def _refuse(self, there: Mapping[str, int]) -> None:
         """Refuse a destination that is not this copy's, unless it is empty or may be replaced."""

@@ -20,7 +20,7 @@ from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes,
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
 from headrace.format.index import Generation, IndexFile
-from headrace.order import ResumeState, Run
+from headrace.order import Decision, ResumeState, Run
 from headrace.redaction import logger_of
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
@@ -135,6 +135,7 @@ class Opener:
             f'`batching_method` {order.batching!r}': order.batching in ('per_stream', 'device_per_stream'),
             'a `schedule`': asked.schedule is not None,
             'decided proportions': bool(run.decisions),
+            'bounds of `skip` in batches': any(bound.unit == 'ba' for bounds in self.run['skip'] for bound in bounds),
             '`epoch_size`': asked.epoch_size is not None,
             f'`when_exhausted` {asked.when_exhausted!r}': asked.when_exhausted != 'repeat',
             f'`proportion`, `choose` or a broken `repeat` of stream {", ".join(weights)}': bool(weights),
@@ -243,6 +244,14 @@ class GrowingSequence(DatasetAttributes):
     def epochs_differ(self) -> bool:
         """Whether epochs may have different numbers of batches, as `SampleSequence.epochs_differ`, or by growth."""
         return super().epochs_differ or self.follows_growth
+
+    def decide(self, *args: Any, **options: Any) -> Decision:
+        if self.follows_growth:
+            raise ConfigError(
+                f'Under `on_growth` {self._opener.on_growth!r} each epoch takes every sample of each stream equally '
+                f"often, so proportions cannot be decided. Set it to 'ignore'."
+            )
+        return super().decide(*args, **options)
 
     def take_growth(self, *, evaluates: bool = False) -> None:
         """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.

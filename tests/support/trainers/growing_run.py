@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.watching.record import RunRecorder, read_record
+from tests.support.programs.processes import end_rank
 
 GLOBAL_BATCH = 12
 
@@ -72,12 +73,14 @@ def train(folder: Path, leg: int, mode: Any, seconds: float, steps: int) -> None
             if is_over:
                 break
     record.end()
-    dist.destroy_process_group()
+    dist.barrier()
+    end_rank()
 
 
 def environment(rank: int, world: int) -> dict[str, str]:
     """What a launcher sets."""
-    return {'RANK': str(rank), 'WORLD_SIZE': str(world), 'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': str(world)}
+    ranks = {'RANK': str(rank), 'WORLD_SIZE': str(world), 'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': str(world)}
+    return {**ranks, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
 
 
 def chain(folder: Path, mode: str, *, kills: int, seed: int, most_ranks: int, seconds: tuple[float, float]) -> int:
