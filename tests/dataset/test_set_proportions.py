@@ -119,6 +119,22 @@ def test_workers_go_on_and_read_what_was_decided(folder: Path, kind: str) -> Non
     assert len(processes) == 2
 
 
+def test_a_run_that_is_set_back_decides_anew_in_the_same_workers(folder: Path) -> None:
+    first: Decided = {3: {'a': 0, 'b': 1, 'c': 1}, 5: {'a': 1, 'b': 0, 'c': 0}}
+    then: Decided = {3: first[3], 5: {'a': 0, 'b': 0, 'c': 1}, 7: {'a': 1, 'b': 1, 'c': 1}}
+    expected = play([loader_of(folder, 'native')], then)
+    loader = loader_of(folder, 'native', workers=2)
+    assert play([loader], {}, end=2) == expected[:2]
+    state = loader.state_dict()
+    play([loader], first, begin=2, end=9)
+    pool = loader._worker_pool
+    loader.load_state_dict(state)
+    assert play([loader], then, begin=2, end=8) == expected[2:8]
+    assert loader._worker_pool is pool
+    loader.rescale(Topology())
+    assert play([loader], {}, begin=8) == expected[8:]
+
+
 def test_shares_are_those_that_were_decided(folder: Path) -> None:
     loader = loader_of(folder, 'native', epoch_size=400)
     passing = iter(loader)

@@ -131,13 +131,45 @@ def test_decisions_take_effect_where_windows_and_epochs_end() -> None:
     assert at == 24  # windows of 12
     now = run.order(0, WORLD)
     assert now.at(np.arange(24)).tolist() == before[:24].tolist()
-    assert set(now.at(np.arange(24, size))) == set(range(size - 5, size))
+    assert set(now.at(np.arange(24, size))) == set(range(size - 5, size))  # until the next decision
     assert [position for position, _ in now.mixtures] == [0, 24]
+    run.decide((0, 50), dict(zip(NAMES, (1, 1, 1), strict=True)), 'test', WORLD)  # at 60
+    now = run.order(0, WORLD)
+    later = run_of(config=config, costs=Lengths())
+    assert later.resume(copied(run.state(0, 64, WORLD)), WORLD) == (0, 64)
+    assert later.order(0, WORLD).at(np.arange(64, size)).tolist() == now.at(np.arange(64, size)).tolist()
     resumed = run_of(config=config, costs=Lengths())
     assert resumed.resume(copied(run.state(0, 16, WORLD)), WORLD) == (0, 16)
     assert resumed.order(0, WORLD).at(np.arange(16, size)).tolist() == now.at(np.arange(16, size)).tolist()
     with pytest.raises(ConfigError, match='where windows or epochs end, but a decision is at sample 24'):
         run_of(run.decisions, config=replace(CONFIG, bucket=5), costs=Lengths()).order(0, WORLD)
+
+
+def test_padding_is_that_of_a_run_that_resumes_at_the_decision() -> None:
+    run, resumed = run_of(epoch_size=93), run_of(epoch_size=93)
+    run.decide((0, 92), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
+    resumed.resume(copied(run.state(0, 92, WORLD)), WORLD)
+    for rank in range(4):
+        batches = BatchSpec(4, Topology(rank=rank, world_size=4), 'repeat')
+        assert run.plan(0, 0, batches).ids(23).tolist() == resumed.plan(0, 92, batches).ids(0).tolist()
+
+
+def test_another_process_follows_what_is_decided_and_what_is_decided_anew() -> None:
+    run, other = run_of(), run_of()
+    run.decide((0, 12), {'a': 0, 'b': 1, 'c': 1}, 'test', WORLD)
+    before = run.state(0, 14, WORLD)
+    for shares in ({'a': 1, 'b': 0, 'c': 0}, {'a': 0, 'b': 0, 'c': 1}):
+        run.resume(copied(before), WORLD)
+        for place in ((0, 16), (0, 40), (1, 3)):
+            run.decide(place, shares, 'test', WORLD)
+            other.know(run.decisions)
+            for epoch in (0, 1):
+                positions = np.arange(14 if epoch == 0 else 0, 94)
+                assert (
+                    other.order(epoch, WORLD).at(positions).tolist() == run.order(epoch, WORLD).at(positions).tolist()
+                )
+    arrays = {id(stage.shard_sizes) for stage in run._stages}
+    assert len(arrays) == 1
 
 
 def test_the_parts_of_an_epoch_share_its_batches() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from headrace.order.mixture.mixture import Mixture
 from headrace.order.mixture.schedule import Schedule, SchedulePoint, apportion
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
-from headrace.order.protocols import Order
+from headrace.order.protocols import BatchPlan, Order
 from headrace.order.skip import Skip
 from headrace.order.topology import BatchSpec
 
@@ -111,30 +111,23 @@ def are_of(decisions: Sequence[Decision], base: str) -> bool:
     )
 
 
-def decided(base: Mixture, decisions: Sequence[Decision]) -> Mixture:
-    """The mixture after decisions, as if it began the run.
+def decided(before: Mixture, decision: Decision) -> Mixture:
+    """The mixture that a decision makes of another one, as if it began the run.
 
     Raises:
-        ConfigError: a decision leaves a stream out, or names one that does not exist.
+        ConfigError: the decision leaves a stream out, or names one that does not exist.
     """
-    if not decisions:
-        return base
-    shares: dict[str, float] = decisions[-1].what['proportions']
-    check_names(base, shares)
-    schedule = Schedule.of([{'at': 0, 'proportions': shares}])
-    weights = schedule.steps([stream.name for stream in base.streams])[0].weights
-    proportions = tuple(weight / sum(weights) for weight in weights)
-    choose = tuple(apportion(base.epoch_size, weights))  # 0 for a share of 0
-    return Mixture(streams=base.streams, choose=choose, proportions=proportions, epoch_size=base.epoch_size)
-
-
-def check_names(mixture: Mixture, shares: Mapping[str, float]) -> None:
-    names = sorted(stream.name for stream in mixture.streams)
-    if sorted(shares) != names:
+    shares: dict[str, float] = decision.what['proportions']
+    names = [stream.name for stream in before.streams]
+    if sorted(shares) != sorted(names):
         raise ConfigError(
             f'decided proportions name every stream, and give 0 to those that pause: got {sorted(shares)}, '
-            f'there are {names}.'
+            f'there are {sorted(names)}.'
         )
+    weights = Schedule.of([{'at': 0, 'proportions': shares}]).steps(names)[0].weights
+    proportions = tuple(weight / sum(weights) for weight in weights)
+    choose = tuple(apportion(before.epoch_size, weights))  # 0 for a share of 0
+    return Mixture(streams=before.streams, choose=choose, proportions=proportions, epoch_size=before.epoch_size)
 
 
 def place_of(mixture: Mixture, at: int) -> tuple[int, int]:
@@ -148,7 +141,11 @@ def taken_over(last: Mixture, to: Mixture, at: int, config: OrderConfig) -> Mixt
     """The mixture `to`, whose streams go on where they are at a sample of the run under the last one."""
     epoch, sample = place_of(last, at)
     order = NativeOrder(last, replace(config, bucket=None, batch_cost=None), epoch)
-    return replace(to, takeover=order.takeover_at(sample))
+    mixture = replace(to, takeover=order.takeover_at(sample))
+    if mixture.streams is last.streams:  # there may be many mixtures: they share the large arrays
+        for name in ('sample_offsets', 'shard_offsets', 'shard_sizes'):
+            object.__setattr__(mixture, name, getattr(last, name))
+    return mixture
 
 
 class DecidedOrder(Order):
@@ -156,22 +153,22 @@ class DecidedOrder(Order):
 
     Args:
         mixtures: at least one; each after the first took over in this epoch.
-        config: how to order, with its defaults filled in, without ``bucket``.
+        make: makes the order of the epoch under a mixture.
         epoch: which one.
     """
 
-    def __init__(self, mixtures: Sequence[Mixture], config: OrderConfig, epoch: int) -> None:
-        self._mixtures, self._config = mixtures, config
-        self._parts: dict[int, NativeOrder] = {}
+    def __init__(self, mixtures: Sequence[Mixture], make: Callable[[Mixture], Order], epoch: int) -> None:
+        self._mixtures, self._make = mixtures, make
+        self._parts: dict[int, Order] = {}
         self.mixture, self.epoch = mixtures[0], epoch
         first = self._part(0)
         self.first, self.num_canonical_nodes, self.units = first.first, first.num_canonical_nodes, first.units
         self._begins = np.array([first.first, *(mixture.takeover.sample for mixture in mixtures[1:])])
 
-    def _part(self, number: int) -> NativeOrder:
+    def _part(self, number: int) -> Order:
         part = self._parts.pop(number, None)
         if part is None:
-            part = NativeOrder(self._mixtures[number], self._config, self.epoch)
+            part = self._make(self._mixtures[number])
             if len(self._parts) == _KEPT:
                 del self._parts[next(iter(self._parts))]
         self._parts[number] = part  # the last one used is last
@@ -191,7 +188,7 @@ class DecidedOrder(Order):
             ids[where] = self._part(number).at(positions[where])
         return ids
 
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[NativeOrder, int, int]]:
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[Order, int, int]]:
         """The parts of positions from begin on and below end, with their own."""
         ends = [*self._begins[1:].tolist(), len(self)]
         for number, (first, stop) in enumerate(zip(self._begins.tolist(), ends, strict=True)):
@@ -214,6 +211,7 @@ class DecidedOrder(Order):
 
     def plan(
         self, batches: BatchSpec, start: int = 0, *, epoch: int = 0, skip: Skip = (), initial_nodes: int | None = None
-    ) -> Plan:
+    ) -> BatchPlan:
         plan = self._part(0).plan(batches, start, epoch=epoch, skip=skip, initial_nodes=initial_nodes)
+        assert isinstance(plan, Plan)
         return replace(plan, order=self)

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
     from headrace.order.config import BatchCost, OrderConfig
-    from headrace.order.decisions import DecidedOrder
-    from headrace.order.mixture.mixture import Mixture
     from headrace.order.skip import Skip, UnskippedPositions
     from headrace.order.topology import BatchSpec, Remainder
 
@@ -92,7 +90,7 @@ class BucketedOrder(Order):
     of the last window, fewer than ``multiple``, is the epoch's last batch.
     """
 
-    def __init__(self, inner: NativeOrder | DecidedOrder, config: OrderConfig, costs: Costs) -> None:
+    def __init__(self, inner: NativeOrder, config: OrderConfig, costs: Costs) -> None:
         assert config.global_batch_size is not None
         assert config.bucket is not None
         self._inner, self._costs, self._config = inner, costs, config
@@ -106,10 +104,6 @@ class BucketedOrder(Order):
         self._ends: dict[int, IntArray] = {}
         self.num_windows = -(-(len(self) - self.first) // self.window)
         """How many windows there are."""
-
-    @property
-    def mixtures(self) -> Sequence[tuple[int, Mixture]]:
-        return self._inner.mixtures
 
     def at(self, positions: IntArray) -> IntArray:
         if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= len(self)):

@@ -282,6 +282,6 @@ class Plan(BatchPlan):
             if 0 < span <= rows:  # the last sample of the unit, or of the replica
                 numbers[beyond] -= span
             else:
-                repeated = rows if span else end - self._unskipped.before(self.order.first)
+                repeated = rows if span else end - self._unskipped.before(self.order.mixtures[-1][0])
                 numbers[beyond] = end - 1 - (numbers[beyond] - end) % repeated
         return self._unskipped.at(numbers)

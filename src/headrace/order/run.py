@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -200,14 +201,14 @@ class Run:
     def _mixtures_of(self, epoch: int, config: OrderConfig) -> list[Mixture]:
         """The mixture with which an epoch begins, and those that decisions make of it there."""
         self._apply_until((epoch + 1, -1), config)
-        begun = sum((one.takeover.epoch, one.takeover.sample) <= (epoch, 0) for one in self._stages)
+        begun = bisect_right(self._stages, (epoch, 0), key=_begin)
         first, *later = self._stages[max(begun - 1, 0) :]
         return [first, *(one for one in later if one.takeover.epoch == epoch)]
 
     def _mixture_at(self, epoch: int, sample: int, config: OrderConfig) -> Mixture:
         """The mixture at a position of an epoch."""
         self._apply_until((epoch, sample), config)
-        begun = sum((one.takeover.epoch, one.takeover.sample) <= (epoch, sample) for one in self._stages)
+        begun = bisect_right(self._stages, (epoch, sample), key=_begin)
         return self._stages[max(begun - 1, 0)]
 
     def _apply_until(self, place: tuple[int, int], config: OrderConfig) -> None:
@@ -223,7 +224,7 @@ class Run:
                     f'{_batches_by(config)} changes proportions only where windows or epochs end, but a decision is at '
                     f'sample {at}. Give the options of the run that decided.'
                 )
-            to = decided(self._mix(config), self.decisions[:known])
+            to = decided(last, self.decisions[known - 1])
             self._stages.append(taken_over(last, to, at, config))
 
     def _until_unit(self, epoch: int, sample: int, config: OrderConfig) -> int:
@@ -271,7 +272,7 @@ class Run:
         what = {'proportions': {name: float(share) for name, share in sorted(proportions.items())}}
         decision = Decision.after(last, at, what, by)
         epoch, sample = place_of(mixture, at)
-        mixture = taken_over(self._mixture_at(epoch, sample, config), decided(mixture, [decision]), at, config)
+        mixture = taken_over(self._mixture_at(epoch, sample, config), decided(mixture, decision), at, config)
         make_order(mixture, config, epoch)  # refuses shares that batches of one stream cannot have
         if check is not None:
             check(mixture)
@@ -282,22 +283,19 @@ class Run:
     def know(self, decisions: tuple[Decision, ...]) -> None:
         """Take the decisions of the same run in another process."""
         if decisions != self.decisions:
-            self.decisions, self._stages = decisions, self._stages[:1]
+            known = len(self.decisions)
+            if known and (len(decisions) < known or decisions[known - 1].digest != self.decisions[-1].digest):
+                self._stages = self._stages[:1]  # the run was set back, and has decided differently since
+            self.decisions = decisions
             self._start = self._order = None
 
     def _check_decisions(self, config: OrderConfig) -> None:
         """Refuse decisions where they would not be exact."""
-        size = self.mixture.epoch_size
-        is_partial = any(choose % s.size for choose, s in zip(self.mixture.choose, self.mixture.streams, strict=True))
         for is_so, what, fix in (
             (config.is_mosaicml, f'shuffle_algo {config.algorithm!r}', "Leave `shuffle_algo` out, or choose 'native'"),
             (self._schedule is not None, 'a `schedule`', 'Remove it'),
             (self._when_exhausted != 'repeat', f'when_exhausted {self._when_exhausted!r}', "Choose 'repeat'"),
-            (
-                config.sampling == 'fixed' and (is_partial or size != self.mixture.num_samples),
-                "sampling_method 'fixed'",
-                "Choose 'balanced'",
-            ),
+            (config.sampling == 'fixed', "sampling_method 'fixed'", "Choose 'balanced'"),
         ):
             if is_so:
                 raise ConfigError(f'proportions cannot be decided in a run with {what}. {fix}, in a new run.')
@@ -407,7 +405,8 @@ class Run:
         decisions, since = self._decisions_from(state, config)
         origin = state.takeover
         applied = [one for one in decisions if one.at <= origin.begin + origin.sample] if origin.positions else []
-        now = decided(self._mix(config), applied)
+        now = self._mix(config)
+        now = decided(now, applied[-1]) if applied else now
         mixture, state = resume(state, config, now, may_change_mixture=may_change)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)
@@ -473,6 +472,10 @@ class Run:
         return (mixture, config) if state.check(config, mixture, may_change_mixture=self._may_change_mixture) else None
 
 
+def _begin(mixture: Mixture) -> tuple[int, int]:
+    return mixture.takeover.epoch, mixture.takeover.sample
+
+
 def _batches_by(config: OrderConfig) -> str:
     """The setting by which the order depends on the batch size."""
     if config.bucket is None:
@@ -508,11 +511,12 @@ def make_order(
     family = _FAMILIES.get(str(config.algorithm))
     if family is None:
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
-    inner = replace(config, bucket=None, batch_cost=None)
-    native = DecidedOrder([mixture, *later], inner, epoch) if later else None
+    if later:
+        return DecidedOrder([mixture, *later], lambda mixture: make_order(mixture, config, epoch, costs=costs), epoch)
     if config.bucket is not None and costs is not None:
-        return BucketedOrder(native or NativeOrder(mixture, inner, epoch), config, costs)
-    return native or family(mixture, config, epoch, load)
+        inner = NativeOrder(mixture, replace(config, bucket=None, batch_cost=None), epoch)
+        return BucketedOrder(inner, config, costs)
+    return family(mixture, config, epoch, load)
 
 
 def make_plan(
