@@ -114,6 +114,13 @@ def copies_to(device: Device | None) -> GpuCopies | None:
     return None if gpu is None else GpuCopies(gpu)
 
 
+def pinned(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+    """The batches in pinned memory, where there is a GPU."""
+    if not torch.cuda.is_available():
+        return batches
+    return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def copied_ahead(batches: Iterator[WorkerBatch], copies: GpuCopies) -> Iterator[WorkerBatch]:
     """Batches on a GPU. The copy of each begins before the batch ahead of it is given.
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import DataLoader, default_collate
 
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of
+from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of, pinned
 from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Cursor, EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
@@ -26,9 +25,8 @@ from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeState, Topology
 from headrace.padding import Pad
 
-_TRAINER_EPOCH = 'trainer_epoch'
+_TRAINER_EPOCH = 'trainer_epoch'  # key of the epoch that a trainer has set on the sampler, in its own count
 _AHEAD = 64  # batches whose existence is asked for at once
-"""Key of the epoch that a trainer has set on the sampler, in its own count."""
 
 
 class StreamingDataLoader(DataLoader[Any], FactsRepr):
@@ -336,12 +334,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
-            if pack is not None:
-                batches = pack(batches)
-            if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches
-                batches = self._pinned(batches)
-            if copies is not None:
-                batches = copied_ahead(batches, copies)
+            batches = batches if pack is None else pack(batches)
+            if self.pin_memory and (pack is not None or not self.num_workers):  # PyTorch's thread pins workers' batches
+                batches = pinned(batches)
+            batches = batches if copies is None else copied_ahead(batches, copies)
             for number, received in enumerate(batches):
                 if not turns:
                     yield received.batch
@@ -496,17 +492,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 'end. Set `sequences_per_epoch` in its `packing`; `all` has each document once.'
             )
 
-    def _pinned(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        if not (self.pin_memory and torch.cuda.is_available()):
-            return batches
-        return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]
-
     def _workers(
         self, reader: Reader[Any], keys: Iterator[Any], running: Iterator[WorkerBatch] | None
     ) -> Iterator[WorkerBatch]:
-        # A state may change the order, which persistent workers would not know.
         read_for = ReadFor(self._batches, self.dataset.run.decisions)
-        key = self.global_batch_size, self.dataset.order_key
+        key = self.global_batch_size, self.dataset.order_key  # a state may change it, unknown to persistent workers
         if self._worker_pool is None or self._worker_pool_key != key:
             self._worker_pool = WorkerPool(reader, self, self.dataset.progress, read_for)
             self._worker_pool_key, running = key, None
@@ -547,20 +537,15 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
         """Change the shares of the streams from the next batch on, in the processes and in the pass of now.
 
-        It is a recorded decision: states hold it, so that each resume has it at the same sample, and `decisions` of a
-        dataset repeats it. Streams go on where they are. All ranks call it after the same batch. With `bucket` it takes
-        effect at the next window, and with `batch_cost` at the next epoch.
+        States hold the decision, which is returned, so that a resume has it at the same sample. All ranks call it after
+        the same batch. With `bucket` it takes effect at the next window, and with `batch_cost` at the next epoch.
 
         Args:
             proportions: by name, the share of every stream, relative to their sum.
-            by: who decides, such as the name of a callback, for those who read the record.
-
-        Returns:
-            The decision, whose `at` is the sample of the run from which on it holds.
+            by: who decides, such as the name of a callback.
 
         Raises:
-            ConfigError: proportions are out of range or do not name every stream; ranks decide differently; or the run
-                has packing, a schedule, or an order that cannot change exactly. Nothing has changed then.
+            ConfigError: ranks decide differently, or the run cannot change exactly. Nothing has changed then.
         """
         if self.fixed_epoch is not None:
             raise ConfigError('A loader for evaluation has one mixture. Set the proportions of the training loader.')
