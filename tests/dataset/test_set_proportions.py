@@ -205,3 +205,51 @@ def test_what_cannot_change_is_refused_and_nothing_has_changed(folder: Path, tmp
     other.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test')
     with pytest.raises(ResumeError, match='other streams, weights'):
         loader_of(folder, 'native').load_state_dict({**other.state_dict(), 'shuffle_seed': 9176})
+
+
+def test_a_state_of_other_decisions_at_the_same_place_is_not_read_by_workers_of_before(folder: Path) -> None:
+    loader = loader_of(folder, 'native', workers=2)
+    shares: list[dict[str, float]] = [{'a': 1, 'b': 0, 'c': 0}, {'a': 0, 'b': 0, 'c': 1}]
+    for decided in shares:
+        killed = loader_of(folder, 'native')
+        play([killed], {3: decided}, end=4)
+        state = killed.state_dict()
+        for one in (killed, loader):
+            one.load_state_dict(state)
+        assert play([loader], {}, begin=4, end=8) == play([killed], {}, begin=4, end=8)
+
+
+@pytest.mark.parametrize('is_inside', [True, False])
+def test_a_pass_that_is_left_ends_its_epoch_with_a_decision_as_without(folder: Path, is_inside: bool) -> None:
+    loader = loader_of(folder, 'native')
+    for number, _ in enumerate(loader):
+        if number == 4:
+            if is_inside:
+                loader.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test')
+            break
+    state = loader.state_dict()
+    assert (state['epoch'], state['sample_in_epoch']) == (0, 5 * SIZE)
+    if not is_inside:
+        assert loader.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test').at == 101
+    assert loader.next_pass() == (1, 0)
+    assert len(list(loader)) == 13
+
+
+def test_a_decision_at_an_epochs_end_leaves_the_position_that_a_trainer_counts(folder: Path) -> None:
+    loader = loader_of(folder, 'native')
+    passing = iter(loader)
+    for _ in range(13):
+        next(passing)
+    before = loader.dataset.state_dict(101)
+    loader.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test')
+    after = loader.dataset.state_dict(101)
+    assert [before[key] for key in ('epoch', 'sample_in_epoch')] == [0, 101]
+    assert [after[key] for key in ('epoch', 'sample_in_epoch')] == [0, 101]
+    assert next(passing, None) is None
+    assert loader.dataset.state_dict(0)['epoch'] == 1
+
+
+@pytest.mark.parametrize('shares', [[1, 2, 3], None, {1: 1, 'b': 1}, {'a': 'x', 'b': 1, 'c': 1}, {'a': 10**400}])
+def test_proportions_that_are_none_are_refused(folder: Path, shares: Any) -> None:
+    with pytest.raises(ConfigError, match='proportions are numbers by the names of streams, got'):
+        loader_of(folder, 'native').set_proportions(shares, by='test')

@@ -225,6 +225,7 @@ def test_a_replay_takes_no_other_decision_before_its_last() -> None:
         ({'config': replace(CONFIG, algorithm='py1e')}, "shuffle_algo 'py1e'. Leave"),
         ({'when_exhausted': 'stop'}, "when_exhausted 'stop'"),
         ({'config': replace(CONFIG, sampling='fixed')}, "sampling_method 'fixed'"),
+        ({'config': replace(CONFIG, sampling='fixed'), 'weights': (None,) * 3}, "sampling_method 'fixed'"),
         ({'weights': (None,) * 3, 'schedule': Schedule.of([{'at': 0, 'proportions': {'a': 1}}])}, 'a `schedule`'),
     ],
 )
@@ -247,7 +248,9 @@ def test_states_without_decisions_are_as_before_and_broken_ones_are_refused() ->
     run.decide((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'test', WORLD)
     state = run.state(0, 40, WORLD)
     good = run.decisions[0].to_json()
-    for broken in (3, [3], [{**good, 'more': 1}], [{**good, 'at': -1}], [{**good, 'what': {}}], [{**good, 'by': 3}]):
+    shares = {'proportions': [1]}
+    for change in ({'more': 1}, {'at': -1}, {'what': {}}, {'what': shares}, {'by': 3}, {}):
+        broken: Any = [{**good, **change}] if change else 3
         pinned = json.dumps({**state.pinned, 'decisions': broken})
         with pytest.raises(ResumeError, match='decision'):
             ResumeState.from_dict({**state.to_dict(), 'config': pinned})

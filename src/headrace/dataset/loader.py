@@ -329,7 +329,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         ends_here, source = ending_here(), None
         self._epoch_under_way, self._is_passing = epoch, True
-        goes_on = self._cursor.is_rescaled = False
+        goes_on = self._cursor.is_rescaled = self._cursor.is_decided = False
         known = 0  # batches that there are: a plan may find further ones at a cost
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
@@ -374,7 +374,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return received.batch
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
-        self.dataset.progress.end(epoch)
+        progress = self.dataset.progress
+        if self._cursor.is_decided:
+            rank = self.dataset.topology.rank
+            if progress.next(rank=rank) == self._cursor.position:
+                progress.begin(rank=rank, worker=0)  # left, as a pass without a decision, before the epoch ended
+        progress.end(epoch)
         self._epoch_under_way, self._is_passing = None, False
         if not self.num_workers:
             self.dataset.pool.shards.pause()
@@ -549,12 +554,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """
         if self.fixed_epoch is not None:
             raise ConfigError('A loader for evaluation has one mixture. Set the proportions of the training loader.')
-        place = self._current()
+        is_passing = self._is_passing and self._peeked is None
+        place = self._current() if is_passing else self.next_pass()
         decision = self.dataset.decide(place, proportions, by, self.global_batch_size)
         state = self._state_at(*place, self.global_batch_size)
         self.dataset.progress.load(*place)
         self._begin_at(ResumeState.from_dict(state), state.get(_TRAINER_EPOCH))
-        self._cursor.is_rescaled = self._peeked is None  # as `rescale`
+        self._cursor.is_rescaled = self._cursor.is_decided = is_passing
         return decision
 
     def _current(self) -> tuple[int, int]:
@@ -585,6 +591,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             ValueError: the state is malformed, or belongs to other data or another mixture.
         """
         resume = ResumeState.from_dict(state)
+        self._cursor.is_decided = False
         # It fixes the epoch's size, and refuses a state of other data.
         self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:

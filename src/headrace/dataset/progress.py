@@ -239,7 +239,7 @@ def _copy(header: list[int], epoch: int, sample: int) -> Progress:
 class Cursor:
     """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
 
-    __slots__ = ('begin', 'handed_out', 'is_rescaled')
+    __slots__ = ('begin', 'handed_out', 'is_decided', 'is_rescaled')
 
     def __init__(self) -> None:
         self.begin: tuple[int, int] | None = None
@@ -248,6 +248,8 @@ class Cursor:
         """The plan and number of the last batch."""
         self.is_rescaled = False
         """Whether the plan of the pass under way is over, because other ranks read on."""
+        self.is_decided = False
+        """Whether it is over because of other proportions, so that leaving the pass still ends its epoch."""
 
     @property
     def position(self) -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ from headrace.order import (
     Run,
     Topology,
 )
+from headrace.order.decisions import shares_of
 from headrace.order.skip import Ranges, Skip
 from headrace.order.topology import Uneven, World, with_replication
 from headrace.redaction import logger_of
@@ -173,7 +174,7 @@ class SampleSequence:
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             last = [decision.digest for decision in self.run.decisions[-1:]]
-            asked = f'{ {name: float(share) for name, share in sorted(proportions.items())} } by {by!r} at {place}'
+            asked = f'{shares_of(proportions)} by {by!r} at {place}'
             found: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(found, (asked, last))
             other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
@@ -213,7 +214,7 @@ class SampleSequence:
     def order_key(self) -> object:
         """The parts of the order that decide the content of batches, for any number of ranks."""
         data = tuple(stream.fingerprint for stream in self.mixture.streams)
-        return self.order_config, self.initial_nodes, self.mixture.takeover, data
+        return self.order_config, self.initial_nodes, self.mixture.takeover, self.mixture.choose, data
 
     @property
     def has_length(self) -> bool:
@@ -383,6 +384,8 @@ class SampleSequence:
         if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
             # Composer saves an epoch's end with the number of the next epoch.
             epoch, start = self._progress.next(rank=self.topology.rank)
+        if num_samples and self._progress.loaded_end is not None and not self._progress.begun(rank=self.topology.rank):
+            epoch, start = self._progress.loaded_end  # the trainer counts no epoch that has not begun
         counted = self._resumed[2] if self._resumed[:2] == (epoch, start) else start
         if self.counts_skipped or not (self.skip or counted < start):
             position = num_samples if from_beginning else start + num_samples

@@ -46,7 +46,11 @@ class Decision:
     """Of the decision, those before it, and the data and mixture that the run began with."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.what, dict) or [*self.what] != ['proportions']:
+        if (
+            not isinstance(self.what, dict)
+            or [*self.what] != ['proportions']
+            or not isinstance(self.what['proportions'], dict)
+        ):
             raise ConfigError(f'a decision changes `proportions`, got {str(self.what)[:200]}.')
         if not (isinstance(self.by, str) and isinstance(self.digest, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f'a decision has texts `by` and `digest`, got {self.by!r:.80} and {self.digest!r:.80}.')
@@ -61,6 +65,18 @@ class Decision:
     def to_json(self) -> dict[str, Any]:
         """Return what `decisions_of` takes a list of."""
         return {'at': self.at, 'what': self.what, 'by': self.by, 'digest': self.digest}
+
+
+def shares_of(proportions: Mapping[str, float]) -> dict[str, float]:
+    """Proportions as a `Decision` has them.
+
+    Raises:
+        ConfigError: they are no mapping from names to numbers.
+    """
+    try:
+        return {name: float(share) for name, share in sorted(proportions.items())}
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise ConfigError(f'proportions are numbers by the names of streams, got {proportions!r:.200}.') from None
 
 
 def decisions_of(values: object) -> tuple[Decision, ...]:

@@ -7,7 +7,16 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order.decisions import DecidedOrder, Decision, are_of, base_digest, decided, place_of, taken_over
+from headrace.order.decisions import (
+    DecidedOrder,
+    Decision,
+    are_of,
+    base_digest,
+    decided,
+    place_of,
+    shares_of,
+    taken_over,
+)
 from headrace.order.length_waste import LengthWaste
 from headrace.order.lengths import BalancedPlan, BucketedOrder, check_balance, check_batch_cost
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
@@ -269,7 +278,7 @@ class Run:
             )
         at = max(at, self.decisions[-1].at) if self.decisions else at  # one may lie ahead of a checkpoint
         last = self.decisions[-1].digest if self.decisions else base_digest(self._mix(config), config.seed, self._since)
-        what = {'proportions': {name: float(share) for name, share in sorted(proportions.items())}}
+        what = {'proportions': shares_of(proportions)}
         decision = Decision.after(last, at, what, by)
         epoch, sample = place_of(mixture, at)
         mixture = taken_over(self._mixture_at(epoch, sample, config), decided(mixture, decision), at, config)
