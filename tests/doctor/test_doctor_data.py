@@ -57,7 +57,7 @@ class TestData:
 
     def test_this_node_among_those_that_share_their_caches(self, remote, tmp_path, monkeypatch):
         config = tmp_path / 'x.yaml'
-        train = {'remote': remote, 'local': str(tmp_path / 'cache'), 'peers': {'hosts': ['127.0.0.1', '192.0.2.1']}}
+        train = {'remote': remote, 'local': str(tmp_path / 'cache'), 'peers': {'hosts': ['127.0.0.1', '127.0.0.2']}}
         config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
         loaded = load_config(config).train
         monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'x' * 16)

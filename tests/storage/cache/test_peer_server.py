@@ -7,16 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from headrace.errors import ConfigError
 from headrace.storage.cache import peer_server
-from headrace.storage.cache.peer_server import serve
+from headrace.storage.cache import peers as peers_module
+from headrace.storage.cache.peer_server import PeerServer, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, proof
 from tests.support.servers.peers import STREAM, TOKEN, listen, serving
-from tests.support.stores.shards import SIZE, cache_of, make_remote, names
+from tests.support.stores.shards import SIZE, cache_of, fetch_index, make_remote, names
 
 
 @pytest.fixture
@@ -164,17 +166,51 @@ def test_a_peer_that_does_not_read_is_left(tmp_path, monkeypatch):
         assert server is not None
 
 
+def test_files_of_another_index_are_not_sent(plain, tmp_path):
+    (plain.folder / 'index.json').write_text('{}')
+    entry, cached = plain.entries[0], tmp_path / 'cache'
+    cache = cache_of(plain, cached, index=fetch_index(cached, plain.store))
+    cache.fetch(entry)
+    with serving(listen(0), {STREAM: cache}) as server:
+        assert status_of(ask(server.server_address, get(f'/{STREAM}/{entry.key}'))) == 200
+        (cached / 'index.json').write_text('{"of": "other data"}')  # as a run of these does, in the same folder
+        (cached / entry.key).write_bytes(bytes(SIZE))
+        assert status_of(ask(server.server_address, get(f'/{STREAM}/{entry.key}'))) == 503
+
+
+def test_a_connection_that_another_server_has_accepted_is_not_waited_for(plain, tmp_path):
+    server = PeerServer(listen(0), TOKEN.encode(), {STREAM: cache_of(plain, tmp_path / 'cache')})
+    accepting = threading.Thread(target=server._handle_request_noblock, daemon=True)
+    accepting.start()
+    accepting.join(10)
+    assert not accepting.is_alive()
+    server.server_close()
+
+
+def test_a_server_that_is_starting_is_waited_for(monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    monkeypatch.setattr(peers_module, 'SILENCE', 0.01)
+    server = PeerServer(listen(0), TOKEN.encode(), {})
+    host, port = server.server_address
+    starting = threading.Timer(0.1, server.serve_forever, (0.01,))
+    starting.start()
+    serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), [])
+    server.shutdown()
+    server.server_close()
+
+
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
-from headrace.storage.cache.peer_server import serve
+from headrace.storage.cache.peer_server import _state, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from tests.support.stores.shards import cache_of, make_remote
 
 folder, port = Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit('a handler of the rank'))
 peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))
 serve(peers, [cache_of(make_remote(folder / 'remote'), folder / 'cache', peers=StreamPeers(peers, 'digest'))])
-print('serves', flush=True)
+print(_state.serving[peers.own].pid, flush=True)
 time.sleep(600)
 """
 
@@ -188,9 +224,11 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
         try:
             assert rank.stdout is not None
-            assert rank.stdout.readline() == 'serves\n'
+            server = int(rank.stdout.readline())
             serve(peers, [])  # as another rank of the node
             request = get('/digest/shard.00001.mds')
+            for number in signal.SIGTERM, signal.SIGINT, signal.SIGUSR1:
+                os.kill(server, number)
             os.kill(rank.pid, signal.SIGSTOP)  # the server goes on
             assert len(ask(address, request)) > SIZE
         finally:

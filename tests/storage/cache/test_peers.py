@@ -221,6 +221,8 @@ def test_owners_have_equal_shares():
         {'hosts': 'a'},
         {'hosts': []},
         {'hosts': [1]},
+        {'hosts': 7},
+        {'hosts': {'a': 7207}},
         {'hosts': ['a'], 'host': 'a'},
         {'hosts': ['a'], 'port': 0},
         {'hosts': ['a'], 'port': True},
@@ -245,13 +247,32 @@ def test_this_node_must_be_a_host():
     options = PeerOptions(hosts=('127.0.0.3', '[::1]:80', '192.0.2.7'))
     addresses = options.addresses()
     assert ('::1', 80) in addresses
-    assert options.own([('127.0.0.3', 7207), ('192.0.2.7', 7207)]) == ('127.0.0.3', 7207)
+    assert options.own([('127.0.0.3', 7207), ('127.0.0.4', 7207)]) == ('127.0.0.3', 7207)
+    with pytest.raises(ConfigError, match=r'would serve on 127.0.0.3:7207, which no other machine reaches'):
+        options.own([('127.0.0.3', 7207), ('192.0.2.7', 7207)])  # as /etc/hosts of Debian names a machine
     with pytest.raises(ConfigError, match='must name this node'):
         options.own([('192.0.2.7', 7207)])
     with pytest.raises(ConfigError, match='none of .* is nowhere.invalid'):
         PeerOptions(hosts=('192.0.2.7',), interface='nowhere.invalid').own([('192.0.2.7', 7207)])
     with pytest.raises(ConfigError, match='a name or an address, and a port'):
         PeerOptions(hosts=('a:b',)).addresses()
+
+
+def test_a_machine_with_addresses_of_both_families_is_one_node(monkeypatch):
+    def known(host, port, **_):
+        found = {'dual': ('192.0.2.1', '2001:db8::1'), 'six': ('2001:db8::2',), 'pods': ('192.0.2.2', '192.0.2.3')}[
+            host
+        ]
+        return [(peers_module.family_of(one), socket.SOCK_STREAM, 6, '', (one, port)) for one in found]
+
+    monkeypatch.setattr(socket, 'getaddrinfo', known)
+    found = {host for host, _ in PeerOptions(hosts=('dual', 'six', 'pods')).addresses()}
+    assert found == {'192.0.2.1', '2001:db8::2', '192.0.2.2', '192.0.2.3'}
+
+
+def test_a_node_without_others_is_told(caplog):
+    Peers(PeerOptions(hosts=('127.0.0.2',))).join()
+    assert 'no node but this one, 127.0.0.2:7207: all shards come from the bucket' in caplog.text
 
 
 def test_it_pickles():

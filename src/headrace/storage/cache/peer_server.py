@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import CacheError, ConfigError, HeadraceError
 from headrace.redaction import logger_of
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
@@ -61,6 +61,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
+        listening.setblocking(False)  # the server before this one may accept a connection that both have seen
         self.token, self._caches = token, caches
         self._places = threading.Semaphore(CONNECTIONS)
         self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix='headrace-peers')
@@ -193,7 +194,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         with held(handle):
             lock_file(handle, part.name, shared=True)  # its bytes count until it is closed
-            size = os.fstat(handle).st_size
+            info = os.fstat(handle)
+            size = info.st_size
+            try:
+                cache.index.require_same(info.st_mtime)
+            except CacheError as error:
+                self.server.refuse(self.client_address, str(error))
+                self._answer(503)
+                return
             if not part.has_size(size, lambda at, count: os.pread(handle, count, at)):
                 self._answer(503)
                 return
@@ -315,16 +323,20 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         return
     try:
         _run(PeerServer(serving.listening, peers.token, caches), ends)
+    except BaseException:
+        _log.exception('The process that serves shards to peers has failed: they ask the bucket.')
     finally:
         os._exit(0)  # never back into the rank's code
 
 
 def _run(server: PeerServer, ends: int) -> None:
     """Serve until the rank ends, or has started another server."""
-    for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, signal.SIG_IGN)  # the rank may have work to finish after these
+    for number in signal.valid_signals():  # the rank may have work to finish after these, by handlers of its own
+        if number in {signal.SIGTERM, signal.SIGINT} or callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
     ask_for_copies_only()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if os.read(ends, 1):
         server.shutdown()
+        server.server_close()  # the port is the next one's
         server.drain()

@@ -18,12 +18,13 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import ipaddress
 import itertools
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, cast
@@ -97,7 +98,7 @@ class PeerOptions:
             return raw
         given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
         named: Any = given.get('hosts')
-        hosts = () if isinstance(named, str) or named is None else tuple(named)
+        hosts = tuple(named) if isinstance(named, Sequence) and not isinstance(named, str) else ()
         port = given.setdefault('port', PORT)
         texts = [*hosts, given.setdefault('token_env', TOKEN_ENV), given.get('interface') or 'found']
         is_right = hosts and type(port) is int and 0 < port < 1 << 16 and set(given) <= set(cls.__slots__)
@@ -134,7 +135,9 @@ class PeerOptions:
             except OSError as error:
                 _log.warning('`peers` leaves %s out, which has no address: %s', host, error)
                 continue
-            found.update((cast('str', info[4][0]), port or self.port) for info in infos)
+            # A machine with addresses of both families is one node.
+            family = min(info[0] for info in infos)
+            found.update((cast('str', info[4][0]), port or self.port) for info in infos if info[0] == family)
         return sorted(found)
 
     def own(self, addresses: list[tuple[str, int]]) -> tuple[str, int]:
@@ -151,7 +154,15 @@ class PeerOptions:
                 f'`hosts` of `peers` must name this node, too, but none of {[text_of(one) for one in addresses]} is '
                 f'{self.interface or "an address of this machine"}. Add it, or correct `interface`.'
             )
-        return own[0]
+        others = [address for address in addresses if not _is_loopback(address)]
+        found = next((address for address in own if address in others), own[0])
+        if others and found not in others:
+            raise ConfigError(
+                f'`peers` would serve on {text_of(found)}, which no other machine reaches, and {text_of(others[0])} is '
+                f'another machine. A line of /etc/hosts may give this node that address: name the nodes by their '
+                f'addresses in `hosts`.'
+            )
+        return found
 
 
 def _split(host: str) -> tuple[str, int | None]:
@@ -171,6 +182,10 @@ def _is_of_this_machine(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def _is_loopback(address: tuple[str, int]) -> bool:
+    return ipaddress.ip_address(address[0]).is_loopback
 
 
 def family_of(address: str) -> socket.AddressFamily:
@@ -233,6 +248,12 @@ class Peers:
             addresses, self.token = self._options.addresses(), self._options.token()
             self.own = self._options.own(addresses)
             self._peers = {address: _Peer(address) for address in addresses}
+            if len(self._peers) == 1:
+                _log.warning(
+                    '`peers` has found no node but this one, %s: all shards come from the bucket. Add the other nodes '
+                    'to `hosts`, or start when a name server knows them.',
+                    text_of(self.own),
+                )
 
     def __len__(self) -> int:
         """Nodes, this one included; 0 before `join`."""
@@ -338,8 +359,9 @@ class Peers:
 
     def status_of_own(self) -> int | None:
         """The status with which this node's own address answers, 204 for a server of this run; None: it does not."""
-        connection = http.client.HTTPConnection(*self.own, timeout=SILENCE)
-        connection.response_class = bounded_answer(http.client.HTTPResponse, SILENCE)
+        # It may be starting, on a busy machine.
+        connection = http.client.HTTPConnection(*self.own, timeout=WAIT)
+        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
         try:
             connection.request('GET', '/', headers=self._proven('/'))
             return connection.getresponse().status

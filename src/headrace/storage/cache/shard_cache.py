@@ -84,7 +84,7 @@ class ShardCache:
         # They count and are never evicted.
         self._other_files = set[str]() if index is None else {index.path.name, REMOTE_MARKER}
         self.store = None if same_folder(store, self.folder) else store
-        self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
+        self.index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
         self._start()
 
     def _start(self) -> None:
@@ -106,7 +106,7 @@ class ShardCache:
             retry=self.retry,
             stats=self.stats,
             files=self._files,
-            index=self._index,
+            index=self.index,
             room=self._room,
             peers=self.peers,
         )
@@ -167,7 +167,7 @@ class ShardCache:
             try:
                 if files:
                     # Now: what is mapped stays as it is.
-                    self._index.require_same(max(file.written for file in files))
+                    self.index.require_same(max(file.written for file in files))
                     if self._files.verify(entry):
                         if not tries:
                             self.stats.add(_HIT)
