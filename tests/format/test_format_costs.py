@@ -204,8 +204,12 @@ def test_writers_that_go_on_refuse_another_column(tmp_path: Path, compression: s
                 for number in range(70):
                     out.write({'n': number, 'text': 'x' * (number % 37)})
                 raise RuntimeError('killed')
-    for folder, cost, stored in (('data', 'n', "'text'"), ('plain', 'n', 'None')):
-        with pytest.raises(ConfigError, match=f"continues it, must have the same cost, but they are {stored} and 'n'"):
+    for folder, cost, which in (
+        ('data', 'n', "'text' and 'n'"),
+        ('data', None, "'text' and None"),
+        ('plain', 'n', "None and 'n'"),
+    ):
+        with pytest.raises(ConfigError, match=f'continues it, must have the same cost, but they are {which}'):
             MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True)
     for folder, cost in (('data', 'text'), ('plain', None)):
         with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True) as out:

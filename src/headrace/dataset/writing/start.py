@@ -258,7 +258,8 @@ def _check_settings(place: Place, start: Start, terms: Terms) -> Start:
     ):
         for shard in shards:
             theirs, ours = shard.entry(), terms.settings(shard)
-            if ours.get('cost') is not None and shard.format == 'mds' and shard.samples:
+            is_compared = 'cost' in ours and (ours['cost'] is not None or names is _ALL)
+            if is_compared and shard.format == 'mds' and shard.samples:
                 stored = _stored_cost(place, shard)
                 if stored is not None or names is _ALL:  # streams read appended shards without costs whole
                     theirs['cost'] = stored

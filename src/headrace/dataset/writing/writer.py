@@ -113,7 +113,7 @@ class Writer:
             exist_ok=exist_ok,
             append=append,
             resume=resume,
-            settings=lambda shard: (made or encoder(shard.schema.columns)).get_config(),
+            settings=lambda shard: {'cost': None, **(made or encoder(shard.schema.columns)).get_config()},
         )
         self._is_resumable = resume
         store = None if remote is None else open_store(remote, options or StoreOptions())
