@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from headrace.errors import ConfigError, ErasedError, FormatError
 from headrace.format import IndexFile, parse_index
 from headrace.format.encodings.registry import get_mds_encoded_size, get_mds_encoding, get_mds_encodings
 from headrace.inspect import describe, verify
+from headrace.storage.cache.fetch_lock import FetchLock
 from tests.support.programs.killed_children import in_a_child, killed_after
 from tests.support.servers.s3 import S3Server
 
@@ -223,6 +226,93 @@ def test_caches(tmp_path: Path, hashes: list[str]) -> None:
     assert not holds(caches[1], 99)
 
 
+@pytest.mark.parametrize('damage', [b'', b'{', None])
+def test_a_cache_without_its_index(tmp_path: Path, damage: bytes | None) -> None:
+    write(tmp_path / 'data', range(40))
+    list(StreamingDataset(remote=str(tmp_path / 'data'), local=str(tmp_path / 'cache'), batch_size=4))
+    if damage is None:
+        (tmp_path / 'cache' / 'index.json').unlink()
+    else:
+        (tmp_path / 'cache' / 'index.json').write_bytes(damage)
+    erase(tmp_path / 'data', [5], caches=[tmp_path / 'cache'])
+    assert not holds(tmp_path, 5)
+
+
+def test_a_part_of_a_merged_dataset(tmp_path: Path) -> None:
+    part = tmp_path / 'days' / 'day2'
+    write(tmp_path, range(40))
+    write(part, range(40, 80))
+    merge_index([str(tmp_path / 'index.json'), str(part / 'index.json')], tmp_path)
+    cache = tmp_path.parent / 'cache'
+    list(StreamingDataset(remote=str(part), local=str(cache), batch_size=4))
+    before = state(tmp_path)
+    with pytest.raises(ConfigError, match=r'is a part of .*Erase there'):
+        erase(part, [50])
+    assert state(tmp_path) == before
+    assert erase(tmp_path, [50], caches=[cache]).caches == (str(cache),)
+    assert not holds(cache, 50)
+
+
+def test_runs_that_unpack(tmp_path: Path) -> None:
+    """What a killed run has unpacked in the folder goes, and a running one ends before its shard is deleted."""
+    write(tmp_path, range(40), compression='zstd')
+    key = 'shard.00000.mds'
+    killed = FetchLock(tmp_path, key)
+    status, _ = in_a_child(lambda: _leave(killed), 0, str(tmp_path))
+    assert status
+    assert holds(tmp_path, 5)
+    running = FetchLock(tmp_path, key)
+    running.acquire()
+    running.clear()
+    thread = threading.Thread(target=erase, args=(tmp_path, [5]))
+    thread.start()
+    thread.join(0.5)
+    temporary = running.temporary(0, 'raw')
+    with running.create(temporary) as out:
+        out.write(secret(5).encode())
+    running.publish([(temporary, tmp_path / key)])
+    running.release()
+    thread.join()
+    assert not holds(tmp_path, 5)
+    check(tmp_path, 40, {5})
+
+
+def _leave(lock: FetchLock) -> None:
+    lock.acquire()
+    with lock.create(lock.temporary(0, 'raw')) as out:
+        out.write(secret(5).encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('change', [lambda text: f'\n {text}', lambda text: json.dumps(json.loads(text), indent=2)])
+def test_an_index_that_another_program_wrote_again(tmp_path: Path, change: Callable[[str], str]) -> None:
+    write(tmp_path, range(40))
+    index = tmp_path / 'index.json'
+    for i in (5, 6, 30):
+        index.write_text(change(index.read_text()))
+        before = fingerprint(tmp_path)
+        erase(tmp_path, [i])
+        assert fingerprint(tmp_path) == before
+    check(tmp_path, 40, {5, 6, 30})
+
+
+@pytest.mark.parametrize('ids', ['123', b'5', [b'5'], [5.0], [None], [True]])
+def test_wrong_ids(tmp_path: Path, ids: Any) -> None:
+    write(tmp_path, range(10))
+    before = state(tmp_path)
+    with pytest.raises(ConfigError, match='texts and whole numbers'):
+        erase(tmp_path, ids)
+    assert state(tmp_path) == before
+    assert erase(tmp_path, np.array([5])).samples == 1
+
+
+def test_shards_that_no_index_lists(tmp_path: Path) -> None:
+    write(tmp_path, range(10))
+    (tmp_path / 'shard.00099.mds').write_bytes(secret(5).encode())
+    with pytest.warns(UserWarning, match=r'has 1, the first is shard\.00099\.mds'):
+        erase(tmp_path, [5])
+
+
 def state(folder: Path) -> dict[str, Any]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
@@ -392,13 +482,18 @@ def test_pictures(tmp_path: Path) -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / 'data', range(30))
     ids = tmp_path / 'ids.txt'
-    ids.write_text('3\r\n\n4\n77\n')
+    ids.write_text('\ufeff3\r\n\n4\n77\n')
+    (tmp_path / 'none').mkdir()
     arguments = ['erase', str(tmp_path / 'data'), '--ids', str(ids)]
+    assert main([*arguments, '--cache', str(tmp_path / 'wrong')]) == 1
+    assert '--cache' in capsys.readouterr().err
     assert main([*arguments, '--dry-run']) == 0
     assert '2 samples in 1 shard would be erased.\n1 id not found' in capsys.readouterr().out
     assert main([*arguments, '--json']) == 0
     assert json.loads(capsys.readouterr().out)['samples'] == 2
     check(tmp_path / 'data', 30, {3, 4})
+    assert main([*arguments, '--cache', str(tmp_path / 'none')]) == 0
+    assert 'none holds no cache of it' in capsys.readouterr().out
     assert main(['verify', str(tmp_path / 'data')]) == main(['inspect', str(tmp_path / 'data')]) == 0
     out = capsys.readouterr().out
     assert '30 samples in all, 2 of them erased' in out

@@ -98,7 +98,7 @@ def _run_erase(arguments: argparse.Namespace) -> int:
     from headrace.convert import erase
 
     try:
-        ids = arguments.ids.read_text(encoding='utf-8').split('\n')
+        ids = arguments.ids.read_text(encoding='utf-8-sig').split('\n')
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f'--ids is a UTF-8 text of one id in each line, but {arguments.ids}: {error}.') from error
     with shown_progress('erase', unit=' shards') as show:
@@ -121,6 +121,9 @@ def _run_erase(arguments: argparse.Namespace) -> int:
         it, be = ('it', 'it is') if report.missing == 1 else ('them', 'they are')
         lines.append(f'{count_text(report.missing, "id")} not found: no sample has {it}, or {be} erased already.')
     lines += [f'Cleaned the cache {folder}.' for folder in report.caches]
+    for folder in arguments.cache if not arguments.dry_run else ():
+        if not any(Path(cache).is_relative_to(folder) for cache in report.caches):
+            lines.append(f'{folder} holds no cache of it that headrace has made.')
     print_answer(arguments, dataclasses.asdict(report), printable('\n'.join(lines), keep='\n'))
     return 0
 

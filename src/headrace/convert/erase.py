@@ -27,11 +27,19 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.record import FOLDER
-from headrace.convert.stored_dataset import INDEX, PATIENT, open_stored, raw_files, with_stored_values
+from headrace.convert.stored_dataset import (
+    INDEX,
+    PATIENT,
+    folder_of,
+    object_url,
+    open_stored,
+    raw_files,
+    with_stored_values,
+)
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import ERASURE, JOURNAL, Terms, shard_number
-from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format import (
     FileInfo,
     IndexFile,
@@ -51,11 +59,14 @@ from headrace.format.encodings.arrays import DTYPES
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import after_erasure, dump_entries
 from headrace.format.shards import Erasure
-from headrace.redaction import without_credentials
+from headrace.redaction import warn, without_credentials
 from headrace.sources.source_store import SourceStore
-from headrace.storage import CacheStats, StoreOptions, local_path
+from headrace.storage import CacheStats, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex, is_from
+from headrace.storage.cache.fetch_lock import FetchLock
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch
+from headrace.storage.cache.limit import drop_ledger
+from headrace.storage.cache.mapped_file import delete_file
 from headrace.storage.stores.local import LocalStore
 
 Place = str | os.PathLike[str]
@@ -101,8 +112,8 @@ def erase(
         ids: values of `column`, as numbers or texts; each sample with one of them is erased.
         column: a column of texts or whole numbers.
         keep: columns whose values stay, such as those that a `where` or a `cost` reads.
-        caches: folders of this machine, looked through for caches at any depth. Caches of streams without `local` are
-            found. Others lose old shards when they are opened next.
+        caches: folders of this machine, looked through for caches of the dataset, or of its parts, at any depth. Caches
+            of streams without `local` are found. Others lose old shards when they are opened next.
         dry_run: write nothing.
         resume: take over from an erasure that was killed on another machine. Nothing else may write to the dataset.
         jobs: shards that are read at one time.
@@ -110,14 +121,17 @@ def erase(
         progress: called with the number of shards that were searched, and of all.
 
     Raises:
-        ConfigError: the data are of another format, or an argument breaks a rule.
+        ConfigError: the data are of another format, or a part of a merged dataset, or an argument breaks a rule.
         FileExistsError: a writer or a conversion to the dataset has not finished.
         FileNotFoundError: there is no dataset.
         FormatError: a shard is damaged.
         OSError: the store cannot be reached, or refuses.
     """
-    erasure, wanted = _Erasure(dataset, options, column, keep), {str(one) for one in ids}
-    cleaned = list[str]()
+    wanted = _as_texts(ids)
+    absent = [os.fspath(folder) for folder in caches if not Path(folder).is_dir()]
+    if absent:
+        raise ConfigError(f'`caches` (--cache) are folders of this machine, but {absent[0]} is none.')
+    erasure, cleaned = _Erasure(dataset, options, column, keep), list[str]()
     if dry_run:
         hits, found = erasure.search(wanted, jobs, progress)
     else:
@@ -127,10 +141,20 @@ def erase(
             if hits:
                 erasure.write(hits, jobs)
                 erasure.go_on(check)
-        cleaned += _clean_caches(erasure.place, caches)
+        cleaned += _clean_caches(erasure.stores(options), caches)
     samples = sum(len(rows) for _, rows in hits)
     place = without_credentials(os.fspath(dataset))
     return EraseReport(place, samples, len(hits), len(wanted - found), tuple(cleaned))
+
+
+def _as_texts(ids: Iterable[str | int]) -> set[str]:
+    found = list[object]([ids] if isinstance(ids, str | bytes) else ids)
+    for one in found:
+        if one is ids or isinstance(one, bool) or not isinstance(one, str | int | np.integer):
+            raise ConfigError(
+                f'`ids` are a list, or another iterable, of texts and whole numbers, but got {one!r:.100}.'
+            )
+    return {*map(str, found)}
 
 
 Hits = list[tuple[ShardInfo, list[int]]]
@@ -167,6 +191,25 @@ class _Erasure:
                     f'tokenize` keeps up to date, erase the source.'
                 )
 
+        self._check_no_part(os.fspath(dataset), options)
+
+    def _check_no_part(self, dataset: str, options: StoreOptions | None) -> None:
+        """Refuse a part of a merged dataset: the index above would list shards that are gone."""
+        path = local_path(dataset)
+        whole = dataset.rstrip('/') if path is None else str(Path(path).resolve())
+        above, names = whole.rpartition('/')[0], [*self._shards()]
+        while above.count('/') >= (2 if path is None else 1):
+            table = ShardTable.empty()
+            if path is None or (Path(above) / INDEX).is_file():
+                with contextlib.suppress(HeadraceError, OSError, ValueError):
+                    table = open_stored(above, options, retry=Retry(attempts=1)).shards
+            if any(table.find(f'{whole[len(above) + 1 :]}/{name}') is not None for name in names):
+                raise ConfigError(
+                    f'An erasure replaces all indexes that list a shard, but {self.place.shown} is a part of '
+                    f'{without_credentials(above)}. Erase there: that replaces the index of the part, too.'
+                )
+            above = above.rpartition('/')[0]
+
     def _list(self) -> None:
         """List what is there, and read the indexes that list shards of the dataset; its own is the last."""
         self._keys = {info.key for info in self.place.list()}
@@ -185,11 +228,28 @@ class _Erasure:
     def _shards(self) -> dict[str, ShardInfo]:
         return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
 
+    def stores(self, options: StoreOptions | None) -> list[Store]:
+        """Of the dataset, and of the parts that it was merged of."""
+        parts = {key.rpartition('/')[0] for key in self._indexes} - {''}
+        return [self.place.store, *(open_store(object_url(self.place.store, part), options) for part in sorted(parts))]
+
+    def _warn_of_unlisted(self, shards: Mapping[str, ShardInfo]) -> None:
+        files = {name for shard in shards.values() for name in _files(shard)}
+        folders = {name.rpartition('/')[0] for name in shards}
+        split = ((key, key.rpartition('/')) for key in sorted(self._keys - files))
+        found = [key for key, (folder, _, name) in split if folder in folders and shard_number(name) >= 0]
+        if found:
+            warn(
+                f'Shards that no index lists are not searched: {self.place.shown} has {len(found)}, the first is '
+                f'{found[0]}. Delete them if they may hold the samples.'
+            )
+
     def search(
         self, wanted: Collection[str], jobs: int, progress: Callable[[int, int], None] | None
     ) -> tuple[Hits, set[str]]:
         """The rows to erase, and the ids that were found."""
         shards, listed = self._shards(), {_name(shard) for shard in self._indexes[INDEX][1]}
+        self._warn_of_unlisted(shards)
         hits, found = Hits(), set[str]()
 
         def look(shard: ShardInfo) -> dict[int, str]:
@@ -279,7 +339,7 @@ class _Erasure:
         plan = json.loads(data)
         if 'old' not in plan:  # its shards are not all stored
             listed = {name for shard in self._shards().values() for name in _files(shard)}
-            gone = [name for name in plan['new'] if name not in listed]
+            old = [[name] for name in plan['new'] if name not in listed]
         else:
             made = parse_index(data, source=f'{self.place.shown}/{ERASURE}', allow_unsafe_types=True)
             instead = {files[0]: shard for files, shard in zip(plan['old'], made, strict=True)}
@@ -290,11 +350,27 @@ class _Erasure:
                 if new:
                     check()
                     self.place.write(key, after_erasure(index, new))
-            gone = [name for files in plan['old'] for name in files]
-        for name in gone:
-            self.place.delete(name)
+            old = plan['old']
+        for files in old:
+            with self._not_unpacked(files):
+                for name in files:
+                    self.place.delete(name)
         self.place.delete(ERASURE)
         self._list()
+
+    @contextlib.contextmanager
+    def _not_unpacked(self, files: Sequence[str]) -> Generator[None]:
+        """Wait for a run that unpacks a shard in the dataset's folder, and remove what a killed one has left of it."""
+        root = folder_of(self.place.store)
+        with contextlib.ExitStack() as locks:
+            if root is not None and len(files) > 1:
+                for part in sorted({key.rpartition('/')[0] for key in self._indexes}):
+                    if not part or files[0].startswith(f'{part}/'):
+                        lock = FetchLock(root / part, files[0].removeprefix(f'{part}/'))
+                        with contextlib.suppress(HeadraceError):  # of the run that it waited for
+                            lock.acquire()
+                        locks.enter_context(lock)
+            yield
 
 
 _ID_KINDS: Final = {'str', 'int', *(f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64))}
@@ -404,18 +480,25 @@ def _claimed(dataset: Place, place: StorePlace, resume: bool) -> Generator[Calla
         remote.release()
 
 
-def _clean_caches(place: StorePlace, caches: Sequence[Place]) -> Generator[str]:
-    """Bring the index of each cache of this machine up to date, which removes old shards; gives their folders."""
+def _clean_caches(stores: Sequence[Store], caches: Sequence[Place]) -> Generator[str]:
+    """Bring the index of each cache of this machine up to date, and remove other shards; gives their folders."""
     temporary = Path(tempfile.gettempdir())
     found = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
     for marker in sorted({marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)}):
-        if is_from(marker.parent, place.store.url):
+        folder = marker.parent
+        for store in (store for store in stores if is_from(folder, store.url)):
+            index = IndexFile(store.url, allow_unsafe_types=True)
             IndexFetch(
-                index=CachedIndex(marker.parent, INDEX),
-                store=place.store,
-                reader=IndexFile(place.shown, allow_unsafe_types=True),
+                index=CachedIndex(folder, INDEX),
+                store=store,
+                reader=index,
                 check=IndexCheck(),
                 retry=PATIENT,
                 stats=CacheStats(),
             ).run()
-            yield str(marker.parent)
+            for below in {_name(shard).rpartition('/')[0] for shard in index.shards}:
+                for path in (folder / below).glob('shard.*'):  # of an index that was damaged or gone
+                    if shard_number(path.name) >= 0 and index.shards.find(str(path.relative_to(folder))) is None:
+                        delete_file(folder, str(path.relative_to(folder)))
+                        drop_ledger(folder)
+            yield str(folder)

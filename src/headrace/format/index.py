@@ -252,16 +252,20 @@ def after_erasure(data: bytes, new: Mapping[str, ShardInfo]) -> bytes:
     for name, was in before.items():
         made = Erasure(new[name].erasure.rows, erased.pop(name, {'was': was})['was'])
         erased[new[name].files[0].raw.basename] = made._asdict()
-    return f'{_ERASED}{json.dumps(erased, sort_keys=True)}, {text[1:]}'.encode()
+    begin = skip(text, 0)
+    return f'{text[:begin]}{_ERASED}{json.dumps(erased, sort_keys=True)}, {text[begin + 1 :]}'.encode()
 
 
 def _without_erased(data: bytes) -> tuple[dict[str, Any], str]:
     """The `erased` of an index, and its text without."""
     text = data.decode()
-    if not text.startswith(_ERASED):
-        return {}, text
-    erased, end = decode(text, len(_ERASED))
-    return erased, '{' + text[end:].removeprefix(', ')
+    begin = skip(text, 0)
+    if text.startswith(_ERASED, begin):
+        erased, end = decode(text, begin + len(_ERASED))
+        return erased, f'{text[:begin]}{{{text[end:].removeprefix(", ")}'
+    if '"erased"' in text and 'erased' in (index := json.loads(text)):  # another program has written it again
+        return index.pop('erased') or {}, json.dumps(index)
+    return {}, text
 
 
 def _with_entries(text: str, new: Mapping[str, str]) -> tuple[str, dict[str, str]]:
