@@ -103,3 +103,5 @@ def test_a_loop_decides_by_its_metric(tmp_path: Path, make_dataset_in: Any) -> N
         MixtureObserver('losses', 2, rate=1, memory=1, floor=0, references=None).decide(loader, torch.nn.Identity())
     with pytest.raises(ConfigError, match='got 0'):
         MixtureObserver('losses', 0, rate=1, memory=1, floor=0, references=None)
+    with pytest.raises(ConfigError, match='`memory` from 0 to 1'):
+        MixtureObserver('losses', 2, rate=1, memory=5, floor=0, references=None)

@@ -261,3 +261,15 @@ def test_states_without_decisions_are_as_before_and_broken_ones_are_refused() ->
         pinned = json.dumps({**state.pinned, 'decisions': [{**good, name: changed}]})
         with pytest.raises(ResumeError, match='belong to a run'):
             run_of().resume(ResumeState.from_dict({**state.to_dict(), 'config': pinned}), WORLD)
+
+
+def test_a_plan_of_other_batches_leaves_those_of_a_replay_as_they_were() -> None:
+    config = replace(CONFIG, batching='stratified')
+    run = run_of(config=config)
+    for at in (12, 40):
+        run.decide((0, at), {'a': 1, 'b': at, 'c': 3}, 'test', WORLD)
+    replayed = run_of(run.decisions, config=config)
+    replayed.order(1, World(1, 8))  # as the length that a loader has before all ranks are there
+    for epoch in (0, 1):
+        positions = np.arange(len(run.order(epoch, WORLD)))
+        assert replayed.order(epoch, WORLD).at(positions).tolist() == run.order(epoch, WORLD).at(positions).tolist()

@@ -78,6 +78,7 @@ class MixtureObserver:
         self.every = every
         self._metric = metric
         self._rule = {'rate': rate, 'memory': memory, 'floor': floor}
+        proportions_by_loss({'': 1.0}, {'': 0.0}, references=None, **self._rule)  # refuses what is out of range
         self._references = references
 
     def decide(self, loader: StreamingDataLoader, model: object) -> Decision:

@@ -122,6 +122,7 @@ class Run:
         self.decisions: tuple[Decision, ...] = self._given
         """All that are known, in the order of their positions; those ahead, too."""
         self._stages = [self.mixture]  # and the mixtures that decisions have made of it
+        self._staged: OrderConfig | None = None  # what they were made for
         self._applied = 0  # decisions that these know
         self._since = 0  # samples of the run before the configured mixture took over from another one
         if decisions:
@@ -222,6 +223,8 @@ class Run:
 
     def _apply_until(self, place: tuple[int, int], config: OrderConfig) -> None:
         """Make the mixtures of decisions at or before an epoch and a position in it."""
+        if config != self._staged:  # such as batches of another size, which a plan was asked for
+            self._staged, self._stages = config, self._stages[:1]
         while len(self._stages) <= len(self.decisions) - self._applied:
             known = self._applied + len(self._stages)
             last, at = self._stages[-1], self.decisions[known - 1].at
