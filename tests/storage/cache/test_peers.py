@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
@@ -167,6 +168,19 @@ def test_a_dead_owners_shards_fall_to_the_next_peer(many, tmp_path, caplog):
                 read(node.cache, many, entry)
     assert set(store.calls.values()) == {1}
     assert caplog.text.count(f'Peer {dead[0]}:{dead[1]} does not answer') == 3  # once for each process
+
+
+def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(peers_module.time, 'monotonic', lambda: now[0])
+    monkeypatch.setattr(peers_module.time, 'sleep', lambda seconds: now.append(now.pop() + seconds))
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(number)) for number in range(6)]
+        peers = peers_of([one.getsockname() for one in sockets], 0)
+    cache = cache_of(many, tmp_path / 'a', peers=StreamPeers(peers, STREAM))
+    for entry in many.entries:
+        read(cache, many, entry)
+    assert 0 < now[0] < peers_module.START + 0.1
 
 
 def test_a_peer_that_starts_late_is_waited_for(many, tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ SLOWEST: Final = 4 << 20
 PAUSE: Final = 30.0
 """Seconds for which a peer that failed is not asked."""
 START: Final = 5.0
-"""Seconds for which a peer that was never there is waited for: nodes do not start at the same moment."""
+"""Seconds after its own start for which a node waits for peers that were never there: not all start at once."""
 ASKED: Final = 2
 """Peers that are asked for a shard, at most."""
 ESTIMATES: Final = 16
@@ -215,7 +215,6 @@ class _Peer:
     address: tuple[str, int]
     not_before: float = 0.0
     """When it may be asked again, by ``time.monotonic``; inf: never."""
-    first_asked: float | None = None
     has_answered: bool = False
 
 
@@ -239,6 +238,7 @@ class Peers:
         self.own = '', 0
         """The address of this node."""
         self._peers: dict[tuple[str, int], _Peer] = {}
+        self._others_start_until = 0.0
         self._owned: dict[str, int] = {}
         self._in_vain, self._no_copies_before = 0, 0.0
 
@@ -247,6 +247,7 @@ class Peers:
         if not self._peers:
             addresses, self.token = self._options.addresses(), self._options.token()
             self.own = self._options.own(addresses)
+            self._others_start_until = time.monotonic() + START
             self._peers = {address: _Peer(address) for address in addresses}
             if len(self._peers) == 1:
                 _log.warning(
@@ -404,13 +405,12 @@ class Peers:
 
     def _connect(self, peer: _Peer, connection: http.client.HTTPConnection) -> None:
         """Connect; a peer that was never there may still be starting."""
-        peer.first_asked = peer.first_asked or time.monotonic()
         while True:
             try:
                 connection.connect()
                 break
             except OSError:
-                if peer.has_answered or time.monotonic() > peer.first_asked + START:
+                if peer.has_answered or time.monotonic() > self._others_start_until:
                     raise
                 time.sleep(0.05)
         connection.sock.settimeout(SILENCE)
