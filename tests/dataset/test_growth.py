@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from headrace import MDSWriter, PositionTracker, Stream, StreamingDataLoader, StreamingDataset
 from headrace.convert import convert, copy_dataset, merge_index
 from headrace.dataset import growth
 from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
@@ -278,6 +278,41 @@ def test_a_checkpoint_after_the_decision_keeps_it(tmp_path: Path) -> None:
     resumed.load_state_dict(state)
     assert ids(resumed) == batches
     assert samples_of(resumed) == list(range(40, 50))
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_peek_shows_a_batch_of_the_grown_data(tmp_path: Path, workers: int) -> None:
+    append(tmp_path / 'a', 0, 30)
+    dataset = StreamingDataset(remote=str(tmp_path / 'a'), local=str(tmp_path / 'c'), batch_size=4, on_growth='delta')
+    made = StreamingDataLoader(dataset, num_workers=workers)
+    append(tmp_path / 'a', 30, 10)
+    for expected in (range(40), range(40, 50)):
+        peeked = made.peek()
+        append(tmp_path / 'a', expected.stop, 10)
+        batches = list(made)
+        assert batches[0] is peeked
+        assert sorted(itertools.chain(*ids(batches))) == list(expected)
+
+
+@pytest.mark.parametrize('mode', ['delta', 'wait'])
+def test_a_dropped_remainder_is_refused_where_its_samples_would_not_come_again(tmp_path: Path, mode: Any) -> None:
+    append(tmp_path / 'a', 0, 30)
+    dataset = StreamingDataset(local=str(tmp_path / 'a'), batch_size=4, on_growth=mode)
+    with pytest.raises(ConfigError, match="`remainder` 'drop', or `drop_last`, would lose samples"):
+        next(iter(StreamingDataLoader(dataset, drop_last=True)))
+
+
+def test_no_loader_begins_anew_within_a_pass(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 30)
+    append(tmp_path / 'b', 0, 60)
+    short, long = (
+        loader(tmp_path / name, cache=tmp_path / name / 'cache', on_growth=mode)
+        for name, mode in (('a', 'next_pass'), ('b', 'ignore'))
+    )
+    with pytest.raises(ConfigError, match='`on_growth` is set for short'):
+        PositionTracker({'short': short, 'long': long})
+    PositionTracker({'short': short, 'long': long}, mode='max_size')
+    PositionTracker(short)
 
 
 def test_waiting_ends_when_samples_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

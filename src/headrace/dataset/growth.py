@@ -20,7 +20,7 @@ from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes,
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
 from headrace.format.index import Generation, IndexFile
-from headrace.order import Decision, ResumeState, Run
+from headrace.order import Decision, Remainder, ResumeState, Run
 from headrace.redaction import logger_of
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
@@ -253,13 +253,14 @@ class GrowingSequence(DatasetAttributes):
             )
         return super().decide(*args, **options)
 
-    def take_growth(self, *, evaluates: bool = False) -> None:
+    def take_growth(self, *, evaluates: bool = False, remainder: Remainder | None = None) -> None:
         """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.
 
         Loaders and trainers' plugins call it on all ranks before the pass. Again before the same pass it does nothing.
 
         Args:
             evaluates: whether the pass is one of evaluation, which reads the same epoch always.
+            remainder: the loader's; None: it has none of its own.
 
         Raises:
             StreamError, EmptyDatasetError, ConfigError: as `Opener.next_generations`.
@@ -268,6 +269,12 @@ class GrowingSequence(DatasetAttributes):
             raise ConfigError(
                 'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
                 "its dataset to 'ignore'."
+            )
+        if remainder == 'drop' and self._opener.on_growth in ('delta', 'wait'):
+            raise ConfigError(
+                f'Under `on_growth` {self._opener.on_growth!r} a new sample comes in one epoch, and an epoch of few '
+                f"samples may have no full batch. So `remainder` 'drop', or `drop_last`, would lose samples. Set "
+                f"`remainder` to 'exact' or 'repeat', or `on_growth` to 'next_pass'."
             )
         (epoch, start), takeover = self.progress.next(rank=self.topology.rank), self.mixture.takeover
         # A checkpoint may have been taken after the decision.

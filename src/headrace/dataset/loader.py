@@ -248,7 +248,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
-        self.dataset.take_growth(evaluates=self.fixed_epoch is not None)
+        self._take_growth()
         turn = self.dataset.progress.take_turn(self._reader, evaluates=self.fixed_epoch is not None)
         peeked, self._peeked = self._peeked, None
         if peeked is not None:
@@ -268,7 +268,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """The first batch of the next `iter`, which hands the same object out; None if that has no batch.
 
         The position and the state stay as they are, on this rank and any other. `next(iter(loader))` would begin a pass
-        instead, so that the next `iter` begins the epoch after it.
+        instead, so that the next `iter` begins the epoch after it. Under `on_growth` it decides which samples that pass
+        takes, so all ranks call it.
 
         Raises:
             ConfigError: a pass is under way.
@@ -278,6 +279,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 'peek() looks at the first batch of the next pass, but a pass is under way. Call it before `iter`, or '
                 'after the last batch; or take the next batch of the pass.'
             )
+        self._take_growth()
         key = self._next_key()
         if self._peeked is None or self._peeked[0] != key:
             with self._place_kept():
@@ -287,6 +289,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 batches = self._passes(turns)
                 self._peeked = key, batches, next(batches, None), turns
         return self._peeked[2]
+
+    def _take_growth(self) -> None:
+        self.dataset.take_growth(evaluates=self.fixed_epoch is not None, remainder=self.remainder)
 
     @contextmanager
     def _place_kept(self) -> Generator[None]:

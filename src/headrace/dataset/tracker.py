@@ -200,7 +200,7 @@ class PositionTracker:
             stop ('max_size'), or with the shortest ('min_size').
 
     Raises:
-        ConfigError: several loaders have the same dataset.
+        ConfigError: several loaders have the same dataset, or one may begin anew under `on_growth`.
     """
 
     advice = 'the learning rate and the accumulation of gradients'
@@ -214,6 +214,13 @@ class PositionTracker:
             raise ConfigError(
                 f'Each loader of a tracker needs a dataset of its own, but some of {", ".join(named)} have the same '
                 f'StreamingDataset, which has one position. Make a StreamingDataset for each.'
+            )
+        grown = [name for name, loader in named.items() if loader.dataset.follows_growth]
+        if grown and len(named) > 1 and mode == 'max_size_cycle':
+            raise ConfigError(
+                f"Under 'max_size_cycle' a loader may begin anew in the middle of a pass, where none can take samples "
+                f"that were appended, but `on_growth` is set for {', '.join(grown)}. Have a pass end by 'max_size' or "
+                f"'min_size', or set `on_growth` to 'ignore'."
             )
         self.loaders = tuple(LoaderPosition(loader, name) for name, loader in named.items())
         """The loaders' positions, in the given order."""
