@@ -21,11 +21,12 @@ from headrace import JSONWriter, LocalDataset, MDSWriter, StreamingDataLoader, S
 from headrace.cli import main
 from headrace.convert import copy_dataset, erase, kept_indexes, merge_index, reshard, rollback
 from headrace.convert.erase import empty_value
-from headrace.errors import ConfigError, ErasedError, FormatError
+from headrace.errors import CacheError, ConfigError, ErasedError, FormatError
 from headrace.format import IndexFile, parse_index
 from headrace.format.encodings.registry import get_mds_encoded_size, get_mds_encoding, get_mds_encodings
 from headrace.inspect import describe, verify
 from headrace.storage.cache.fetch_lock import FetchLock
+from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch
 from tests.support.programs.killed_children import in_a_child, killed_after
 from tests.support.servers.s3 import S3Server
 
@@ -235,6 +236,28 @@ def test_a_cache_without_its_index(tmp_path: Path, damage: bytes | None) -> None
     else:
         (tmp_path / 'cache' / 'index.json').write_bytes(damage)
     erase(tmp_path / 'data', [5], caches=[tmp_path / 'cache'])
+    assert not holds(tmp_path, 5)
+
+
+def test_a_cache_that_cannot_be_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are, and the error names it."""
+    data, caches = tmp_path / 'data', [tmp_path / 'caches' / name for name in 'ab']
+    write(data, range(40))
+    for cache in caches:
+        list(StreamingDataset(remote=str(data), local=str(cache), batch_size=4))
+    fetch = IndexFetch.run
+
+    def run(self: IndexFetch) -> None:
+        if self.index.folder == caches[0]:  # its remote does not answer
+            monkeypatch.setattr(IndexCheck, 'ask', lambda *_: None)
+        fetch(self)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(IndexFetch, 'run', run)
+    with pytest.raises(CacheError, match=rf'in 1 of its caches, the first is {caches[0]}: The index could not'):
+        erase(data, [5], caches=[tmp_path])
+    assert [holds(folder, 5) for folder in (data, *caches)] == [False, True, False]
+    assert erase(data, [5], caches=[tmp_path]).caches == tuple(map(str, caches))
     assert not holds(tmp_path, 5)
 
 

@@ -39,7 +39,7 @@ from headrace.convert.stored_dataset import (
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import ERASURE, JOURNAL, Terms, shard_number
-from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
+from headrace.errors import CacheError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format import (
     FileInfo,
     IndexFile,
@@ -121,6 +121,7 @@ def erase(
         progress: called with the number of shards that were searched, and of all.
 
     Raises:
+        CacheError: a cache could not be cleaned; the dataset and all others are.
         ConfigError: the data are of another format, or a part of a merged dataset, or an argument breaks a rule.
         FileExistsError: a writer or a conversion to the dataset has not finished.
         FileNotFoundError: there is no dataset.
@@ -228,10 +229,14 @@ class _Erasure:
     def _shards(self) -> dict[str, ShardInfo]:
         return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
 
-    def stores(self, options: StoreOptions | None) -> list[Store]:
-        """Of the dataset, and of the parts that it was merged of."""
-        parts = {key.rpartition('/')[0] for key in self._indexes} - {''}
-        return [self.place.store, *(open_store(object_url(self.place.store, part), options) for part in sorted(parts))]
+    def stores(self, options: StoreOptions | None) -> list[tuple[Store, bytes]]:
+        """Of the dataset, and of the parts that it was merged of, with their indexes."""
+        parts = ((key.rpartition('/'), data) for key, (data, _) in self._indexes.items())
+        return [
+            (open_store(object_url(self.place.store, part), options) if part else self.place.store, data)
+            for (part, _, name), data in parts
+            if name == INDEX
+        ]
 
     def _warn_of_unlisted(self, shards: Mapping[str, ShardInfo]) -> None:
         files = {name for shard in shards.values() for name in _files(shard)}
@@ -480,25 +485,41 @@ def _claimed(dataset: Place, place: StorePlace, resume: bool) -> Generator[Calla
         remote.release()
 
 
-def _clean_caches(stores: Sequence[Store], caches: Sequence[Place]) -> Generator[str]:
-    """Bring the index of each cache of this machine up to date, and remove other shards; gives their folders."""
-    temporary = Path(tempfile.gettempdir())
+def _clean_caches(stores: Sequence[tuple[Store, bytes]], caches: Sequence[Place]) -> Generator[str]:
+    """Clean all caches of this machine, and give their folders; at the end a CacheError if one could not be."""
+    temporary, left = Path(tempfile.gettempdir()), dict[Path, Exception]()
     found = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
     for marker in sorted({marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)}):
         folder = marker.parent
-        for store in (store for store in stores if is_from(folder, store.url)):
-            index = IndexFile(store.url, allow_unsafe_types=True)
-            IndexFetch(
-                index=CachedIndex(folder, INDEX),
-                store=store,
-                reader=index,
-                check=IndexCheck(),
-                retry=PATIENT,
-                stats=CacheStats(),
-            ).run()
-            for below in {_name(shard).rpartition('/')[0] for shard in index.shards}:
-                for path in (folder / below).glob('shard.*'):  # of an index that was damaged or gone
-                    if shard_number(path.name) >= 0 and index.shards.find(str(path.relative_to(folder))) is None:
-                        delete_file(folder, str(path.relative_to(folder)))
-                        drop_ledger(folder)
-            yield str(folder)
+        for store, data in ((store, data) for store, data in stores if is_from(folder, store.url)):
+            try:
+                _clean(folder, store, data)
+            except (HeadraceError, OSError) as error:  # noqa: PERF203 - the others are cleaned
+                left[folder] = error
+            else:
+                yield str(folder)
+    for folder, error in left.items():
+        raise CacheError(
+            f'The samples are gone from the dataset, but may be in {len(left)} of its caches, the first is {folder}: '
+            f'{error} Erase them again when that is mended.'
+        ) from error
+
+
+def _clean(folder: Path, store: Store, data: bytes) -> None:
+    """Bring the index of a cache up to date, and remove all other shards."""
+    index = IndexFile(store.url, allow_unsafe_types=True)
+    IndexFetch(
+        index=CachedIndex(folder, INDEX),
+        store=store,
+        reader=index,
+        check=IndexCheck(),
+        retry=PATIENT,
+        stats=CacheStats(),
+    ).run()
+    if (folder / INDEX).read_bytes() != data:  # a fetch that fails keeps the old one
+        raise CacheError('The index could not be brought up to date.')
+    for below in {_name(shard).rpartition('/')[0] for shard in index.shards}:
+        for path in (folder / below).glob('shard.*'):  # of an index that was damaged or gone
+            if shard_number(path.name) >= 0 and index.shards.find(str(path.relative_to(folder))) is None:
+                delete_file(folder, str(path.relative_to(folder)))
+                drop_ledger(folder)
