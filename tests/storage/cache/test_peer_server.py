@@ -199,13 +199,45 @@ def test_a_server_that_is_starting_is_waited_for(monkeypatch):
     server.server_close()
 
 
-PROGRAM = """
-import signal, sys, time
+MANY = """
+import os, sys
 from pathlib import Path
 from headrace.storage.cache.peer_server import _state, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from tests.support.stores.shards import cache_of, make_remote
 
+folder, port = Path(sys.argv[1]), sys.argv[2]
+peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))
+remote = make_remote(folder / 'remote')
+for number in range(3):
+    cache = cache_of(remote, folder / f'cache {number}', peers=StreamPeers(peers, 'digest'))
+    serve(peers, [cache])
+    serving = _state.serving[peers.own]
+    for pid in serving.replaced:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not yet reaped
+    print(serving.caches['digest'].name, len(serving.replaced))
+    del cache
+"""
+
+
+def test_data_in_another_folder_are_served_from_there(tmp_path, monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    with socket.create_server(('127.0.0.2', 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, '-c', MANY, str(tmp_path), port]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    assert printed.splitlines() == ['cache 0 0', 'cache 1 1', 'cache 2 1']
+
+
+PROGRAM = """
+import signal, sys, time
+from pathlib import Path
+from headrace.storage.cache import peers as peers_module
+from headrace.storage.cache.peer_server import _state, serve
+from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from tests.support.stores.shards import cache_of, make_remote
+
+peers_module.START = 0.0
 folder, port = Path(sys.argv[1]), sys.argv[2]
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit('a handler of the rank'))
 peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))

@@ -262,8 +262,10 @@ def test_this_node_must_be_a_host():
     addresses = options.addresses()
     assert ('::1', 80) in addresses
     assert options.own([('127.0.0.3', 7207), ('127.0.0.4', 7207)]) == ('127.0.0.3', 7207)
-    with pytest.raises(ConfigError, match=r'would serve on 127.0.0.3:7207, which no other machine reaches'):
+    with pytest.raises(ConfigError, match=r'would serve on 127.0.0.3:7207, by which no other machine'):
         options.own([('127.0.0.3', 7207), ('192.0.2.7', 7207)])  # as /etc/hosts of Debian names a machine
+    with pytest.raises(ConfigError, match=r'would serve on 0.0.0.0:7207, by which no other machine'):
+        options.own([('0.0.0.0', 7207), ('192.0.2.7', 7207)])
     with pytest.raises(ConfigError, match='must name this node'):
         options.own([('192.0.2.7', 7207)])
     with pytest.raises(ConfigError, match='none of .* is nowhere.invalid'):

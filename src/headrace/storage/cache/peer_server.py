@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -219,9 +220,11 @@ class _Serving:
     """The server of this process for one address."""
 
     listening: socket.socket
-    caches: set[str] = field(default_factory=set[str])
-    """Names of the data that it serves."""
+    caches: dict[str, Path] = field(default_factory=dict[str, Path])
+    """The folders of the data that it serves."""
     pid: int = 0
+    replaced: list[int] = field(default_factory=list[int])
+    """Processes before it, until they have ended."""
     alive: int = -1
     """The end of a pipe that keeps the server alive."""
 
@@ -270,7 +273,8 @@ def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
         if cache.peers is not None:
             known.setdefault(cache.peers.stream, cache)
     found = _state.serving.get(peers.own)
-    if found is not None and found.caches == set(known) and _lives(found.pid):
+    folders = {stream: cache.folder for stream, cache in known.items()}
+    if found is not None and found.caches == folders and _lives(found.pid):
         return
     if found is None:
         try:
@@ -281,7 +285,8 @@ def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
         found = _state.serving[peers.own] = _Serving(listening)
     else:
         _end(found)
-    found.caches = set(known)
+        found.replaced = [pid for pid in (*found.replaced, found.pid) if _lives(pid)]
+    found.caches = folders
     _fork(peers, found, dict(known))
     _log.info('This process serves shards to %d peers on %s.', len(peers) - 1, text_of(peers.own))
 

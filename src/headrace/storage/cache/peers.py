@@ -156,11 +156,10 @@ class PeerOptions:
             )
         others = [address for address in addresses if not _is_loopback(address)]
         found = next((address for address in own if address in others), own[0])
-        if others and found not in others:
+        if ipaddress.ip_address(found[0]).is_unspecified or (others and found not in others):
             raise ConfigError(
-                f'`peers` would serve on {text_of(found)}, which no other machine reaches, and {text_of(others[0])} is '
-                f'another machine. A line of /etc/hosts may give this node that address: name the nodes by their '
-                f'addresses in `hosts`.'
+                f'`peers` would serve on {text_of(found)}, by which no other machine reaches this one. Name the nodes '
+                f'by their addresses in `hosts`: a line of /etc/hosts may give a node another one on itself.'
             )
         return found
 
