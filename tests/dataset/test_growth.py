@@ -294,6 +294,16 @@ def test_peek_shows_a_batch_of_the_grown_data(tmp_path: Path, workers: int) -> N
         assert sorted(itertools.chain(*ids(batches))) == list(expected)
 
 
+def test_splits_that_count_all_samples_are_refused_in_an_epoch_of_new_ones(tmp_path: Path) -> None:
+    append(tmp_path / 'a', 0, 30)
+    for options in ({'fraction': [0, 0.5]}, {'subset': [[0, 20]]}):
+        stream: dict[str, Any] = {'local': str(tmp_path / 'a'), 'batch_size': 4, **options}
+        StreamingDataset(**stream, on_growth='next_pass')
+        for mode in ('delta', 'wait'):
+            with pytest.raises(ConfigError, match='`subset` or `fraction` of stream stream_0, which count all'):
+                StreamingDataset(**stream, on_growth=mode)
+
+
 @pytest.mark.parametrize('mode', ['delta', 'wait'])
 def test_a_dropped_remainder_is_refused_where_its_samples_would_not_come_again(tmp_path: Path, mode: Any) -> None:
     append(tmp_path / 'a', 0, 30)

@@ -129,6 +129,8 @@ class Opener:
             return
         asked, streams, order = run.asked, run.mixture.streams, run.config()
         weights = [s.name for s in streams if (s.proportion, s.choose) != (None, None) or (s.repeat or 1) % 1]
+        takes_new = self.on_growth in ('delta', 'wait')
+        counts = [s.name for s in self.streams if takes_new and (s.subset, s.fraction) != (None, None)]
         bad = {
             'packing, whose sequences hold documents of several passes': self.is_packed,
             f"`shuffle_algo` {order.algorithm!r}, one of MosaicML Streaming's orders": order.is_mosaicml,
@@ -139,7 +141,8 @@ class Opener:
             '`epoch_size`': asked.epoch_size is not None,
             f'`when_exhausted` {asked.when_exhausted!r}': asked.when_exhausted != 'repeat',
             f'`proportion`, `choose` or a broken `repeat` of stream {", ".join(weights)}': bool(weights),
-            'several streams, of which only some may have grown': len(streams) > 1 and self.on_growth != 'next_pass',
+            'several streams, of which only some may have grown': len(streams) > 1 and takes_new,
+            f'`subset` or `fraction` of stream {", ".join(map(str, counts))}, which count all samples': bool(counts),
             'data without an index.json; convert them': any(s.shards[0].made_from for s in self.streams),
         }
         if reasons := [reason for reason, holds in bad.items() if holds]:
