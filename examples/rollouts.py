@@ -31,7 +31,13 @@ GOAL = 3.0
 
 def read_policy(folder: Path) -> dict[str, Any]:
     path = folder / 'policy.json'
-    return json.loads(path.read_text()) if path.exists() else {'version': 0, 'mean': 0.0, 'learned': [], 'state': None}
+    new = {'version': 0, 'mean': 0.0, 'learned': [], 'left_out': 0, 'state': None}
+    return json.loads(path.read_text()) if path.exists() else new
+
+
+def write_policy(folder: Path, policy: dict[str, Any]) -> None:
+    (folder / 'policy.new').write_text(json.dumps(policy))
+    (folder / 'policy.new').replace(folder / 'policy.json')
 
 
 def produce(folder: Path, name: int) -> None:
@@ -41,7 +47,7 @@ def produce(folder: Path, name: int) -> None:
     while True:
         policy = read_policy(folder)
         there = len(LocalDataset(str(rollouts))) if (rollouts / 'index.json').exists() else 0
-        if there - len(policy['learned']) >= AHEAD:
+        if there - policy['left_out'] - len(policy['learned']) >= AHEAD:
             time.sleep(0.05)
             continue
         actions = [random.gauss(policy['mean'], 1.0) for _ in range(APPENDED)]
@@ -61,6 +67,10 @@ def train(folder: Path, steps: int, since: int = 0) -> None:
     while not (folder / 'rollouts' / 'index.json').exists():
         time.sleep(0.05)
     policy = read_policy(folder)
+    if policy['state'] is None:
+        old = (int(one['version']) < since for one in LocalDataset(str(folder / 'rollouts')))
+        policy['left_out'] = sum(old)
+        write_policy(folder, policy)  # producers do not wait for these
     dataset = StreamingDataset(
         remote=str(folder / 'rollouts'),
         local=str(folder / 'cache'),
@@ -85,8 +95,7 @@ def train(folder: Path, steps: int, since: int = 0) -> None:
             policy['learned'] += map(list, rows)
             policy['version'] += 1
             policy['state'] = loader.state_dict()
-            (folder / 'policy.new').write_text(json.dumps(policy))
-            (folder / 'policy.new').replace(folder / 'policy.json')
+            write_policy(folder, policy)
             if policy['version'] == steps:
                 break
     print(f'{len(policy["learned"])} rollouts, mean action {policy["mean"]:.2f}')

@@ -15,6 +15,7 @@ from headrace import LocalDataset, MDSWriter
 
 PROGRAM = Path(rollouts.__file__)
 STEPS, KILLS = 90, 14
+OLD = rollouts.AHEAD + 16  # rollouts that an older run has left
 MOST = rollouts.AHEAD + 2 * rollouts.APPENDED
 """Rollouts of two producers that the trainer has not learned from."""
 
@@ -23,7 +24,7 @@ MOST = rollouts.AHEAD + 2 * rollouts.APPENDED
 def test_each_once_whatever_is_killed(tmp_path: Path) -> None:
     old = {'producer': 9, 'version': -1, 'action': 0.0, 'reward': 0.0}
     with MDSWriter(out=str(tmp_path / 'rollouts'), columns=rollouts.COLUMNS) as writer:
-        for number in range(8):
+        for number in range(OLD):
             writer.write({**old, 'number': number})
     commands = [
         ['produce', str(tmp_path), '0'],
@@ -51,7 +52,7 @@ def test_each_once_whatever_is_killed(tmp_path: Path) -> None:
         for process in running.values():
             process.kill()
             process.wait()
-    stored = [(int(one['producer']), int(one['number'])) for one in LocalDataset(str(tmp_path / 'rollouts'))][8:]
+    stored = [(int(one['producer']), int(one['number'])) for one in LocalDataset(str(tmp_path / 'rollouts'))][OLD:]
     assert [sorted(number for name, number in stored if name == producer) for producer in (0, 1)] == [
         list(range(sum(name == producer for name, _ in stored))) for producer in (0, 1)
     ]
