@@ -24,6 +24,7 @@ from tests.support.orders.order_cases import examples
 DATA = {'a': [9, 40, 3], 'b': [17, 0, 20], 'c': [5]}
 NAMES = sorted(DATA)
 CONFIG = OrderConfig(shuffle=True, seed=3, num_canonical_nodes=2, block_size=20)
+STRATIFIED = replace(CONFIG, batching='stratified', global_batch_size=4)
 WORLD = World(1, 4)
 
 
@@ -80,7 +81,7 @@ EPOCHS = 2
 @examples(0.2)
 @given(
     st.lists(st.tuples(st.integers(0, 150), SHARES), min_size=1, max_size=5),
-    st.sampled_from([OrderConfig(shuffle=False), CONFIG, replace(CONFIG, batching='stratified', global_batch_size=4)]),
+    st.sampled_from([replace(STRATIFIED, shuffle=False), CONFIG, STRATIFIED]),
     st.data(),
 )
 def test_states_and_replays_have_the_sequence_of_takeovers(
@@ -225,6 +226,7 @@ def test_a_replay_takes_no_other_decision_before_its_last() -> None:
         ({'config': replace(CONFIG, algorithm='py1e')}, "shuffle_algo 'py1e'. Leave"),
         ({'when_exhausted': 'stop'}, "when_exhausted 'stop'"),
         ({'config': replace(CONFIG, sampling='fixed')}, "sampling_method 'fixed'"),
+        ({'config': replace(CONFIG, shuffle=False)}, "as without `shuffle` and with batching_method 'random'. Shuffle"),
         ({'config': replace(CONFIG, sampling='fixed'), 'weights': (None,) * 3}, "sampling_method 'fixed'"),
         ({'weights': (None,) * 3, 'schedule': Schedule.of([{'at': 0, 'proportions': {'a': 1}}])}, 'a `schedule`'),
     ],

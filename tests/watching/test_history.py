@@ -67,6 +67,7 @@ def test_decisions_are_recorded_once_and_their_replay_has_the_same_samples(folde
     seen, state = process.train(4, save=4)
     for number, shares in enumerate([{'a': 1, 'b': 0}, {'a': 1, 'b': 3}]):
         for loader in process.loaders:
+            loader.load_state_dict(state)  # else the next pass is the next epoch
             loader.set_proportions(shares, by='test')
         more, state = process.train(3, first=4 + 3 * number, save=7 + 3 * number)
         seen |= more

@@ -308,6 +308,11 @@ class Run:
             (self._schedule is not None, 'a `schedule`', 'Remove it'),
             (self._when_exhausted != 'repeat', f'when_exhausted {self._when_exhausted!r}', "Choose 'repeat'"),
             (config.sampling == 'fixed', "sampling_method 'fixed'", "Choose 'balanced'"),
+            (
+                not config.shuffle and config.batching == 'random',
+                "streams that come one after the other, as without `shuffle` and with batching_method 'random'",
+                "Shuffle, or choose 'stratified'",
+            ),
         ):
             if is_so:
                 raise ConfigError(f'proportions cannot be decided in a run with {what}. {fix}, in a new run.')
