@@ -119,6 +119,8 @@ def test_time_of_an_evaluation_is_left_out() -> None:
         ({'cost': 'tokens'}, r'`bucket: 64` would make it \d+%\.'),
         ({'cost': 'tokens', 'bucket': 8}, None),
         ({'shuffle_algo': 'py1e', 'cost': 'tokens'}, None),
+        ({'shuffle_algo': 'py1e'}, None),
+        ({'batching_method': 'per_stream'}, None),
     ],
 )
 @pytest.mark.parametrize('workers', [0, 1])

@@ -147,8 +147,9 @@ class BottleneckWatch:
 def _padding(loader: StreamingDataLoader, stats: LoaderStats) -> Bottleneck | None:
     """The padding of a loader's batches, if `bucket` would make it a third smaller, or may."""
     run, share = loader.dataset.run, stats.padding_places / stats.padded_places
-    if run.asked.order.bucket is not None or loader.handed_out is None:
-        return None
+    order = run.config()
+    if order.bucket is not None or order.is_mosaicml or 'per_stream' in order.batching or loader.handed_out is None:
+        return None  # orders that have a bucket, and those that take none
     waste = run.length_waste(loader.handed_out[0])
     advice = 'Name the column of lengths in `cost`: the start of the next run then says what `bucket` would make of it.'
     if waste is not None:
