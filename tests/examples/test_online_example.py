@@ -39,4 +39,6 @@ def test_a_killed_run_resumes_on_other_ranks_and_is_repeated_without_losses(tmp_
     assert sorted(third) == list(range(1, 41))
     assert second[11] == first[11]
     for before, after in zip(saved, history[1:], strict=False):
-        assert all(abs(after['seen'][name] - share) < 0.02 for name, share in before['decided'].items())
+        # 480 samples are drawn at random: this is four standard deviations.
+        assert all(abs(after['seen'][name] - share) < 0.1 for name, share in before['decided'].items())
+    assert history[-1]['seen']['noise'] < 0.2  # it began with a third, and is decided to be about a tenth

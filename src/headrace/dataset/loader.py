@@ -111,8 +111,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             check_kind('num_workers', num_workers, 'int')
         if topology is not None:
             dataset.bind(topology)
-        if batch_size is None:
-            batch_size = dataset.batch_size
+        batch_size = dataset.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise ConfigError('Please pass `batch_size` to StreamingDataset or to StreamingDataLoader: both are None.')
         if dataset.batch_size not in (None, batch_size):
@@ -155,15 +154,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     '`collate` of a data module, makes them here. Pad there, or override `get_item` of the dataset.'
                 )
             dataset.check_pad(self.pad)
-        self.device = device
-        self.fixed_epoch = fixed_epoch
+        self.device, self.fixed_epoch = device, fixed_epoch
         self._check_fixed_epoch()
-        self.max_epochs = max_epochs
-        self.mark_streams = mark_streams
+        self.max_epochs, self.mark_streams = max_epochs, mark_streams
         self.counts_skipped = False
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
-        self.told_length = 0
-        """What `len` was when a trainer last asked for it, under `counts_skipped`."""
+        self.told_length = 0  # what `len` was when a trainer last asked for it, under `counts_skipped`
         self.trainers_sampler: object = EpochHint(dataset.progress)
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None
@@ -171,7 +167,6 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._cursor = Cursor()
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
-        """Handling of the samples after the last full global batch."""
         self._epoch_under_way: int | None = None
         self._is_passing = False
         self._peeked: tuple[object, Generator[Any], Any, list[object]] | None = None
@@ -248,7 +243,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
-        self._take_growth()
+        self.dataset.take_growth(evaluates=self.fixed_epoch is not None, remainder=self.remainder)
         turn = self.dataset.progress.take_turn(self._reader, evaluates=self.fixed_epoch is not None)
         peeked, self._peeked = self._peeked, None
         if peeked is not None:
@@ -279,19 +274,16 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 'peek() looks at the first batch of the next pass, but a pass is under way. Call it before `iter`, or '
                 'after the last batch; or take the next batch of the pass.'
             )
-        self._take_growth()
+        self.dataset.take_growth(evaluates=self.fixed_epoch is not None, remainder=self.remainder)
         key = self._next_key()
         if self._peeked is None or self._peeked[0] != key:
+            turns: list[object] = []
             with self._place_kept():
                 if self._peeked is not None:
                     self._peeked[1].close()
-                turns: list[object] = []
                 batches = self._passes(turns)
                 self._peeked = key, batches, next(batches, None), turns
         return self._peeked[2]
-
-    def _take_growth(self) -> None:
-        self.dataset.take_growth(evaluates=self.fixed_epoch is not None, remainder=self.remainder)
 
     @contextmanager
     def _place_kept(self) -> Generator[None]:
@@ -373,17 +365,15 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
         self._cursor.begin, self._cursor.handed_out = None, (plan, number)
         self._mixture_counts.reach(plan, number)
-        stalled = self._counters.hand_out(received, own_samples)
-        if stalled:
+        if stalled := self._counters.hand_out(received, own_samples):
             self.dataset.progress.seconds_stalled += stalled
         return received.batch
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
         progress = self.dataset.progress
-        if self._cursor.is_decided:
-            rank = self.dataset.topology.rank
-            if progress.next(rank=rank) == self._cursor.position:
-                progress.begin(rank=rank, worker=0)  # left, as a pass without a decision, before the epoch ended
+        rank = self.dataset.topology.rank
+        if self._cursor.is_decided and progress.next(rank=rank) == self._cursor.position:
+            progress.begin(rank=rank, worker=0)  # left, as a pass without a decision, before the epoch ended
         progress.end(epoch)
         self._epoch_under_way, self._is_passing = None, False
         if not self.num_workers:
@@ -491,9 +481,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _continues_after(self, epoch: int) -> bool:
         """Whether the same processes read the next epoch."""
-        if self.max_epochs is None or self.fixed_epoch is not None:
-            return False
-        return epoch + 1 < self.max_epochs and (self.persistent_workers or not self.num_workers)
+        is_last = self.max_epochs is None or self.fixed_epoch is not None or epoch + 1 >= self.max_epochs
+        return not is_last and (self.persistent_workers or not self.num_workers)
 
     def _check_fixed_epoch(self) -> None:
         if self.fixed_epoch is not None and not self.dataset.has_length:
@@ -570,8 +559,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
-        progress, rank = self.dataset.progress, self.dataset.topology.rank
-        position = self._cursor.position
+        progress, rank, position = self.dataset.progress, self.dataset.topology.rank, self._cursor.position
         return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
 
     def state_dict(self) -> dict[str, int | str]:

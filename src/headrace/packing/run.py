@@ -212,7 +212,7 @@ class PackedRun(Run):
             **({'streams': self._of_streams} if self._of_streams else {}),
         }
 
-    def resume(self, state: ResumeState, world: World) -> tuple[int, int]:
+    def resume(self, state: ResumeState, world: World, *, may_change_mixture: bool = False) -> tuple[int, int]:
         """As `Run.resume`. ResumeError, too: the state's sequences were packed differently, or not at all."""
         pinned = state.pinned
         then = pinned.pop('packing', None)
@@ -263,7 +263,8 @@ class PackedRun(Run):
         rows = ResumeState.of(
             self.config(), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
         )
-        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), world._replace(nodes=1))
+        rows, world = replace(rows, epoch_size=state.epoch_size), world._replace(nodes=1)
+        epoch, sample = super().resume(rows, world, may_change_mixture=may_change_mixture)
         self._earlier = tuple(earlier)
         self._lanes = None if count is None else self._make_lanes(count)
         if self._lanes is not None and self.whole is None:
