@@ -78,6 +78,16 @@ def test_nodes_that_download_the_same_shards_are_noted(simulated_run, simulated_
     )
 
 
+def test_peers_are_said_not_to_be_simulated(simulated_run, monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'a token of more than 16 characters')
+    peers = {'hosts': ['127.0.0.1:7001', '127.0.0.2:7001'], 'interface': '127.0.0.1'}
+    simulated = simulated_run(loader={'shuffle': True, 'num_canonical_nodes': 1, 'peers': peers}, nodes=2, ranks=2)
+    assert simulated.notes() == [
+        '`peers` are not simulated: each node fetches from the store what a peer could give it.'
+    ]
+    assert 'has_peers' not in simulated.to_json()
+
+
 def test_padding_and_unequal_work_are_figures_where_a_cost_is_named(simulated_run, tmp_path):
     lengths = np.random.default_rng(0).integers(1, 100, 512)
     with MDSWriter(out=str(tmp_path / 'texts'), columns={'tokens': 'ndarray:uint8'}) as writer:

@@ -121,6 +121,8 @@ class SimulatedRun:
     """Whether several nodes download the same shards, and what avoids it."""
     lengths: LengthWaste | None = None
     """Padding and unequal work, where the configuration names a `cost`."""
+    has_peers: bool = False
+    """Whether the configuration has `peers`, which are not simulated."""
 
     @property
     def first_batch_seconds(self) -> float:
@@ -182,7 +184,7 @@ class SimulatedRun:
 
     def to_json(self) -> dict[str, Any]:
         """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
-        names = ('conditions', 'steps', 'shared_shards', 'lengths')
+        names = ('conditions', 'steps', 'shared_shards', 'lengths', 'has_peers')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
@@ -219,9 +221,11 @@ class SimulatedRun:
         return found
 
     def notes(self) -> list[str]:
-        """Sentences on what the run could avoid: nodes that download the same shards, padding, and unequal work."""
+        """Sentences on what is left out, and on what the run could avoid: shared shards, padding, and unequal work."""
         found = self.shared_shards
         shared = [] if found is None else [f'{found.text}: {found.fix}.']
+        if self.has_peers:
+            shared = ['`peers` are not simulated: each node fetches from the store what a peer could give it.']
         return shared + ([] if self.lengths is None else self.lengths.notes())
 
     def __str__(self) -> str:

@@ -118,6 +118,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         cache_bytes=max(node.most_cached for node in nodes),
         shared_shards=downloads_of_nodes(dataset.pool.streams, *dataset.read_order(), conditions.nodes),
         lengths=dataset.run.length_waste(plan),
+        has_peers=dataset.peers is not None,
     )
 
 
