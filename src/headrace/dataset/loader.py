@@ -342,10 +342,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     progress.refuse_turns()
                 if number + 1 >= known:
                     known = plan.batches(number + 1, _AHEAD).stop
-                own_samples, is_last = received.rows, number + 1 == known
-                if is_last:
-                    self._epoch_under_way = None
-                if is_last or plan.uneven:  # others have no padding
+                own_samples = received.rows
+                if number + 1 == known:
+                    self._epoch_under_way, own_samples = None, plan.own_samples(number)
+                elif plan.uneven:  # others have no padding
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()

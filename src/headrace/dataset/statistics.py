@@ -250,7 +250,8 @@ class LoaderCounters:
 
     def receive_all(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         for received in batches:
-            self.receive(received)
+            if self._packs or received.read is not None:
+                self.receive(received)
             yield received
 
     def receive(self, received: WorkerBatch) -> None:

@@ -260,7 +260,7 @@ class Peers:
         return len(self._peers)
 
     def _score(self, address: tuple[str, int], key: str) -> tuple[int, tuple[str, int]]:
-        return xxh64_intdigest(f'{text_of(address)} {key}'), address
+        return xxh64_intdigest(f'{text_of(address)} {key}'.encode()), address
 
     def before(self, key: str) -> list[tuple[str, int]]:
         """The nodes that come before this one in the order of a shard, its owner first; none if this one owns it."""
