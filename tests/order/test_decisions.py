@@ -17,6 +17,7 @@ from headrace.order import BatchSpec, Mixture, OrderConfig, ResumeState, Run, Sc
 from headrace.order.decisions import Decision, decisions_of
 from headrace.order.mixture.schedule import apportion
 from headrace.order.mixture.takeover import Takeover
+from headrace.order.native.order import NativeOrder
 from headrace.order.resume import resume
 from headrace.order.topology import World
 from tests.support.orders.order_cases import examples
@@ -59,7 +60,10 @@ class Takeovers:
                 )
             )
             to = replace(mixture, choose=choose, stages=(), takeover=Takeover())
-            mixture, state = resume(copied(state), self.config, to, may_change_mixture=True)
+            if choose == mixture.choose:  # no other mixture to a resume, but decided anew
+                mixture = replace(to, takeover=NativeOrder(mixture, self.config, epoch).takeover_at(sample))
+            else:
+                mixture, state = resume(copied(state), self.config, to, may_change_mixture=True)
             self.stages.append(((epoch, sample), mixture))
 
     def ids(self, epoch: int, size: int) -> list[int]:
