@@ -1,7 +1,5 @@
 """The wait of steps for their batches with and without `device`, on a GPU that is played: real loaders, and a clock.
 
-MosaicML Streaming reads the same shards beside it, through PyTorch's DataLoader.
-
 usage: python -m benchmarks.played_gpu [--rounds 5] [--seconds 3] [--gigabytes 20] [--every 16]
 
 The GPU has two streams. A step takes 1 or 5 ms of the first one, and a copy its bytes at `--gigabytes` per second.
@@ -20,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import streaming
 from benchmarks.machine import machine
-from torch.utils.data import DataLoader
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset import device as on_device
@@ -67,12 +63,12 @@ def synchronize() -> None:
         pass
 
 
-def waiting(loader: DataLoader[Any], step: float, *, seconds: float, every: int) -> float:
+def waiting(loader: StreamingDataLoader, step: float, *, seconds: float, every: int) -> float:
     """The share of the time without a step."""
     count, begin = 0, 0.0
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     for number, batch in enumerate(batches):
-        if getattr(loader, 'device', None) is None:
+        if loader.device is None:
             run(PlayedGpu.seconds(batch))
         run(step)
         if not number % every:
@@ -105,22 +101,18 @@ def main() -> None:
     parser.add_argument('--every', type=int, default=16)
     options = parser.parse_args()
     PlayedGpu.speed, on_device.GpuCopies = options.gigabytes * 1e9, PlayedGpu
-    print('| batches | workers | step | MosaicML | waits | with `device` |\n|---|---|---|---|---|---|')
+    print('| batches | workers | step | waits | with `device` |\n|---|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
         for load, (rows, _) in BATCHES.items():
             path = written(load, Path(folder))
             for workers, step in itertools.product((0, 2), STEPS):
-                found: dict[str | None, list[float]] = {'MosaicML': [], None: [], 'cuda': []}
+                found: dict[str | None, list[float]] = {None: [], 'cuda': []}
                 for device in [*found] * options.rounds:
-                    if device == 'MosaicML':
-                        other = streaming.StreamingDataset(local=str(path), batch_size=rows, shuffle=True)
-                        loader = DataLoader(other, rows, num_workers=workers)
-                    else:
-                        dataset = StreamingDataset(local=str(path), batch_size=rows, shuffle=True)
-                        loader = StreamingDataLoader(dataset, num_workers=workers, device=device)
+                    dataset = StreamingDataset(local=str(path), batch_size=rows, shuffle=True)
+                    loader = StreamingDataLoader(dataset, num_workers=workers, device=device)
                     found[device].append(waiting(loader, step, seconds=options.seconds, every=options.every))
-                shares = ' | '.join(f'{100 * statistics.median(shares):.1f} %' for shares in found.values())
-                print(f'| {load} | {workers} | {1000 * step:.0f} ms | {shares} |', flush=True)
+                plain, ahead = (f'{100 * statistics.median(shares):.1f} %' for shares in found.values())
+                print(f'| {load} | {workers} | {1000 * step:.0f} ms | {plain} | {ahead} |', flush=True)
     print(f'\n{machine("torch")}. Medians of {options.rounds} rounds.')
 
 
