@@ -221,7 +221,7 @@ class SimulatedRun:
         return found
 
     def notes(self) -> list[str]:
-        """Sentences on what is left out, and on what the run could avoid: shared shards, padding, and unequal work."""
+        """Sentences on gaps of the simulation, and on waste: shared shards, padding, unequal work."""
         found = self.shared_shards
         shared = [] if found is None else [f'{found.text}: {found.fix}.']
         if self.has_peers:

@@ -17,6 +17,7 @@ from headrace.storage.cache import peer_server
 from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peer_server import PeerServer, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, proof
+from tests.support.programs.waiting import until
 from tests.support.servers.peers import STREAM, TOKEN, listen, serving
 from tests.support.stores.shards import SIZE, cache_of, fetch_index, make_remote, names
 
@@ -157,13 +158,13 @@ def test_a_peer_that_does_not_read_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_server, 'SILENCE', 0.1)
     cache = cache_of(remote, tmp_path / 'cache', limit=40_000_000)
     entry = remote.entries[0]
-    with serving(listen(0), {STREAM: cache}) as server:
-        with socket.create_connection(server.server_address, timeout=10) as connection:
-            connection.sendall(get(f'/{STREAM}/{entry.key}'))
-            connection.recv(1)
-            while not cache.evict(entry):  # while it is sent, it is in use
-                time.sleep(0.01)
-        assert server is not None
+    with (
+        serving(listen(0), {STREAM: cache}) as server,
+        socket.create_connection(server.server_address, timeout=10) as connection,
+    ):
+        connection.sendall(get(f'/{STREAM}/{entry.key}'))
+        connection.recv(1)
+        until(lambda: cache.evict(entry))  # while it is sent, it is in use
 
 
 def test_files_of_another_index_are_not_sent(plain, tmp_path):
