@@ -1,11 +1,14 @@
-"""The Python instructions that a batch costs the trainer's process, counted: they do not depend on the machine's load.
+"""The Python instructions that a batch costs the trainer's process, counted: the median does not depend on the load.
 
-A change that adds a hundred to every batch fails here. If it is worth them, raise the bound by as many as it costs.
+A batch that waited takes up to 90 instructions more, and some batches open a shard or collect dead references.
+The bounds leave room for a median batch that waited. A change that adds a hundred to every batch fails here.
+If it is worth them, raise the bound by as many as it costs.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def opcodes(batches: Iterator[Any], count: int) -> float:
-    """Instructions that this thread runs for each of the next batches."""
+def opcodes(batches: Iterator[Any]) -> int:
+    """Instructions that this thread runs for the next batch."""
     executed = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -54,16 +57,15 @@ def opcodes(batches: Iterator[Any], count: int) -> float:
     gc.disable()  # objects of other tests that it finds may run Python, too
     sys.settrace(trace)
     try:
-        for _ in range(count):
-            next(batches)
+        next(batches)
     finally:
         sys.settrace(before)
         gc.enable()
-    return executed / count
+    return executed
 
 
 @pytest.mark.parametrize(
-    ('data', 'workers', 'most'), [('tokens', 0, 910), ('text', 0, 2800), ('tokens', 2, 1400), ('text', 2, 1400)]
+    ('data', 'workers', 'most'), [('tokens', 0, 940), ('text', 0, 2700), ('tokens', 2, 1300), ('text', 2, 1300)]
 )
 def test_instructions_of_a_batch(folder: Path, data: str, workers: int, most: int) -> None:
     dataset = StreamingDataset(local=str(folder / data), batch_size=SAMPLES[data], shuffle=True)
@@ -71,5 +73,5 @@ def test_instructions_of_a_batch(folder: Path, data: str, workers: int, most: in
     batches = iter(loader)
     for _ in range(2):  # begins the pass, and opens the shards
         next(batches)
-    found = opcodes(batches, BATCHES)
+    found = statistics.median(opcodes(batches) for _ in range(BATCHES))
     assert 0.7 * most < found <= most
