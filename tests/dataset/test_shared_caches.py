@@ -67,7 +67,6 @@ def nodes_of(folder: Path, **how: Any) -> list[StreamingDataLoader]:
             shuffle=True,
             shuffle_block_size=60,
             num_canonical_nodes=1,  # each node reads all shards
-            validate_hash='xxh64',
             peers={'hosts': hosts, 'interface': f'127.0.0.{number + 2}'},
             topology=Topology(rank=number, world_size=NODES, num_nodes=NODES),
             **how,
@@ -130,6 +129,23 @@ def test_a_new_cache_is_filled_by_the_peers(stored: Path, tmp_path: Path) -> Non
         path.unlink()
     assert sorted(read(loaders)) == list(range(SAMPLES))
     assert requests_of(stored) == before
+
+
+def test_damaged_copies_are_refused_without_validate_hash(
+    stored: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders = nodes_of(tmp_path)
+    read(loaders)
+    right = {path.name: path.read_bytes() for path in tmp_path.glob('node */*.mds')}
+    for name, data in right.items():
+        (tmp_path / 'node 0' / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        (tmp_path / 'node 1' / name).unlink(missing_ok=True)
+    read(loaders)
+    found = {path.name: path.read_bytes() for path in (tmp_path / 'node 1').glob('*.mds')}
+    assert found
+    assert found.items() <= right.items()
+    assert 'sent a wrong file' in caplog.text
+    assert requests_of(stored).total() > SHARDS
 
 
 def test_a_server_that_ended_is_started_again(stored: Path, tmp_path: Path) -> None:

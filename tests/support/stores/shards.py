@@ -96,6 +96,7 @@ def make_remote(folder, count=4, *, size=SIZE, packed=False, parts=1, prefix='',
                     packed_name=stored_name if packed else None,
                     packed_size=len(stored) if packed else None,
                     verify=partial(check_hash, sha1=hashlib.sha1(raw).hexdigest()),
+                    verify_copy=partial(check_hash, sha1=hashlib.sha1(raw).hexdigest()),
                     verify_packed=partial(check_hash, sha1=hashlib.sha1(stored).hexdigest()) if packed else None,
                     unpack=unpack if packed else None,
                 )

@@ -22,7 +22,16 @@ from headrace.dataset.topology import detect_topology
 from headrace.decoding import Decode
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
-from headrace.format import IndexFile, ShardInfo, ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.format import (
+    IndexFile,
+    ShardInfo,
+    ShardReader,
+    ShardTable,
+    is_hash,
+    open_shard,
+    unpack_file,
+    verify_file,
+)
 from headrace.format.compression import LONGEST_BLOCK, unpack_head
 from headrace.format.costs import stored_costs
 from headrace.format.entries import INDEX_NAME
@@ -92,6 +101,7 @@ class ShardEntries:
         parts: list[CachePart] = []
         for file in info.files:
             packed, algorithm = file.zip, info.compression
+            of_copies = self._hash or max(filter(is_hash, file.raw.hashes), default=None)  # the fast ones are xxh...
             parts.append(
                 CachePart(
                     name=file.raw.basename,
@@ -99,6 +109,7 @@ class ShardEntries:
                     packed_name=None if packed is None else packed.basename,
                     packed_size=None if packed is None else packed.bytes,
                     verify=partial(verify_file, info=file.raw, algorithm=self._hash),
+                    verify_copy=partial(verify_file, info=file.raw, algorithm=of_copies),
                     verify_packed=None if packed is None else partial(verify_file, info=packed, algorithm=self._hash),
                     unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
                 )

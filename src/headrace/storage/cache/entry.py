@@ -38,6 +38,8 @@ class CachePart:
     """Bytes of the compressed file; None if the index does not say."""
     verify: Callable[[Path], None] | None = None
     """Raises FormatError if the file is not what the index says. Its size has been checked before."""
+    verify_copy: Callable[[Path], None] | None = None
+    """The same for a file that comes from a peer, which is trusted less than the store."""
     verify_packed: Callable[[Path], None] | None = None
     """The same for the compressed file."""
     unpack: Callable[[Path, Path, int], None] | None = None

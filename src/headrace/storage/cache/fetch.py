@@ -19,7 +19,7 @@ from headrace.storage.cache.index_fetch import index_change
 from headrace.storage.cache.limit import FolderRoom
 from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
-from headrace.storage.cache.peers import StreamPeers
+from headrace.storage.cache.peers import PeerRequest, StreamPeers
 from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheCounts, CacheStats
 from headrace.storage.transfer.download import Transfer, download
@@ -255,7 +255,8 @@ class _FileMaker:
         peers, folder = self.fetcher.peers, self.fetcher.folder
         if peers is None or (part.packed_name is not None and (folder / part.packed_name).exists()):
             return False
-        size = peers.fetch(self.shard, part, partial(self.lock.create, raw), partial(_verify_whole, part, raw))
+        create, check = partial(self.lock.create, raw), partial(_verify_copy, part, raw)
+        size = peers.peers.fetch(PeerRequest(peers.stream, self.shard, part, create, check))
         self.fetcher.stats.add(CacheCounts(bytes_from_peers=size))
         return size > 0
 
@@ -341,13 +342,14 @@ def _verify(part: CachePart, raw: Path) -> None:
         part.verify(raw)
 
 
-def _verify_whole(part: CachePart, raw: Path) -> None:
-    """As `_verify`, also of a file that tells its own size."""
+def _verify_copy(part: CachePart, raw: Path) -> None:
+    """Check a peer's file: its size, also if the file tells that itself, and a hash if the index has one."""
     with raw.open('rb', buffering=0) as file:
         handle = file.fileno()
         if not part.has_size(os.fstat(handle).st_size, lambda at, count: os.pread(handle, count, at)):
             raise ChecksumError(f'It has {os.fstat(handle).st_size} bytes, and says another number.')
-    _verify(part, raw)
+    if part.verify_copy:
+        part.verify_copy(raw)
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

@@ -209,6 +209,26 @@ class _AbsentError(Exception):
     """A peer is well, but cannot give the shard."""
 
 
+@dataclass(frozen=True, slots=True)
+class PeerRequest:
+    """A file of a shard, unpacked, that peers are asked for."""
+
+    stream: str
+    """Names the data on all nodes."""
+    shard: str
+    """The key of its entry."""
+    part: CachePart
+    create: Callable[[], AbstractContextManager[BinaryIO]]
+    """Makes the file to write, anew for each peer."""
+    check: Callable[[], None]
+    """Raises FormatError if that file is not what the index says."""
+
+    @property
+    def path(self) -> str:
+        """Names the file in requests."""
+        return f'/{self.stream}/{quote(self.part.name, safe="")}'
+
+
 @dataclass(slots=True)
 class _Peer:
     address: tuple[str, int]
@@ -277,40 +297,22 @@ class Peers:
             found = self._owned[key] = 0 if self.before(key) else 1 + self._score(self.own, key)[0]
         return found
 
-    def fetch(
-        self,
-        stream: str,
-        shard: str,
-        part: CachePart,
-        create: Callable[[], AbstractContextManager[BinaryIO]],
-        check: Callable[[], None],
-    ) -> int:
-        """Fetch the unpacked file of a shard's part from a peer.
-
-        Args:
-            stream: Names the data on all nodes.
-            shard: The key of its entry.
-            part: The part.
-            create: Makes the file to write, anew for each peer.
-            check: Raises FormatError if the file is not what the index says.
-
-        Returns:
-            Its bytes; 0: no peer gave it, so the bucket must.
-        """
+    def fetch(self, wanted: PeerRequest) -> int:
+        """Fetch a file from a peer; returns its bytes. 0: no peer gave it, so the bucket must."""
         if not self._peers:
             return 0
-        key, path = f'{stream}/{shard}', f'/{stream}/{quote(part.name, safe="")}'
+        key = f'{wanted.stream}/{wanted.shard}'
         before = [] if _serves else self.before(key)
         try:
             for peer in itertools.islice(self._askable(before), ASKED):
-                if size := self._ask(peer, path, part, create, check):
+                if size := self._ask(peer, wanted):
                     return size
         except _AbsentError as error:
             _log.info('%s. It comes from the bucket.', error)
             return 0
-        return 0 if before else self._fetch_copy(key, path, part, create, check)
+        return 0 if before else self._fetch_copy(key, wanted)
 
-    def _fetch_copy(self, key: str, path: str, part: CachePart, *how: Any) -> int:
+    def _fetch_copy(self, key: str, wanted: PeerRequest) -> int:
         """Fetch a shard that this node owns from a peer that has it by chance: this cache may be a new one."""
         now = time.monotonic()
         if now < self._no_copies_before:
@@ -320,7 +322,7 @@ class Peers:
             if not (peer.has_answered or _serves):  # it may still be starting
                 continue
             with contextlib.suppress(_AbsentError):
-                if size := self._ask(peer, path, part, *how, only_cached=True):
+                if size := self._ask(peer, wanted, only_cached=True):
                     self._in_vain = 0
                     return size
         self._in_vain += 1
@@ -331,24 +333,15 @@ class Peers:
     def _askable(self, addresses: list[tuple[str, int]]) -> Iterator[_Peer]:
         return (one for address in addresses if time.monotonic() >= (one := self._peers[address]).not_before)
 
-    def _ask(
-        self,
-        peer: _Peer,
-        path: str,
-        part: CachePart,
-        create: Callable[[], AbstractContextManager[BinaryIO]],
-        check: Callable[[], None],
-        *,
-        only_cached: bool = False,
-    ) -> int:
+    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int:
         """Fetch a file from one peer; 0: it failed. `_AbsentError`: it is well, but does not give the file."""
         try:
-            with create() as out:
+            with wanted.create() as out:
                 size = 0
-                for chunk in self._answer(peer, path, part, only_cached=only_cached):
+                for chunk in self._answer(peer, wanted.path, wanted.part, only_cached=only_cached):
                     out.write(chunk)
                     size += len(chunk)
-            check()
+            wanted.check()
         except FormatError as error:
             self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
         except _PeerError as error:
@@ -440,16 +433,6 @@ class StreamPeers:
     peers: Peers
     stream: str
     """Names the data on all nodes."""
-
-    def fetch(
-        self,
-        shard: str,
-        part: CachePart,
-        create: Callable[[], AbstractContextManager[BinaryIO]],
-        check: Callable[[], None],
-    ) -> int:
-        """As `Peers.fetch`."""
-        return self.peers.fetch(self.stream, shard, part, create, check)
 
     def owned(self, shard: str) -> int:
         """As `Peers.owned`. `shard`: the key of its entry."""
