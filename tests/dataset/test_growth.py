@@ -10,6 +10,7 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,11 +377,12 @@ def test_data_that_changed_otherwise_end_the_run(tmp_path: Path) -> None:
     ('options', 'reason'),
     [
         ({'shuffle_algo': 'py1e'}, "`shuffle_algo` 'py1e'"),
-        ({'epoch_size': 40}, '`epoch_size`'),
-        ({'batching_method': 'per_stream'}, "`batching_method` 'per_stream'"),
-        ({'when_exhausted': 'stop'}, '`when_exhausted`'),
+        ({'on_growth': 'delta', 'epoch_size': 40}, "`epoch_size`.*set `on_growth` to 'next_pass'"),
+        ({'on_growth': 'delta', 'batching_method': 'per_stream'}, "`batching_method` 'per_stream'"),
+        ({'on_growth': 'wait', 'when_exhausted': 'stop'}, '`when_exhausted`'),
         ({'on_growth': 'delta'}, 'several streams'),
-        ({'schedule': [{'at': 0, 'proportions': {'stream_0': 1}}]}, 'a `schedule`'),
+        ({'on_growth': 'wait', 'schedule': [{'at': 0, 'proportions': {'stream_0': 1}}]}, 'a `schedule`'),
+        ({'sampling_method': 'fixed', 'epoch_size': 30}, "`sampling_method` 'fixed'"),
         ({'growth_wait': 0}, 'above 0 seconds'),
         ({'skip': [['2ba', '3ba']]}, 'bounds of `skip` in batches'),
         ({'on_growth': 'always'}, 'must be one of'),
@@ -397,22 +399,81 @@ def test_weights_other_formats_and_plain_loops_are_refused(tmp_path: Path) -> No
     append(tmp_path / 'a', 0, 20)
     (tmp_path / 'b').mkdir()
     (tmp_path / 'b/x.jsonl').write_text('{"id": 1}\n')
-    for stream, reason in (
-        (Stream(local=str(tmp_path / 'a'), repeat=0.5), 'a broken `repeat` of stream stream_0'),
-        (Stream(local=str(tmp_path / 'b')), 'data without an index.json'),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            StreamingDataset(streams=[stream], on_growth='next_pass')
+    with pytest.raises(ConfigError, match='a broken `repeat` of stream stream_0'):
+        StreamingDataset(streams=[Stream(local=str(tmp_path / 'a'), repeat=0.5)], on_growth='delta')
+    with pytest.raises(ConfigError, match='data without an index.json'):
+        StreamingDataset(streams=[Stream(local=str(tmp_path / 'b'))], on_growth='next_pass')
     made = StreamingDataset(streams=[Stream(local=str(tmp_path / 'a'), repeat=2)], batch_size=4, on_growth='next_pass')
     with pytest.raises(ConfigError, match='A plain DataLoader has workers that know nothing'):
         next(iter(made))
     with pytest.raises(ConfigError, match='reads one epoch always'):
         next(iter(StreamingDataLoader(made, fixed_epoch=0)))
-    with pytest.raises(ConfigError, match='proportions cannot be decided'):
+    with pytest.raises(ConfigError, match='Decided proportions belong to the data'):
         StreamingDataLoader(made).set_proportions({'stream_0': 1}, by='me')
     ranks = loader(tmp_path / 'a', cache=tmp_path, on_growth='next_pass', topology=Topology(rank=1, world_size=2))
     with pytest.raises(ConfigError, match='process group'):
         next(iter(ranks))
+
+
+def test_new_samples_that_a_selection_leaves_out_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    appended = iter([(130, 20), (50, 10), None, (160, 20)])
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        if (more := next(appended)) is not None:
+            append(tmp_path / 'a', *more)
+
+    append(tmp_path / 'a', 0, 30)
+    options: dict[str, Any] = {'where': {'id': {'below': 100}}}
+    waiting = loader(tmp_path / 'a', cache=tmp_path / 'wait', on_growth='wait', **options)
+    delta = loader(tmp_path / 'a', cache=tmp_path / 'delta', on_growth='delta', **options)
+    assert samples_of(waiting) == samples_of(delta) == list(range(30))
+    append(tmp_path / 'a', 100, 30)
+    monkeypatch.setattr(growth.time, 'sleep', sleep)
+    with caplog.at_level(logging.INFO):
+        assert samples_of(delta) == list(range(30))
+    assert 'The new samples are passed over. Of the 30 samples' in caplog.text
+    assert samples_of(waiting) == list(range(50, 60))
+    assert samples_of(delta) == list(range(50, 60))
+    state = delta.state_dict()
+    delta = loader(tmp_path / 'a', cache=tmp_path / 'delta', on_growth='delta', **options)
+    delta.load_state_dict(state)
+    assert samples_of(delta) == [*range(30), *range(50, 60)]
+    monkeypatch.setattr(growth.time, 'sleep', lambda _: waiting.dataset._opener.__setattr__('growth_wait', 1e-9))
+    append(tmp_path / 'a', 160, 20)
+    with pytest.raises(EmptyDatasetError, match='nothing was appended within'):
+        next(iter(waiting))
+    append(tmp_path / 'a', 60, 5)
+    assert samples_of(waiting) == list(range(60, 65))
+
+
+def test_a_rank_that_joins_before_the_first_batch_decides_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each decision is a broadcast, so a rank that takes part in more of them than others waits for ever."""
+    append(tmp_path / 'a', 0, 30)
+    options: dict[str, Any] = {'on_growth': 'next_pass', 'uneven': 'pad', 'batch_size': None, 'global_batch_size': 4}
+    made = [loader(tmp_path / 'a', cache=tmp_path / 'a/cache', **options) for _ in range(2)]
+    ids(made[0])
+    state = made[0].state_dict()
+    first = iter(made[0])
+    next(first)
+    decided: list[int] = []
+    monkeypatch.setattr(growth, '_agreed', lambda decide: (decided.append(1), decide())[1])
+    monkeypatch.setattr(growth, 'dist', SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True))
+    made[0].rescale(Topology(rank=0, world_size=2), state)
+    joined = made[1]
+    joined.load_state_dict(state)
+    joined.rescale(Topology(rank=1, world_size=2), state)
+    passes, counts, found = [first, iter(joined)], [], []
+    for one in passes:
+        decided.clear()
+        found.append(next(one)['id'].tolist())
+        counts.append(len(decided))
+    assert counts == [1, 1]
+    assert len(set(found[0] + found[1])) == 4
 
 
 @pytest.mark.parametrize('mode', ['delta', pytest.param('next_pass', marks=pytest.mark.slow)])

@@ -52,6 +52,8 @@ class Opener:
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
     streams: list[OpenedStream] = field(init=False, default_factory=list[OpenedStream])
+    passed_over: str = field(init=False, default='')
+    """Digest of the index whose new samples `where` leaves out."""
     weigh: Weigh | None = field(init=False, default=None)
     """Gives the weights of a batch's rows, under ``loss_weight``."""
 
@@ -129,27 +131,34 @@ class Opener:
             return
         asked, streams, order = run.asked, run.mixture.streams, run.config()
         weights = [s.name for s in streams if (s.proportion, s.choose) != (None, None) or (s.repeat or 1) % 1]
-        takes_new = self.on_growth in ('delta', 'wait')
-        counts = [s.name for s in self.streams if takes_new and (s.subset, s.fraction) != (None, None)]
+        counts = [s.name for s in self.streams if (s.subset, s.fraction) != (None, None)]
         bad = {
             'packing, whose sequences hold documents of several passes': self.is_packed,
             f"`shuffle_algo` {order.algorithm!r}, one of MosaicML Streaming's orders": order.is_mosaicml,
-            f'`batching_method` {order.batching!r}': order.batching in ('per_stream', 'device_per_stream'),
-            'a `schedule`': asked.schedule is not None,
+            f'`sampling_method` {order.sampling!r}, whose samples would change': order.sampling == 'fixed',
             'decided proportions': bool(run.decisions),
             'bounds of `skip` in batches': any(bound.unit == 'ba' for bounds in self.run['skip'] for bound in bounds),
+            'data without an index.json; convert them': any(s.shards[0].made_from for s in self.streams),
+        }
+        bad_for_new = {
+            f'`batching_method` {order.batching!r}': order.batching in ('per_stream', 'device_per_stream'),
+            'a `schedule`': asked.schedule is not None,
             '`epoch_size`': asked.epoch_size is not None,
             f'`when_exhausted` {asked.when_exhausted!r}': asked.when_exhausted != 'repeat',
             f'`proportion`, `choose` or a broken `repeat` of stream {", ".join(weights)}': bool(weights),
-            'several streams, of which only some may have grown': len(streams) > 1 and takes_new,
+            'several streams, of which only some may have grown': len(streams) > 1,
             f'`subset` or `fraction` of stream {", ".join(map(str, counts))}, which count all samples': bool(counts),
-            'data without an index.json; convert them': any(s.shards[0].made_from for s in self.streams),
         }
         if reasons := [reason for reason, holds in bad.items() if holds]:
             raise ConfigError(
-                f'Under `on_growth` {self.on_growth!r} each epoch takes every sample of each stream equally often, and '
-                f"in headrace's own order. It does not go with {'; '.join(reasons)}. Leave that out, or set "
-                f"`on_growth` to 'ignore'."
+                f"Under `on_growth` {self.on_growth!r} epochs are exact in headrace's own order. It does not go with "
+                f"{'; '.join(reasons)}. Leave that out, or set `on_growth` to 'ignore'."
+            )
+        if self.on_growth != 'next_pass' and (reasons := [reason for reason, holds in bad_for_new.items() if holds]):
+            raise ConfigError(
+                f'Under `on_growth` {self.on_growth!r} an epoch takes the new samples of one stream, each of them '
+                f"once. It does not go with {'; '.join(reasons)}. Leave that out, or set `on_growth` to 'next_pass', "
+                f'which takes all samples of now.'
             )
 
     def next_generations(self, *, is_first: bool) -> dict[str, Generation]:
@@ -192,7 +201,7 @@ class Opener:
                     f'Data under `on_growth` {self.on_growth!r} only grow, but the index of stream {name!r} no longer '
                     f'begins with the shards that the run has read. Restore it, or start a new run.'
                 )
-            grown = len(index.shards) - index.offered.stop
+            grown = 0 if index.digest == self.passed_over else len(index.shards) - index.offered.stop
             if grown:
                 _log.info('%d shards were appended to stream %s, which has %d.', grown, name, len(index.shards))
             elif self.on_growth == 'wait' and not is_first:
@@ -251,8 +260,8 @@ class GrowingSequence(DatasetAttributes):
     def decide(self, *args: Any, **options: Any) -> Decision:
         if self.follows_growth:
             raise ConfigError(
-                f'Under `on_growth` {self._opener.on_growth!r} each epoch takes every sample of each stream equally '
-                f"often, so proportions cannot be decided. Set it to 'ignore'."
+                f'Decided proportions belong to the data that a run began with, but `on_growth` '
+                f"{self._opener.on_growth!r} follows others. Set it to 'ignore', or give a `schedule`."
             )
         return super().decide(*args, **options)
 
@@ -293,9 +302,17 @@ class GrowingSequence(DatasetAttributes):
                 f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
             )
         generations, fresh = self._opener.next_generations(is_first=not epoch), self.progress.fresh
-        if any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opener.streams):
-            state = self.resume_state(epoch, 0)
-            self._reopen(generations)
+        state = self.resume_state(epoch, 0)
+        while any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opener.streams):
+            try:
+                self._reopen(generations)
+            except EmptyDatasetError as error:  # on every rank
+                if not any(generation.first for generation in generations.values()):
+                    raise
+                _log.info('The new samples are passed over. %s', error)
+                self._opener.passed_over = next(iter(generations.values())).digest
+                generations = self._opener.next_generations(is_first=False)
+                continue
             if not fresh:
                 self.run.resume(state, self._world(), may_change_mixture=True)
                 self.progress.load(epoch, 0)  # no position is of the samples before, from now on

@@ -262,9 +262,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def peek(self) -> Any:
         """The first batch of the next `iter`, which hands the same object out; None if that has no batch.
 
-        The position and the state stay as they are, on this rank and any other. `next(iter(loader))` would begin a pass
-        instead, so that the next `iter` begins the epoch after it. Under `on_growth` it decides which samples that pass
-        takes, so all ranks call it.
+        The position and the state stay as they are, on every rank. `next(iter(loader))` would begin a pass instead.
+        Under `on_growth` it decides which samples that pass takes, so all ranks call it.
 
         Raises:
             ConfigError: a pass is under way.
@@ -303,6 +302,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         running, self._counters.is_rescaled = None, False
         while (running := (yield from self._pass(turns, running))) is not None:
             self._counters.is_rescaled = True
+            self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
 
     def _pass(
         self, turns: list[object], running: Iterator[WorkerBatch] | None

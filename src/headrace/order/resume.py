@@ -81,6 +81,13 @@ def resume(
     if sample > mixture.epoch_size or (sample == state.epoch_size and (is_whole or sample < mixture.epoch_size)):
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
         takeover = replace(takeover, epoch=state.epoch, sample=0, begin=takeover.begin + sample)
+    if config.sampling != 'fixed':  # whose data are those of a subset
+        positions = dict(takeover.positions)
+        for stream in mixture.streams:
+            position = positions.get(stream.name)
+            if position is not None and position.fingerprint != stream.fingerprint:
+                positions[stream.name] = position.with_other_data(stream.fingerprint, stream.size)
+        takeover = replace(takeover, positions=positions)
     return replace(mixture, takeover=takeover), state
 
 

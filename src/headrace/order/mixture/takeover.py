@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from headrace.errors import ResumeError
+from headrace.order.mixture.schedule import apportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class StreamPosition:
     """For all of these but the last: the block size that it is shuffled with, in samples."""
     cells: tuple[OpenCell, ...] = ()
     """Samples left of passes before the first; nodes whose draws are below its begin draw them."""
+
+    def with_other_data(self, fingerprint: str, size: int) -> StreamPosition:
+        """The begin of the next pass, over other data: none before it was shuffled as it will be."""
+        number = self.first_pass + len(self.blocks)
+        begin = tuple(apportion(number * size, [1] * len(self.node_draws)))
+        return StreamPosition(fingerprint=fingerprint, node_draws=begin, first_pass=number, begins=(begin,), blocks=())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, which `of` takes."""
