@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.suite.optional_modules import REPOSITORY, SOURCES
+from tests.support.trainers.fake_world import fake_world
 
 PAGE_PATH = 'docs/appendix/private_names.md'
 PAGE = (REPOSITORY / PAGE_PATH).read_text()
@@ -243,6 +244,14 @@ def check_profiler() -> bool:
     with profiler.profile():
         is_on = profiler._is_profiler_enabled
     return is_on and not profiler._is_profiler_enabled
+
+
+@canary('distributed_c10d._get_default_store')
+def check_store() -> bool:
+    import torch.distributed as dist
+
+    with fake_world(0, 2):
+        return isinstance(dist.distributed_c10d._get_default_store(), dist.Store)
 
 
 @canary('Metric._computed', marks=pytest.mark.lightning)

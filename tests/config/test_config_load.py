@@ -307,6 +307,12 @@ def test_nodes_that_share_their_caches(tmp_path: Path) -> None:
     assert loaded.train.peers == PeerOptions(hosts=('node-1', 'node-2:7300'), port=7301)
     path.write_text(str(loaded))
     assert load_config(path) == loaded
-    path.write_text(str(loaded).replace('token_env', 'token'))
-    with pytest.raises(ConfigError, match=r'train\.peers: got .*; must be a mapping: `hosts`, a list of all nodes'):
+    path.write_text(str(loaded).replace('7301', '0'))
+    with pytest.raises(ConfigError, match=r'train\.peers: got .*; must be a mapping: {} finds the nodes .* or `hosts`'):
         load_config(path)
+    path.write_text(json.dumps({'global_batch_size': 8, 'train': {**train, 'peers': {}}}))
+    loaded = load_config(path)
+    assert loaded.train is not None
+    assert loaded.train.peers == PeerOptions()
+    path.write_text(str(loaded))
+    assert load_config(path) == loaded

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import socket
 from collections import Counter
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import StreamError
@@ -19,6 +24,7 @@ from headrace.storage.cache import peer_server
 from headrace.storage.cache import peers as peers_module
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
+from tests.support.programs.together import run_together
 from tests.support.servers.peers import TOKEN
 
 NODES = 3
@@ -30,7 +36,8 @@ SAMPLES = 20 * SHARDS
 def _servers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Ends the servers that a test has started."""
     monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
-    monkeypatch.setattr(peers_module, 'SILENCE', 30.0)  # on a busy machine
+    for name in 'SILENCE', 'START':
+        monkeypatch.setattr(peers_module, name, 30.0)  # on a busy machine
     yield
     for serving in peer_server._state.serving.values():
         os.close(serving.alive)
@@ -158,6 +165,65 @@ def test_a_server_that_ended_is_started_again(stored: Path, tmp_path: Path) -> N
     read(loaders)
     assert served.pid != before
     assert stored.exists()
+
+
+def train_node(number: int, folder: Path, port: int, store_port: int) -> None:
+    """An epoch of nodes 0 to 2; then node 3 has the place of node 2, which ends as if it was killed."""
+    logging.getLogger('headrace').addHandler(logging.FileHandler(folder / f'{number}.log'))
+    store = TCPStore('127.0.0.1', store_port, is_master=number == 0, wait_for_workers=False)
+    rank = min(number, 2)
+    dataset = StreamingDataset(
+        remote='counted://data',
+        local=str(folder / f'node {number}'),
+        global_batch_size=4 * NODES,
+        shuffle=True,
+        shuffle_block_size=60,
+        num_canonical_nodes=1,  # each node reads all shards
+        peers={'interface': f'127.0.0.{number + 2}', 'port': port},
+        topology=Topology(rank=rank, world_size=NODES, num_nodes=NODES),
+    )
+    workers: dict[str, Any] = {'num_workers': 1, 'persistent_workers': True, 'multiprocessing_context': 'fork'}
+    loader = StreamingDataLoader(dataset, **(workers if number == 1 else {}))
+
+    def train(world: str) -> None:
+        dist.init_process_group('gloo', store=PrefixStore(world, store), rank=rank, world_size=NODES)
+        (folder / f'{world}.{rank}').write_text(json.dumps([i for batch in loader for i in batch['id'].tolist()]))
+        dist.barrier()
+        assert loader.stats().bytes_from_peers > 0
+        if world == 'second' or number != 2:
+            dist.destroy_process_group()
+
+    if number != 3:
+        train('first')
+        if number == 2:
+            os._exit(0)
+    else:
+        store.wait(['first is over'])
+        loader.load_state_dict(json.loads(store.get('state')))
+    if number == 0:
+        store.set('state', json.dumps(loader.state_dict()))
+        store.set('first is over', '')
+    if number == 1:  # has its worker ask the nodes of now
+        for path in (folder / 'node 1').glob('*.mds'):
+            path.unlink()
+    train('second')
+    assert number != 3 or loader.stats().bytes_downloaded == 0
+    assert dataset.peers is not None
+    assert {address for address, _ in dataset.peers.nodes[2]} == {'127.0.0.2', '127.0.0.3', '127.0.0.5'}
+    store.set(f'{number} is over', '')
+    if number == 0:  # it has the store
+        store.wait(['1 is over', '3 is over'])
+
+
+def test_ranks_find_each_other_and_a_node_is_replaced(stored: Path, tmp_path: Path) -> None:
+    with socket.create_server(('127.0.0.1', 0)) as store, socket.create_server(('127.0.0.2', 0)) as server:
+        ports = {'port': server.getsockname()[1], 'store_port': store.getsockname()[1]}
+    run_together(partial(train_node, folder=tmp_path, **ports), NODES + 1)
+    for world in ('first', 'second'):
+        ids = [number for rank in range(NODES) for number in json.loads((tmp_path / f'{world}.{rank}').read_text())]
+        assert sorted(ids) == list(range(SAMPLES))
+    assert set(requests_of(stored).values()) == {1}
+    assert 'not asked' not in ''.join(path.read_text() for path in tmp_path.glob('*.log'))
 
 
 def test_keep_zip_is_refused(stored: Path, tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ class TestData:
         (finding,) = check_data([], train=loaded)
         assert finding.level == 'problem'
         assert 'in the environment variable HEADRACE_PEERS_TOKEN' in finding.text
+        train['peers'] = {'interface': '127.0.0.2'}
+        config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
+        (finding,) = check_data([], train=load_config(config).train)
+        assert finding.text == 'this node would serve on 127.0.0.2:7207 to those of the process group'
 
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})

@@ -219,7 +219,7 @@ class DatasetConfig(SelectionConfig):
     """Limit of shards and indexes in this machine's cache folders. Default: none."""
 
     peers: Annotated[PeerOptions, Parsed(read_peers, 'a mapping')] | None = None
-    """Nodes that share their caches: see `docs/tuning.md`. Default: none."""
+    """`{}` has the nodes share their caches: see `docs/tuning.md`. Default: none."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
     """From a stream taken in part: other samples in each epoch, or the same ones."""

@@ -42,6 +42,7 @@ from headrace.dataset.streams.columns import (
 )
 from headrace.dataset.streams.open_streams import streams_given
 from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
+from headrace.dataset.topology import meet_in_group
 from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
@@ -96,9 +97,10 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
-        peers: nodes that give each other the shards in their caches: `hosts` lists them. `port`, `interface` and
-            `token_env` are optional; see ``docs/tuning.md``. A process of each node serves from the first pass on.
-            None: each node downloads for itself.
+        peers: a mapping, to have nodes give each other the shards in their caches. Empty, the ranks of the process
+            group find each other; or `hosts` lists the nodes. `port`, `interface` and `token_env` are optional; see
+            ``docs/tuning.md``. A process of each node serves from the first pass on. None: each node downloads for
+            itself.
         sampling_method: which samples an epoch takes of a stream that it takes in part: 'balanced' takes others in each
             epoch, 'fixed' the same. 'fixed' does not go with a schedule.
         sampling_granularity: samples of a shard that are chosen together, to read fewer shards. With the native order
@@ -265,7 +267,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         self.predownload = predownload
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         node_options = PeerOptions.of(peers)
-        self.peers = None if node_options is None else Peers(node_options)
+        self.peers = None if node_options is None else Peers(node_options, meet_in_group)
         """The nodes that share their caches."""
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
@@ -422,7 +424,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         if self.peers is not None:
             from headrace.storage.cache.peer_server import serve  # its modules take long to import
 
-            serve(self.peers, [stream.cache for stream in self.pool.streams])
+            serve(self.peers, [stream.cache for stream in self.pool.streams], topology.world_size)
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.
@@ -525,6 +527,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             shuffle_seed=self.shuffle_seed,
             predownload=self.predownload,
             progress=self.progress,
+            peers=self.peers,
         )
 
     def __iter__(self) -> Iterator[Any]:

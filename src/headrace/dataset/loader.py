@@ -494,7 +494,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def _workers(
         self, reader: Reader[Any], keys: Iterator[Any], running: Iterator[WorkerBatch] | None
     ) -> Iterator[WorkerBatch]:
-        read_for = ReadFor(self._batches, self.dataset.run.decisions)
+        read_for = ReadFor(self._batches, self.dataset.run.decisions, self.dataset.peers and self.dataset.peers.nodes)
         key = self.global_batch_size, self.dataset.order_key  # a state may change it, unknown to persistent workers
         if self._worker_pool is None or self._worker_pool_key != key:
             self._worker_pool = WorkerPool(reader, self, self.dataset.progress, read_for)

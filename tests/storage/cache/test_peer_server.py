@@ -271,6 +271,7 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
 
 def test_a_port_of_another_run_is_refused(monkeypatch):
     monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    monkeypatch.setattr(peer_server, 'SILENCE', 0.2)
     with serving(listen(0), {}) as other:
         other.token = b'the token of another run'
         host, port = other.server_address

@@ -231,7 +231,8 @@ def test_owners_have_equal_shares():
     'raw',
     [
         True,
-        {},
+        ['a'],
+        {'hosts': None},
         {'hosts': 'a'},
         {'hosts': []},
         {'hosts': [1]},
@@ -245,8 +246,86 @@ def test_owners_have_equal_shares():
     ],
 )
 def test_wrong_options_are_refused(raw):
-    with pytest.raises(ConfigError, match='`peers` must be a mapping: `hosts`, a list of all nodes'):
+    with pytest.raises(ConfigError, match='`peers` must be a mapping: {} finds the nodes .*; or `hosts`, a list'):
         PeerOptions.of(raw)
+
+
+def test_without_hosts_nodes_are_told_of_each_other(monkeypatch, caplog):
+    caplog.set_level('INFO')
+    nodes = {'127.0.0.2': 'the first secret', '127.0.0.3': ''}
+
+    def meet(own, secret):
+        return [own, *nodes], nodes['127.0.0.2']
+
+    options = PeerOptions.of({'interface': '127.0.0.3', 'port': 7001})
+    peers = Peers(options, meet)
+    for _ in range(2):
+        peers.join(2)
+    assert caplog.text.count('Nodes that share their caches: 2; this one is 127.0.0.3:7001') == 1
+    assert peers.nodes == (('127.0.0.3', 7001), b'the first secret', (('127.0.0.2', 7001), ('127.0.0.3', 7001)))
+    del nodes['127.0.0.3']
+    nodes['127.0.0.4'] = ''
+    copy = pickle.loads(pickle.dumps(Peers(options)))
+    peers.join(2)
+    copy.know(*peers.nodes)
+    shards = [str(number) for number in range(99)]
+    assert [copy.before(key) for key in shards] == [peers.before(key) for key in shards]
+    assert {address for key in shards for address in peers.before(key)} == {('127.0.0.2', 7001), ('127.0.0.4', 7001)}
+    copy.join(2)  # as one whose group has ended
+    assert copy.nodes == peers.nodes
+    nodes['192.0.2.1'] = ''
+    with pytest.raises(ConfigError, match='of which no other machine reaches a loopback address'):
+        peers.join(2)
+    monkeypatch.setenv('RUN', 'a token of this run')
+    with_token = Peers(PeerOptions(interface='127.0.0.3', token_env='RUN'), meet)
+    del nodes['192.0.2.1']
+    told = []
+    with_token._meet = lambda own, secret: told.append(secret) or meet(own, secret)
+    for _ in range(2):
+        with_token.join(2)
+        assert with_token.token == b'a token of this run'
+    assert b'a token of this run' not in [secret.encode() for secret in told]
+
+
+def test_without_hosts_several_ranks_need_a_group():
+    peers = Peers(PeerOptions(), lambda _own, _secret: None)
+    with pytest.raises(ConfigError, match='needs the process group of torch.distributed, by which the 2 ranks'):
+        peers.join(2)
+    peers.join(1)
+    assert len(peers) == 1
+    with pytest.raises(ConfigError, match='must be an address of this machine, got .192.0.2.7.'):
+        Peers(PeerOptions(interface='192.0.2.7')).join(1)
+
+
+def test_the_address_of_a_node_is_on_the_way_to_the_first_rank(monkeypatch):
+    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
+    monkeypatch.setattr(peers_module, '_ELSEWHERE', ('192.0.2.1', '127.0.0.9'))
+    monkeypatch.setattr(peers_module, '_is_loopback', lambda address: address == '127.0.0.1')
+    asked = []
+
+    class Socket:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def connect(self, address):
+            asked.append(address[0])
+            if address[0] == '192.0.2.1':
+                raise OSError('no route')
+
+        def getsockname(self):
+            return asked[-1], 7
+
+    monkeypatch.setattr(socket, 'socket', Socket)
+    assert PeerOptions().own_host() == '127.0.0.9'
+    assert asked == ['127.0.0.1', '192.0.2.1', '127.0.0.9']
+    monkeypatch.setattr(peers_module, '_ELSEWHERE', ())
+    assert PeerOptions().own_host() == '127.0.0.1'
 
 
 def test_a_token_is_needed(monkeypatch):

@@ -34,6 +34,7 @@ from headrace.format import ColumnBatch
 from headrace.order import BatchPlan, BatchSpec, Decision, Places, Run
 from headrace.padding import Pad
 from headrace.storage import CacheCounters
+from headrace.storage.cache.peers import Peers
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
@@ -61,6 +62,8 @@ class SampleSource:
     """Samples to look ahead; None: the default."""
     progress: Progress
     """Has the time that the trainer has waited."""
+    peers: Peers | None
+    """The nodes that share their caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,11 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     @abstractmethod
     def change(self, batches: BatchSpec, decisions: tuple[Decision, ...]) -> None:
         """Read for another rank, or with other decisions of the run, from the next key on."""
+
+    @property
+    def peers(self) -> Peers | None:
+        """The nodes that share their caches, as this process knows them."""
+        return self._source.peers
 
     @property
     def sent_to_workers(self) -> dict[str, Any]:

@@ -202,6 +202,8 @@ class ReadFor(NamedTuple):
     """The rank, and its batches."""
     decisions: tuple[Decision, ...]
     """Those of the run."""
+    nodes: Any = None
+    """`Peers.nodes`; None: no nodes share their caches."""
 
 
 class _PassKey(NamedTuple):
@@ -236,7 +238,9 @@ class _WorkerReader(Dataset[Any]):
             self._pass_number, read_for = asked.pass_number, asked.read_for or self._first
             if read_for != self._read_for:
                 self._read_for = read_for
-                self._reader.change(*read_for)
+                self._reader.change(read_for.batches, read_for.decisions)
+                if self._reader.peers is not None:
+                    self._reader.peers.know(*read_for.nodes)
         worker = torch.utils.data.get_worker_info()
         if self.rings is None or worker is None:
             return self._read(asked)

@@ -222,6 +222,8 @@ class _Serving:
     listening: socket.socket
     caches: dict[str, Path] = field(default_factory=dict[str, Path])
     """The folders of the data that it serves."""
+    nodes: object = None
+    """Those that it serves."""
     pid: int = 0
     replaced: list[int] = field(default_factory=list[int])
     """Processes before it, until they have ended."""
@@ -253,19 +255,20 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
+def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1) -> None:
     """Join the peers, and serve caches to them unless another process of this node does.
 
-    A server that this process has for other caches is replaced by one for all of them.
+    A server that this process has for other caches or nodes is replaced by one for all of them.
 
     Args:
         peers: The nodes.
         caches: Those with peers are served.
+        ranks: As of `Peers.join`.
 
     Raises:
         ConfigError: another program has the port, or a run with another token; or there is no such address.
     """
-    peers.join()
+    peers.join(ranks)
     if len(peers) == 1:
         return
     known = _state.caches.setdefault(peers.own, weakref.WeakValueDictionary())
@@ -274,7 +277,7 @@ def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
             known.setdefault(cache.peers.stream, cache)
     found = _state.serving.get(peers.own)
     folders = {stream: cache.folder for stream, cache in known.items()}
-    if found is not None and found.caches == folders and _lives(found.pid):
+    if found is not None and (found.caches, found.nodes) == (folders, peers.nodes) and _lives(found.pid):
         return
     if found is None:
         try:
@@ -286,7 +289,7 @@ def serve(peers: Peers, caches: Iterable[ShardCache]) -> None:
     else:
         _end(found)
         found.replaced = [pid for pid in (*found.replaced, found.pid) if _lives(pid)]
-    found.caches = folders
+    found.caches, found.nodes = folders, peers.nodes
     _fork(peers, found, dict(known))
     _log.info('This process serves shards to %d peers on %s.', len(peers) - 1, text_of(peers.own))
 
@@ -307,7 +310,9 @@ def _end(serving: _Serving) -> None:
 
 def _require_server(peers: Peers, error: OSError) -> None:
     """Check that the one which has this node's port is a server of this run."""
-    status = peers.status_of_own()
+    until = time.monotonic() + SILENCE
+    while (status := peers.status_of_own()) == 403 and time.monotonic() < until:
+        time.sleep(0.1)  # a rank of this node is replacing its server by one with the token of now
     if status != 204:
         why = 'it does not answer' if status is None else f'it answers with status {status}'
         raise ConfigError(

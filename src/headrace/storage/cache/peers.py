@@ -22,12 +22,13 @@ import ipaddress
 import itertools
 import math
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeAlias, cast
 from urllib.parse import quote, urlsplit
 
 from xxhash import xxh64_intdigest
@@ -39,8 +40,9 @@ from headrace.storage.transfer.answer_bounds import bounded_answer
 from headrace.storage.transfer.http import CHUNK
 
 RULE: Final = (
-    'must be a mapping: `hosts`, a list of all nodes, such as ["node-1", "node-2:7300"], or of one name with all their '
-    'addresses; and if need be `port`, from 1 to 65535, `interface` and `token_env`'
+    'must be a mapping: {} finds the nodes through torch.distributed; or `hosts`, a list of all nodes, such as '
+    '["node-1", "node-2:7300"], or of one name with all their addresses; and if need be `port`, from 1 to 65535, '
+    '`interface` and `token_env`'
 )
 PORT: Final = 7207
 TOKEN_ENV: Final = 'HEADRACE_PEERS_TOKEN'  # noqa: S105 - the name of a variable
@@ -63,6 +65,8 @@ ASKED: Final = 2
 """Peers that are asked for a shard, at most."""
 ESTIMATES: Final = 16
 """A shard of an estimated size has at most so many times these bytes."""
+_ELSEWHERE: Final = ('192.0.2.1', '2001:db8::1')
+"""Addresses for documentation: nobody has them, so the default route leads there."""
 
 COPIES: Final = 8
 """Peers that an owner asks for a copy, at most; they answer at once."""
@@ -72,20 +76,26 @@ _WHY_ABSENT: Final = {404: 'has other data', 503: 'cannot fetch it now', 504: 'd
 
 _log = logger_of(__name__)
 
+Meet: TypeAlias = Callable[[str, str], 'tuple[list[str], str] | None']
+"""Gives the addresses of all ranks' nodes and a secret of the run, for this node's address and a secret that may be it.
+None: this process cannot meet others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOptions:
     """The key `peers` of a dataset."""
 
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
     """Names or addresses of all nodes, ``host`` or ``host:port``. A name may have several addresses, as a headless
-    service of Kubernetes has."""
+    service of Kubernetes has. Empty: ranks tell each other."""
     port: int = PORT
     """Of hosts that name none."""
     interface: str | None = None
-    """The address that this node serves on, one of the hosts'. None: the one of them that this machine has."""
-    token_env: str = TOKEN_ENV
-    """The environment variable that holds the token of the run, the same on all nodes."""
+    """The address that this node serves on, one of the hosts'. None: the one of them that this machine has; without
+    hosts, that on the way to the first rank."""
+    token_env: str | None = None
+    """The environment variable that holds the token of the run, the same on all nodes. None: `TOKEN_ENV` with hosts;
+    else a rank draws a token."""
 
     @classmethod
     def of(cls, raw: PeerOptions | Mapping[str, Any] | None) -> PeerOptions | None:
@@ -96,12 +106,13 @@ class PeerOptions:
         """
         if raw is None or isinstance(raw, PeerOptions):
             return raw
-        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
+        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else {'hosts': None}  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
         named: Any = given.get('hosts')
         hosts = tuple(named) if isinstance(named, Sequence) and not isinstance(named, str) else ()
         port = given.setdefault('port', PORT)
-        texts = [*hosts, given.setdefault('token_env', TOKEN_ENV), given.get('interface') or 'found']
-        is_right = hosts and type(port) is int and 0 < port < 1 << 16 and set(given) <= set(cls.__slots__)
+        texts = [*hosts, given.get('token_env', TOKEN_ENV), given.get('interface') or 'found']
+        is_right = (hosts or 'hosts' not in given) and type(port) is int and 0 < port < 1 << 16
+        is_right = is_right and set(given) <= set(cls.__slots__)
         if not is_right or not all(isinstance(text, str) and text for text in texts):
             raise ConfigError(f'`peers` {RULE}, got {raw!r:.200}.')
         given['hosts'] = hosts
@@ -110,16 +121,17 @@ class PeerOptions:
     @property
     def plain(self) -> dict[str, Any]:
         """The value that YAML has."""
-        found = {'hosts': list(self.hosts), 'port': self.port, 'token_env': self.token_env}
-        return found if self.interface is None else {**found, 'interface': self.interface}
+        found = {'hosts': list(self.hosts), 'port': self.port, 'interface': self.interface, 'token_env': self.token_env}
+        return {name: value for name, value in found.items() if value}
 
     def token(self) -> bytes:
         """The run's token, hidden in messages from now on; ConfigError if it is missing or short."""
-        found = os.environ.get(self.token_env, '')
+        name = self.token_env or TOKEN_ENV
+        found = os.environ.get(name, '')
         if len(found) < SHORTEST_TOKEN:
             raise ConfigError(
                 f'`peers` needs a token of at least {SHORTEST_TOKEN} characters in the environment variable '
-                f'{self.token_env}, the same on all nodes, but it has {len(found)}. Make one for each run, such as '
+                f'{name}, the same on all nodes, but it has {len(found)}. Make one for each run, such as '
                 f'with `openssl rand -hex 16`; `token_env` names another variable.'
             )
         keep_secret(found)
@@ -143,9 +155,7 @@ class PeerOptions:
     def own(self, addresses: list[tuple[str, int]]) -> tuple[str, int]:
         """The address of this node among those of all; ConfigError if there is none."""
         if self.interface is not None:
-            wanted = set[Any]()
-            with contextlib.suppress(OSError):  # no name server knows it
-                wanted = {info[4][0] for info in socket.getaddrinfo(self.interface, None, type=socket.SOCK_STREAM)}
+            wanted = _addresses_of(self.interface)
             own = [address for address in addresses if address[0] in wanted]
         else:
             own = [address for address in addresses if _is_of_this_machine(address[0])]
@@ -154,7 +164,7 @@ class PeerOptions:
                 f'`hosts` of `peers` must name this node, too, but none of {[text_of(one) for one in addresses]} is '
                 f'{self.interface or "an address of this machine"}. Add it, or correct `interface`.'
             )
-        others = [address for address in addresses if not _is_loopback(address)]
+        others = [address for address in addresses if not _is_loopback(address[0])]
         found = next((address for address in own if address in others), own[0])
         if ipaddress.ip_address(found[0]).is_unspecified or (others and found not in others):
             raise ConfigError(
@@ -162,6 +172,33 @@ class PeerOptions:
                 f'by their addresses in `hosts`: a line of /etc/hosts may give a node another one on itself.'
             )
         return found
+
+    def own_host(self) -> str:
+        """The address of this node without `hosts`; ConfigError if `interface` is none of this machine's."""
+        if self.interface is not None:
+            found = next(filter(_is_of_this_machine, _addresses_of(self.interface)), None)
+            if found is None:
+                raise ConfigError(
+                    f'`interface` of `peers` must be an address of this machine, got {self.interface!r}. Correct it, '
+                    f'or leave it out.'
+                )
+            return found
+        for name in (os.environ.get('MASTER_ADDR', 'localhost'), *_ELSEWHERE):
+            with contextlib.suppress(OSError):  # there is no such route
+                family, kind, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+                with socket.socket(family, kind) as unsent:  # it only looks up the route
+                    unsent.connect(address)
+                    found = cast('str', unsent.getsockname()[0])
+                if not _is_loopback(found):  # as that of the first rank's own name may be
+                    return found
+        return '127.0.0.1'
+
+
+def _addresses_of(name: str) -> list[str]:
+    """None, if no name server knows it."""
+    with contextlib.suppress(OSError):
+        return [cast('str', info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    return []
 
 
 def _split(host: str) -> tuple[str, int | None]:
@@ -183,8 +220,8 @@ def _is_of_this_machine(address: str) -> bool:
         return False
 
 
-def _is_loopback(address: tuple[str, int]) -> bool:
-    return ipaddress.ip_address(address[0]).is_loopback
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def family_of(address: str) -> socket.AddressFamily:
@@ -249,9 +286,9 @@ def ask_for_copies_only() -> None:
 class Peers:
     """The nodes that share their caches, as one process knows them. Usable after fork, picklable."""
 
-    def __init__(self, options: PeerOptions) -> None:
-        """Touches no network, and reads no environment."""
-        self._options = options
+    def __init__(self, options: PeerOptions, meet: Meet | None = None) -> None:
+        """Touches no network, and reads no environment. `meet` is for options without hosts."""
+        self._options, self._meet = options, meet
         self.token = b''
         """That of the run, from `join` on, as the next one."""
         self.own = '', 0
@@ -261,19 +298,67 @@ class Peers:
         self._owned: dict[str, int] = {}
         self._in_vain, self._no_copies_before = 0, 0.0
 
-    def join(self) -> None:
-        """Find the addresses of all nodes, and ask them from now on. The second call does nothing."""
-        if not self._peers:
-            addresses, self.token = self._options.addresses(), self._options.token()
-            self.own = self._options.own(addresses)
-            self._others_start_until = time.monotonic() + START
-            self._peers = {address: _Peer(address) for address in addresses}
+    def join(self, ranks: int = 1) -> None:
+        """Find the addresses of all nodes, and ask them from now on. A later call finds what nodes a run has by then.
+
+        Args:
+            ranks: Those of the run. Only one alone needs no `hosts` and meets no others.
+
+        Raises:
+            ConfigError: the options do not fit this node, or the ranks cannot meet.
+        """
+        options = self._options
+        if not options.hosts:
+            self._join_met(ranks)
+        elif not self._peers:
+            addresses, token = options.addresses(), options.token()
+            self.know(options.own(addresses), token, addresses)
             if len(self._peers) == 1:
                 _log.warning(
                     '`peers` has found no node but this one, %s: all shards come from the bucket. Add the other nodes '
                     'to `hosts`, or start when a name server knows them.',
                     text_of(self.own),
                 )
+
+    def _join_met(self, ranks: int) -> None:
+        options, own = self._options, self._options.own_host()
+        # Ranks that go on keep the token of now; one of the environment is told to nobody.
+        secret = self.token.decode() if options.token_env is None else ''
+        secret = secret or secrets.token_hex(SHORTEST_TOKEN)
+        met = None if self._meet is None else self._meet(own, secret)
+        if met is None:
+            if len(self._peers) > 1:  # the process group has ended
+                return
+            if ranks > 1:
+                raise ConfigError(
+                    f'`peers` without `hosts` needs the process group of torch.distributed, by which the {ranks} ranks '
+                    f'find each other, and a headrace.StreamingDataLoader. Initialize the group before the first '
+                    f'batch, or list all nodes under `hosts`.'
+                )
+            met = [own], secret
+        hosts, secret = sorted(set(met[0])), met[1]
+        keep_secret(secret)
+        if len({_is_loopback(host) for host in hosts}) > 1:
+            raise ConfigError(
+                f'`peers` would serve on {hosts}, of which no other machine reaches a loopback address. Set '
+                f'`interface` on each node to an address that the others reach.'
+            )
+        token = secret.encode() if options.token_env is None else options.token()
+        self.know((own, options.port), token, [(host, options.port) for host in hosts])
+
+    def know(self, own: tuple[str, int], token: bytes, addresses: Sequence[tuple[str, int]]) -> None:
+        """Ask the nodes of these addresses from now on; `nodes` gives the arguments in another process."""
+        if (own, token, tuple(addresses)) != self.nodes:
+            self.own, self.token = own, token
+            self._others_start_until = time.monotonic() + START
+            self._peers = {address: self._peers.get(address, _Peer(address)) for address in addresses}
+            self._owned = {}
+            _log.info('Nodes that share their caches: %d; this one is %s.', len(addresses), text_of(own))
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], bytes, tuple[tuple[str, int], ...]]:
+        """This node, the token, and all nodes."""
+        return self.own, self.token, tuple(self._peers)
 
     def __len__(self) -> int:
         """Nodes, this one included; 0 before `join`."""
@@ -319,7 +404,7 @@ class Peers:
             return 0
         others = sorted((self._score(address, key) for address in self._peers if address != self.own), reverse=True)
         for peer in self._askable([address for _, address in others[:COPIES]]):
-            if not (peer.has_answered or _serves):  # it may still be starting
+            if not (peer.has_answered or _serves or not self._options.hosts):  # it may still be starting
                 continue
             with contextlib.suppress(_AbsentError):
                 if size := self._ask(peer, wanted, only_cached=True):
@@ -331,7 +416,8 @@ class Peers:
         return 0
 
     def _askable(self, addresses: list[tuple[str, int]]) -> Iterator[_Peer]:
-        return (one for address in addresses if time.monotonic() >= (one := self._peers[address]).not_before)
+        peers = (self._peers.get(address) for address in addresses)  # a rescale may have removed it
+        return (one for one in peers if one is not None and time.monotonic() >= one.not_before)
 
     def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int:
         """Fetch a file from one peer; 0: it failed. `_AbsentError`: it is well, but does not give the file."""
