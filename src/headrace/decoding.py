@@ -71,7 +71,6 @@ class Decode:
 
     @property
     def plain(self) -> str | dict[str, Any]:
-        """The value that YAML gives these settings with."""
         return {name: _plain(one) for name, one in self.named} if self.every is None else _plain(self.every)
 
     def columns(
@@ -112,7 +111,6 @@ def _is_settings(raw: Mapping[Any, Any]) -> bool:
 
 
 def _settings(raw: object, mistakes: list[Mistake]) -> TensorSettings | None:
-    """One column's settings; None if there are mistakes, which are added."""
     if isinstance(raw, (ImageTensor, AudioTensor)):
         return raw
     if raw == _TENSOR:

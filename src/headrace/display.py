@@ -17,12 +17,7 @@ _DECIMAL_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
 def printable(text: str, *, keep: str = '') -> str:
-    """The text with escapes in place of characters that do not print: controls, direction marks, lone surrogates.
-
-    Args:
-        text: any text.
-        keep: characters that stay, such as a newline.
-    """
+    """The text with escapes for controls, direction marks and lone surrogates, without the characters of `keep`."""
     if text.isprintable():
         return text
     escaped = (char.encode('unicode_escape', 'surrogatepass').decode('ascii') for char in text)
@@ -95,8 +90,6 @@ def _escaped(text: str) -> str:
 
 
 class Facts(NamedTuple):
-    """The content of an object's repr."""
-
     title: str  # one line
     rows: Sequence[tuple[str, str]]  # name and value of each fact; a name may be empty
 

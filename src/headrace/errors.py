@@ -76,7 +76,6 @@ class HeadraceError(Exception):
     """The root of every exception that headrace raises on purpose. Its message is without secrets."""
 
     def __new__(cls, *args: object) -> Self:
-        """Redact the message."""
         return super().__new__(cls, *(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __init__(self, *_: object) -> None:

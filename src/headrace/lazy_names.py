@@ -8,12 +8,7 @@ from importlib import import_module
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: its `__name__`.
-        modules: by name, the module that has it; the name of a module of the package itself stands for that module.
-    """
+    """The `__getattr__` and `__dir__` of a package; `modules`: by name its module, or its own if it is itself one."""
 
     def find(name: str) -> object:
         module = modules.get(name)

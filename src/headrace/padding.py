@@ -50,7 +50,6 @@ def can_hold(dtype: np.dtype[Any], value: float) -> bool:
 
 
 def length_key(column: str) -> str:
-    """Key of the rows' own lengths of a padded column."""
     return f'{column}_length'
 
 
@@ -85,11 +84,7 @@ class Pad:
 
     @classmethod
     def of(cls, raw: object) -> Pad | None:
-        """The same for a value given in Python; None: nothing is padded.
-
-        Raises:
-            ConfigError: the value breaks a rule.
-        """
+        """The same for a value given in Python, a ConfigError if it breaks a rule; None: nothing is padded."""
         return read_given('pad', raw, cls.read, ConfigError)
 
     def with_last_axis(self, names: Collection[str]) -> Pad:
@@ -98,7 +93,6 @@ class Pad:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The value that YAML gives these settings with."""
         plain = dict[str, Any]()
         for column in self.columns:
             default = PadColumn(name=column.name, value=column.value, length=length_key(column.name))
@@ -110,7 +104,6 @@ class Pad:
 
 
 def _column(name: str, given: object, mistakes: list[Mistake]) -> PadColumn | None:
-    """The settings of one column; None if there are mistakes, which are added."""
     raw: Mapping[Any, Any] = cast('Any', given) if isinstance(given, Mapping) else {'value': given}
     before = len(mistakes)
 

@@ -87,7 +87,6 @@ def keep_secrets_of_url(url: str | None) -> None:
 
 
 def redact(text: str) -> str:
-    """The text without its secrets."""
     if len(text) > LONGEST:
         half = LONGEST // 2
         text = f'{text[:half]} ... ({len(text) - LONGEST} characters left out) ... {text[-half:]}'

@@ -44,7 +44,6 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def show_examples(parser: argparse.ArgumentParser, *examples: str, status: str = STATUS) -> None:
-    """Have ``--help`` end with examples and the exit status."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps the lines of the epilog
     parser.epilog = '\n'.join(['examples:', *(f'  {example}' for example in examples), '', status])
 
@@ -71,7 +70,6 @@ def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
 
 
 def print_answer(arguments: argparse.Namespace, found: object, text: object) -> None:
-    """Print what was found as JSON, under ``--json``, or else the text for people."""
     print(json.dumps(found) if arguments.json else text)
 
 
@@ -184,7 +182,6 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_config(what: str) -> bool:
-    """Whether this is the file of a configuration, and not a file of data."""
     from headrace.sources.formats import formats_in
     from headrace.storage import ObjectInfo
 

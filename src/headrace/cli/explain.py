@@ -261,7 +261,6 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 @command('explain', _add_explain)
 def _run_explain(arguments: argparse.Namespace) -> int:
-    """Print the answer; the exit status is 1 for a sample without a further use."""
     from headrace.order import run_range
 
     _check_arguments(arguments)

@@ -41,7 +41,6 @@ class FirstData:
 
     @property
     def needs_conversion(self) -> bool:
-        """Whether the data become shards by `headrace convert` before the run."""
         return self.format == 'imagefolder'
 
     @property

@@ -65,7 +65,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 
 @command('doctor', _add_doctor)
 def _run_doctor(arguments: argparse.Namespace) -> int:
-    """Print each finding when it is known; 1 if there is a problem."""
     findings: list[Finding] = []
     for finding in _findings(arguments):
         findings.append(finding)
@@ -384,7 +383,6 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
 
 @command('tune', _add_tune)
 def _run_tune(arguments: argparse.Namespace) -> int:
-    """Print the trials and the proposal; 1 if it does not reach the target."""
     from headrace.format import bytes_to_int
     from headrace.simulate import tune
 

@@ -96,7 +96,6 @@ def _run_program(program: str, command: EntryPoint | None, *, is_module: bool) -
 
 
 def _exit_status(code: object) -> int:
-    """The exit status of `sys.exit(code)`, whose text is shown, as Python does."""
     if code is None or isinstance(code, int):
         return code or 0
     print(code, file=sys.stderr)
@@ -109,7 +108,6 @@ def _is_program(path: Path) -> bool:
 
 
 def _installed_command(name: str) -> EntryPoint | None:
-    """The function that an installed package declares for a command; None: no package does."""
     from importlib.metadata import entry_points
 
     return next(iter(entry_points(group='console_scripts', name=name)), None)

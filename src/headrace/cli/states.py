@@ -138,7 +138,6 @@ def _of_distributed(folder: Path) -> dict[str, Any]:
 
 
 def _saved(file: IO[bytes]) -> Any:
-    """The structure of what torch.save wrote."""
     with zipfile.ZipFile(file) as archive:
         name = next((name for name in archive.namelist() if name.endswith('data.pkl')), None)
         if name is None:

@@ -36,7 +36,6 @@ def alias(home: str, names: str, difference: str = '') -> dict[str, Entry]:
 
 
 def absent(reason: str, names: str) -> dict[str, Entry]:
-    """Entries of names that headrace does not have."""
     return {name: Absent('absent', reason) for name in names.split()}
 
 

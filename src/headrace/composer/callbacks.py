@@ -290,10 +290,7 @@ class OnlineMixture(Callback):
         metric: the `headrace.metrics.PerStreamMean` of the losses, or the name of the model's attribute. Update it in
             each `loss`. It begins anew with each decision.
         every_n_batches: batches between two decisions.
-        rate: shares per nat of loss, in the exponent.
-        memory: 1: exponentiated gradient, as DoReMi; 0: a softmax of the losses alone.
-        floor: the least share of a stream that has one.
-        references: losses of a small model by stream, which are subtracted.
+        rate, memory, floor, references: see `headrace.metrics.proportions_by_loss`.
 
     Raises:
         ConfigError: a number is out of range. At the first decision: the metric is none, or the run cannot change.

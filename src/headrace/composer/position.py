@@ -87,7 +87,6 @@ def check_batches(loader: StreamingDataLoader) -> None:
 
 
 def is_followed(loader: DataLoader[Any]) -> bool:
-    """Whether a `StreamingPosition` of a trainer tracks a loader."""
     return loader in _followed
 
 

@@ -48,7 +48,6 @@ class _OfStream(WrapperMetric):
         is_bad_sample: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
-        """Count the rows of the stream; arguments as those of the metric."""
         # One that waits for the device anyway can look.
         if isinstance(self.metric, PerStream) and len(streams) and int(streams.max()) >= len(self._streams):
             raise ConfigError(

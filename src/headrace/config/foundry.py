@@ -138,7 +138,6 @@ class _Stream(SelectionConfig):
         return StreamConfig(**values)
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The errors of our stream, whose keys have the same names."""
         return self.config().cross_field_errors()
 
 
@@ -190,7 +189,6 @@ class _Dataset(DatasetConfig):
         return values
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The errors of our loader, whose keys have the same names."""
         return DatasetConfig(**self.arguments()).cross_field_errors()
 
 
@@ -207,7 +205,6 @@ class _Loader:
     timeout: Annotated[float, AtLeast(0)] = 0
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The broken rule: a loader needs data."""
         if self.dataset is None:
             yield BrokenRule(('dataset',), 'names no data; give `dataset`')
 

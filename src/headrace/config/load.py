@@ -111,7 +111,6 @@ class YamlSource:
         return written_at(self._values, path, value)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
-        """Raise one ConfigError for all problems with their places; do nothing if there are none."""
         located = [(_nearest(self._places, problem.path) or _KeyPlace(self._label), problem) for problem in problems]
         variables = [name for name in self._variables if name in os.environ]
         ordered = sorted(located, key=lambda item: item[0])
@@ -142,7 +141,6 @@ class YamlSource:
         self._merge(file.values, places)
 
     def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:
-        """The values of a file, counted each time."""
         try:
             if (file := self._files.get(real)) is not None:
                 self._budget.charge(file.size)
@@ -271,7 +269,6 @@ def _included(values: dict[Any, Any], places: Mapping[Path, _KeyPlace]) -> tuple
 
 
 def _nearest(places: Mapping[Path, _KeyPlace], path: Path) -> _KeyPlace | None:
-    """The place of the key at `path`, or else of the nearest one around it."""
     return next((places[path[:size]] for size in range(len(path), 0, -1) if path[:size] in places), None)
 
 
@@ -280,7 +277,6 @@ _KEY_PART = re.compile(r'\[([^\]]*)\]|[^.\[\]]+')
 
 
 def _step(container: Any, part: str, path: Path) -> Any:
-    """The key or position in the container at `path` that a part of an override's key names."""
     if isinstance(container, dict):
         return part
     if isinstance(container, list):

@@ -81,7 +81,6 @@ def refuse(lines: list[str], *, count: int | None = None) -> None:
 
 
 def refusal(*lines: str, count: int | None = None) -> ConfigError:
-    """One error for all lines; `count` is their number, and more if some are omitted."""
     count = count or len(lines)
     errors = 'one error' if count == 1 else f'{count} errors'
     return ConfigError(f'{errors} in the configuration:\n' + '\n'.join(f'  {line}' for line in lines))

@@ -108,7 +108,6 @@ _NUMBER_WITH_UNIT: Final = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, by draft 2020-12 of https://json-schema.org; plain values, as `json.dumps` takes them."""
     definitions: dict[str, Any] = {}
     top = _section(Config, definitions)
     directives = _section(FileDirectives, definitions)

@@ -267,12 +267,10 @@ def plain_omegaconf(source: Any) -> dict[Any, Any]:
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML that reads back as equal values."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
 
 
 def _escaped(value: Any) -> Any:
-    """Text that looks like an interpolation, escaped to be read back as text."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in cast('dict[str, Any]', value).items()}
     if isinstance(value, list):
@@ -297,7 +295,6 @@ def written_at(values: Any, path: Path, value: object) -> object:
 
 
 def variables_in(values: Any) -> Iterator[str]:
-    """Environment variables that interpolations name, anywhere in raw values."""
     for text in _interpolations_in(values):
         yield from re.findall(r'oc\.env:\s*([^,}\s]+)', text)
 

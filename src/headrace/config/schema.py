@@ -531,7 +531,6 @@ def to_mapping(config: Config | LoaderConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str = '') -> Any:
-    """A value of a configuration as YAML would have it; named items as a mapping from their names."""
     items = cast('tuple[Any, ...]', value) if isinstance(value, tuple) else ()
     if items and hasattr(items[0], 'name'):
         named = {item.name: to_mapping(item) for item in items}

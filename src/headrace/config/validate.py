@@ -105,7 +105,6 @@ class Parsed:
 
 
 def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:
-    """Read ranges of a run's sequence, for `Parsed`; add their mistakes to `mistakes`."""
     if not isinstance(value, list):
         mistakes.append(Mistake((), value, 'must be a list of ranges [begin, end]'))
         return ()
@@ -117,7 +116,6 @@ def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, 
 
 
 def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
-    """Read a budget of cost, for `Parsed`; add its mistake to `mistakes`."""
     try:
         return BatchCost.of(value)
     except ConfigError:
@@ -126,7 +124,6 @@ def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
 
 
 def read_peers(value: object, mistakes: list[Mistake]) -> PeerOptions | None:
-    """Read the nodes that share their caches, for `Parsed`; add its mistake to `mistakes`."""
     try:
         return PeerOptions.of(cast('Any', value))
     except ConfigError:
@@ -341,7 +338,6 @@ class _Outer(NamedTuple):
 
 
 def _how_to_write(cls: Any, value: object) -> str:
-    """The form to write instead of a text, for a section."""
     names = field_types(cls) if dataclasses.is_dataclass(cls) and isinstance(cls, type) else {}
     if not isinstance(value, str) or not names:
         return ''
@@ -357,7 +353,6 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass and their resolved annotations, constraints included."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -382,7 +377,6 @@ def unwrap(hint: Any) -> tuple[Any, Any]:
 
 
 def _inner_keys(cls: type, raw: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
-    """The keys of the sections within, of those that are given or always there."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, hint in field_types(cls).items():
         inner, constraint = unwrap(hint)

@@ -324,7 +324,6 @@ class Conversion:
         return report
 
     def _settings(self) -> dict[str, Any]:
-        """The plan of a new conversion, as JSON has it."""
         job = self._job
         plan = {
             'version': _VERSION,
@@ -377,7 +376,6 @@ class Conversion:
         return None
 
     def _set_plan(self, plan: dict[str, Any], columns: Mapping[str, str]) -> None:
-        """Take a plan, and add the size of rows that have these columns."""
         if isinstance(self._source, RowInputs):
             plan.setdefault(ROW_BYTES, measure(len(self._source), self._source.read, columns))
         self._plan = plan
@@ -445,7 +443,6 @@ class Conversion:
         return cut(self._job.inputs, self._job.size_limit)
 
     def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
-        """The tasks that are not finished, or whose inputs have changed."""
         stops = self._job.on_error == 'stop'
         for task in tasks:
             record = self._found.get(task.number)
@@ -548,7 +545,6 @@ class Conversion:
 
 
 def next_shard(keys: Collection[str]) -> int:
-    """The first number that is free for new shards beside these files."""
     numbers = (_NUMBERED.fullmatch(key) for key in keys)
     return 1 + max((int(number[1]) for number in numbers if number), default=-1)
 

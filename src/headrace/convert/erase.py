@@ -280,7 +280,6 @@ class _Erasure:
         return hits, found
 
     def write(self, hits: Hits, jobs: int) -> None:
-        """Store the new shards, and the plan to replace the old ones."""
         last: dict[str, int] = {}
         for folder, _, name in (key.rpartition('/') for key in self._keys):
             last[folder] = max(last.get(folder, -1), shard_number(name))
@@ -336,7 +335,6 @@ class _Erasure:
         return b''.join([*sizes, *values])
 
     def go_on(self, check: Callable[[], None]) -> None:
-        """Do what a plan says, if there is one."""
         self._list()  # again: from now on nobody else writes
         data = self.place.read_if_there(ERASURE)
         if data is None:
@@ -396,11 +394,7 @@ def _refusal(dataset: Place, name: str) -> ConfigError:
 
 
 def empty_value(name: str) -> bytes:
-    """The bytes of a value of a variable-size encoding that holds nothing, or as little as the encoding can read.
-
-    Raises:
-        ConfigError: no such value is known.
-    """
+    """The bytes of a value of a variable-size encoding that holds as little as can be; ConfigError: none is known."""
     encoding = get_mds_encoding(name)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # a picture without a file is encoded
@@ -427,7 +421,6 @@ def _name(shard: ShardInfo) -> str:
 
 
 def _endings(shard: ShardInfo) -> list[str]:
-    """The endings of the names of its files: raw, and compressed."""
     return ['', *(f'.{get_compression_extension(shard.compression or "")}' for file in shard.files if file.zip)]
 
 
@@ -436,13 +429,11 @@ def _files(shard: ShardInfo) -> list[str]:
 
 
 def _at_root(table: ShardTable, key: str) -> Iterable[ShardInfo]:
-    """The shards of an index, named as at the root of the dataset."""
     folder = key.rpartition('/')[0]
     return (shard.moved(folder) for shard in table) if folder else table
 
 
 def _below(shard: ShardInfo, folder: str) -> ShardInfo:
-    """A shard as the index of a folder names it."""
     (file,) = shard.files
     raw, packed = (
         info and replace(info, basename=info.basename.removeprefix(f'{folder}/')) for info in (file.raw, file.zip)

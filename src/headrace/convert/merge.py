@@ -175,7 +175,6 @@ def _named_parts(
 
 
 def _readable(url: Place | tuple[Place, Place]) -> str:
-    """The path or URL to read an index from, without a '/' at its end."""
     if not isinstance(url, tuple):
         return _plain(url)
     local = _plain(url[0])
@@ -190,7 +189,6 @@ def _plain(place: Place) -> str:
 
 
 def _below(folder: str, roots: Sequence[Place | None]) -> str:
-    """The folder of a part relative to that of the merged index."""
     for root in roots:
         if root is not None and f'{folder}/'.startswith(f'{_plain(root)}/'):
             return folder[len(_plain(root)) + 1 :]
@@ -393,7 +391,6 @@ def replace_index(place: StorePlace, index: bytes) -> str | None:
 
 
 def keep_index(place: StorePlace, index: bytes) -> str:
-    """Keep a copy of an index, unless there is one; its name."""
     kept = _kept(place)
     for name, size in kept.items():
         if size == len(index) and place.read(name) == index:

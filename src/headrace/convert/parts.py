@@ -55,12 +55,12 @@ _FLOATS: Final = {'float16', 'float32', 'float64', 'str_float'}
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    number: int  # of the task; parts stand in the index in this order
-    name: str  # its folder below `out`
-    samples: int  # number of samples in its shards
-    skipped: int  # number of samples that their columns could not store
-    reason: str  # why the first of them could not be stored
-    index: bytes  # the content of its index.json
+    number: int  # Number of the task, which orders the parts.
+    name: str  # Folder below `out`.
+    samples: int  # Samples in its shards.
+    skipped: int  # Samples that no column could store.
+    reason: str  # The error of the first of them.
+    index: bytes  # Content of its index.json.
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,6 @@ class PartedDataset:
             return True
 
     def _release(self) -> str:
-        """Remove the marks: from here on, no attempt begins. Returns the run's name."""
         assert self._claim is not None
         claim, store_claim = self._claim, self._store_claim
         self._claim = self._store_claim = None
@@ -310,7 +309,6 @@ def _shards(part: WrittenPart) -> Iterable[ShardInfo]:
 
 
 def _remove_folders(parent: Path, is_left: Callable[[str], bool]) -> None:
-    """Remove the folders whose names say that they do not count."""
     left: list[Path] = []
     reason = ''
     try:
@@ -342,7 +340,6 @@ def _plain(schema: pa.Schema) -> pa.Schema:
 
 
 def _is_of_engine(kind: pa.DataType) -> bool:
-    """Whether a type is of Python code, as Ray's are."""
     import pyarrow as pa
 
     return isinstance(kind, pa.ExtensionType)
@@ -427,12 +424,10 @@ def columns_of(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, S
 
 
 def _tensors(array: Any) -> Any:
-    """The values of a tensor type of Ray: one array ``[n, *shape]``, or a list of arrays."""
     return array.to_numpy_ndarray() if hasattr(array, 'to_numpy_ndarray') else list(array.to_numpy())
 
 
 def _array(row: Any) -> Any:
-    """The numbers of one value of a list type; other values as they are."""
     numbers = getattr(row, 'values', None)
     return row.as_py() if numbers is None or numbers.null_count else numbers.to_numpy(zero_copy_only=False)
 

@@ -87,7 +87,6 @@ def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT
 
 
 def check_hashes(file: BinaryIO, info: FileInfo) -> None:
-    """Check an open file against all checksums in the index whose algorithms headrace knows."""
     known = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
     if not known:
         return

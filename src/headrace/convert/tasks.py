@@ -154,7 +154,6 @@ class Job:
     meanings: Mapping[str, str] = field(default_factory=dict[str, str])
     """What columns mean; see `Schema.meanings`."""
     cost: str | None = None
-    """The column whose costs the shards store."""
     encoder: Callable[[], Encode] | None = None
     """Makes, in each worker, the function between the columns that are read and those that are written. None: none."""
 
@@ -447,7 +446,6 @@ class _Pool:
             one.connection.send(task)
 
     def _answer(self, one: _Process) -> TaskRecord:
-        """The record of a worker's task; raises its error, or that of its death."""
         answer: Any = None
         with contextlib.suppress(EOFError, OSError):
             # The pipe still holds the answer of a dead worker.

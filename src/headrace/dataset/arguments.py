@@ -81,18 +81,10 @@ def given_names() -> frozenset[str]:
 
 
 def check_kind(name: str, value: object, kind: str) -> None:
-    """Check that an argument is of its kind: that it is no text where a number belongs, for example.
+    """Check that an argument is of the kind of its annotation: an ArgumentError for text where a number belongs.
 
     `'false'` would count as True, and `'4'` would fail far from here. Numbers of NumPy and PyTorch are numbers; 0 and 1
-    are truth values; paths are texts.
-
-    Args:
-        name: the argument.
-        value: its value. None is of every kind.
-        kind: its annotation without `None`. Those of `_KINDS` are checked.
-
-    Raises:
-        ArgumentError: the value is of another kind.
+    are truth values; paths are texts; None is of every kind.
     """
     if value is None or kind not in _KINDS:
         return

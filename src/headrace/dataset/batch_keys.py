@@ -39,7 +39,6 @@ class ReservedKey:
     """The fix if the data has a column of that name, for messages."""
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that no column has this name."""
         if self.key in names:
             raise ConfigError(f'{self.what} under {self.key!r}, but the data has a column of that name. {self.instead}')
 
@@ -67,7 +66,6 @@ BadSamplePolicy = Literal['raise', 'skip']
 
 
 def parse_policy(value: object) -> BadSamplePolicy:
-    """A policy by its name; a ConfigError if there is none of it."""
     for policy in get_args(BadSamplePolicy):
         if value == policy:
             return policy
@@ -78,14 +76,10 @@ _OF_DATA: Final = ObjectNotFoundError, FormatError, ErasedError
 
 
 def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
-    """Whether an error means bad data of one sample.
+    """Whether an error means bad data of one sample; `from_user`: user's code, with exceptions of any class, read it.
 
     Errors of the store, the network, the disk, the memory or the arguments would hit any sample. To skip those would
     train on nothing while an outage lasts.
-
-    Args:
-        error: the error of reading a sample.
-        from_user: whether a user's code read it, whose exceptions may be of any class.
     """
     for cause in _causes(error):
         if isinstance(cause, MemoryError):
@@ -96,7 +90,6 @@ def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes: a user's exception may wrap one of headrace's."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -141,7 +134,6 @@ def pick_rows(part: Any, picked: list[int], rows: int) -> Any:
 
 
 def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool = False) -> Any:
-    """Apply `take` to each tensor, array, and list or tuple of rows."""
     if has_rows(part):
         return take(part)
     if isinstance(part, Mapping):
@@ -160,7 +152,6 @@ def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool =
 
 
 def has_rows(part: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a part is a tensor or array with at least one dimension, that of its rows."""
     return isinstance(part, (torch.Tensor, np.ndarray)) and part.ndim > 0
 
 
@@ -259,14 +250,7 @@ LossWeight = Literal['samples', 'cost']
 
 
 def loss_weights(plan: BatchPlan, k: int, ids: npt.NDArray[np.int64], costs: CostsOf | None) -> npt.NDArray[np.float32]:
-    """The weights of a replica's rows of batch k, as `LOSS_WEIGHT` says; float32[rows].
-
-    Args:
-        plan: the batches.
-        k: the batch's number there.
-        ids: its samples, int64[rows].
-        costs: the costs of samples, for a mean by cost; None: each sample counts the same.
-    """
+    """The weights of a replica's rows of batch k, float32[rows], by `costs` if given; see `LOSS_WEIGHT`."""
     samples = total = sum(end - begin for begin, end in plan.spans(k, k + 1))
     own: Any = 1
     if costs is not None:

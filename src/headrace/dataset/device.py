@@ -109,13 +109,11 @@ class GpuCopies:
 
 
 def copies_to(device: Device | None) -> GpuCopies | None:
-    """Copies to the GPU that `device` names, if it names one; a ConfigError if there is no GPU."""
     gpu = gpu_of(device)
     return None if gpu is None else GpuCopies(gpu)
 
 
 def pinned(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-    """The batches in pinned memory, where there is a GPU."""
     if not torch.cuda.is_available():
         return batches
     return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]

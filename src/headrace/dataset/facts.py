@@ -18,7 +18,6 @@ _MOST = 8
 
 
 def dataset_facts(dataset: StreamingDataset) -> Facts:
-    """Streams, columns, epoch and order."""
     streams = list(dataset.streams)
     rows = [
         (stream.name or f'stream {number}', stream_text(stream, weight=len(streams) > 1))
@@ -46,7 +45,6 @@ def _bounded(dataset: StreamingDataset, size: str) -> str:
 
 
 def loader_facts(loader: StreamingDataLoader) -> Facts:
-    """Batches and position, then the dataset."""
     title, rows = dataset_facts(loader.dataset)
     fixed = '' if loader.fixed_epoch is None else f'; every pass reads epoch {loader.fixed_epoch}'
     try:

@@ -23,13 +23,9 @@ from headrace.order import BatchPlan
 
 
 def samples_of_pass(source: SampleSource, begin_pass: Callable[..., BatchPlan]) -> Iterator[Any]:
-    """This worker's samples of a dataset's next epoch.
+    """This worker's samples of a dataset's next epoch; `begin_pass` as `StreamingDataset.begin_pass`.
 
     A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
-
-    Args:
-        source: the samples.
-        begin_pass: as `StreamingDataset.begin_pass`.
     """
     worker = get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)

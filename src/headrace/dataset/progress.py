@@ -82,17 +82,10 @@ class Progress:
         return self._pass(passes)
 
     def take_turn(self, reader: object, *, evaluates: bool) -> object:
-        """Begin a pass of a reader, unless it and another one move each other's position.
+        """Begin a pass of a reader, a loader or the position of a training; returns the pass' `turn`.
 
-        Args:
-            reader: the loader, or the position of a training; must allow weak references.
-            evaluates: whether all its passes are the same epoch.
-
-        Returns:
-            The pass' `turn`.
-
-        Raises:
-            ConfigError: another reader has had a pass since this one's, or one of them evaluates and the other trains.
+        `evaluates`: all its passes are the same epoch. ConfigError: another reader has had a pass since this one's, or
+        one of them evaluates and the other trains.
         """
         self._claim()
         last, other_evaluates = self._reader or (lambda: None, evaluates)
@@ -106,7 +99,6 @@ class Progress:
 
     @staticmethod
     def refuse_turns() -> NoReturn:
-        """Raise a ConfigError: two passes over the dataset take turns."""
         raise ConfigError(
             'A StreamingDataset has one position, but two loaders read the same one in turns, and each moves the '
             "other's position. Make a StreamingDataset for each loader."
@@ -118,7 +110,6 @@ class Progress:
         return passes > 0 and self._pass(passes - 1)[0] > epoch
 
     def end(self, epoch: int) -> None:
-        """End the pass of `epoch`, at its last sample or before."""
         self._slots[_ENDED] = epoch + 1
 
     def ended(self, *, rank: int) -> bool:
@@ -131,7 +122,6 @@ class Progress:
 
     @property
     def is_at_exit(self) -> bool:
-        """Whether the process that counts here is at its end."""
         return bool(self._slots[_AT_EXIT])
 
     def _pass(self, passes: int) -> tuple[int, int]:
@@ -143,7 +133,6 @@ class Progress:
         return self._pass(max(int(self._cells(rank).max()) - 1, 0))
 
     def next(self, *, rank: int) -> tuple[int, int]:
-        """Epoch and first sample of the next pass."""
         return self._pass(int(self._cells(rank).max()))
 
     def begun(self, *, rank: int, worker: int | None = None) -> bool:
@@ -176,7 +165,6 @@ class Progress:
 
     @property
     def seconds_stalled(self) -> float:
-        """Seconds that the trainer has waited for late batches."""
         return int(self._slots[_STALLED]) / 1e9
 
     @seconds_stalled.setter

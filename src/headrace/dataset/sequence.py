@@ -116,11 +116,7 @@ class SampleSequence:
         return self.order_config.seed
 
     def __len__(self) -> int:
-        """Samples of an epoch that one rank gets.
-
-        Raises:
-            TypeError: the epoch has no end.
-        """
+        """Samples of an epoch that one rank gets; TypeError: it has no end."""
         if not self.has_length:
             raise TypeError('This dataset has no length: its epoch does not end.')
         return math.ceil(self.epoch_size / self.topology.replicas)

@@ -32,7 +32,6 @@ class ReadCounts(NamedTuple):
     """A worker's reads of some streams since its start."""
 
     process: int
-    """Its id."""
     streams: npt.NDArray[np.integer[Any]]
     """[n], their numbers."""
     counts: CountTable
@@ -213,7 +212,6 @@ class LoaderCounters:
     """The counters of one loader, in the process that iterates."""
 
     def __init__(self, names: Sequence[str], here: CacheCounters, *, is_packed: bool) -> None:
-        """Take the streams' names, and this process' counters of their reads."""
         self._names, self._packs = tuple(names), is_packed
         self._here, self._before = here, here.table()
         self._read = np.zeros_like(self._before)
@@ -269,11 +267,7 @@ class LoaderCounters:
                 self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
 
     def hand_out(self, received: WorkerBatch, own_samples: int) -> float:
-        """Count a batch for the trainer; its first own_samples rows are no padding.
-
-        Returns:
-            Seconds that the trainer waited for it, if they count as a stall.
-        """
+        """Count a batch whose first `own_samples` rows are no padding; returns the seconds that it stalled training."""
         self._handed_out = now = time.perf_counter()
         waited = now - self._asked
         self._seconds_waiting += waited
@@ -431,7 +425,6 @@ class MixtureCounts:
             self._counts[stream.name] = StreamCount(had.samples + count, had.promised + share)
 
     def add(self, counts: Mapping[str, StreamCount]) -> None:
-        """Add counts from elsewhere, such as those of a checkpoint."""
         for name, count in counts.items():
             had = self._counts.get(name, StreamCount(0, 0.0))
             self._counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)

@@ -86,16 +86,13 @@ class LoaderPosition:
         """Count nothing: the tracker counts the batches of several loaders together."""
 
     def next(self) -> tuple[int, int]:
-        """The place where the next pass begins."""
         return self.dataset.progress.next(rank=self.dataset.topology.rank)
 
     def move(self, epoch: int, start: int) -> None:
-        """Have the next pass begin at a place."""
         self.dataset.progress.load(epoch, start)
         self.forget_plans()
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
-        """The batches from a place to the end of its epoch."""
         size, remainder = self.global_batch_size, self.remainder
         key = epoch, start, size, remainder, self.dataset.topology, self.dataset.run
         plan = self._plans.get(key)
@@ -108,7 +105,6 @@ class LoaderPosition:
         return plan
 
     def check_rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:
-        """Raise what `rescale` would raise."""
         batches = self.dataset.batch_spec(
             global_batch_size=self.global_batch_size or None, remainder=self.remainder, topology=topology
         )
@@ -305,7 +301,6 @@ class PositionTracker:
         return self._pass
 
     def _repeats(self, begun: Pass) -> bool:
-        """Whether nothing of a pass was trained."""
         return not (begun.trained or begun.is_over)
 
     @property
@@ -369,14 +364,7 @@ class PositionTracker:
         limit: int | float | None = None,
         most: int | None = None,
     ) -> int:
-        """Batches of a pass from these places to its end.
-
-        Args:
-            places: where the loaders are.
-            first_epochs: in which epochs they were when it began.
-            limit: as the property, which is the default.
-            most: count no further.
-        """
+        """Batches of a pass, begun in `first_epochs`, from these places to its end; `most`: count no further."""
         limit = self.limit if limit is None else limit
         lengths = [
             loader.batches_left(*place, limit, most)
@@ -498,20 +486,14 @@ class PositionTracker:
 
 
 class PositionSnapshot(NamedTuple):
-    """The point that the training has reached."""
-
     places: Places
-    """The loaders' places to continue from."""
     first_epochs: Sequence[int]
-    """The loaders' epochs at the beginning of their pass."""
     is_over: bool
     """Whether a pass ends there."""
 
 
 @dataclasses.dataclass(slots=True)
 class Pass:
-    """A pass over the data, and its progress."""
-
     places: Places
     """The loaders' places at its start, or at a resume."""
     first_epochs: Sequence[int]
@@ -538,13 +520,7 @@ def _described(names: Mapping[str, Any] | Sequence[str], mode: str | None) -> st
 
 
 def describe_start(places: Iterable[tuple[str, int, int]], saved_ranks: int | None, ranks: int) -> str:
-    """A line about the place where a resumed training continues.
-
-    Args:
-        places: of each loader: its name ('' if there is one), epoch and sample.
-        saved_ranks: those that saved the checkpoint; None: unknown.
-        ranks: of now.
-    """
+    """A line about the place where a training continues; `places`: of each loader, its name, epoch and sample."""
     at = ', '.join(f'{name} at epoch {epoch}, sample {sample}'.lstrip() for name, epoch, sample in places)
     changed = '' if saved_ranks in (None, ranks) else f' (checkpoint of {count_text(saved_ranks, "rank")}, now {ranks})'
     return f'the data continue {at}{changed}'

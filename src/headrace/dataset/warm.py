@@ -20,8 +20,6 @@ _CHUNK = 64  # batches whose shards are looked up together
 
 @dataclass(frozen=True)
 class WarmReport:
-    """What `warm` did."""
-
     shards: int
     """Shards that the batches need on this node."""
     fetched: int

@@ -135,7 +135,6 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
 
 
 def _largest_part(config: LoaderConfig) -> tuple[str, float]:
-    """The work that takes most of a process' time, and its share."""
     profile = cProfile.Profile(time.process_time)  # on a clock, each part has the pauses for other programs, too
     batches = _for_ever(_loader(config, 0))
     next(batches)  # opens the first shards

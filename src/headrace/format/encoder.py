@@ -82,10 +82,7 @@ class CollectedShard:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Encoded samples that are not yet in a shard."""
-
     sizes: IntArray
-    """Bytes of each sample."""
     pieces: Callable[[int, int], Iterable[Piece]]
     """The bytes of samples from one row to before another. They are copied before the next piece is asked for."""
 
@@ -119,7 +116,6 @@ def check_hashes(hashes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_size_limit(size_limit: int | str | None) -> int | None:
-    """Bytes of a shard, or None for no limit."""
     if size_limit is None:
         return None
     limit = bytes_to_int(size_limit)
@@ -376,7 +372,6 @@ class ShardEncoder(ABC):
                 self._memory.add(piece)
 
     def _cut_before(self, size: int) -> CollectedShard | None:
-        """The shard that ends because a sample does not fit into it."""
         # A sample above the limit is alone in its shard; no empty shard precedes it.
         begin = self._size if self.size_limit is None else self._empty_size
         if begin + self._sample_overhead + size > self._largest:

@@ -55,7 +55,6 @@ def _fold(name: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value's text in a message; cut if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + '...'
 

@@ -130,7 +130,6 @@ class Generation:
         return f'{self.digest} from shard {self.first}' if self.first else self.digest
 
     def is_in(self, path: Path) -> bool:
-        """Whether the index at a path begins with it."""
         try:
             return self.shards_in(path.read_bytes()) is not None
         except (OSError, ValueError, NotAnObjectError):
@@ -172,11 +171,8 @@ class IndexFile:
     ) -> None:
         """Touches no file.
 
-        Args:
-            source: path or URL, for messages.
-            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
-            wanted: the shards to offer, if the index begins with them; None: all.
-            only_grows: nobody writes other data under the name of a shard that was there before.
+        `wanted`: the shards to offer, if the index begins with them; None: all. `only_grows`: nobody writes other data
+        under the name of a shard that was there before.
         """
         self.shards = ShardTable.empty()
         """All shards."""
@@ -257,7 +253,6 @@ def after_erasure(data: bytes, new: Mapping[str, ShardInfo]) -> bytes:
 
 
 def _without_erased(data: bytes) -> tuple[dict[str, Any], str]:
-    """The `erased` of an index, and its text without."""
     text = data.decode()
     begin = skip(text, 0)
     if text.startswith(_ERASED, begin):

@@ -203,8 +203,6 @@ def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, st
 
 
 class Erasure(NamedTuple):
-    """The erased rows of a shard."""
-
     rows: tuple[int, ...] = ()
     """Ascending."""
     was: str = ''

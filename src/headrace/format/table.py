@@ -101,11 +101,9 @@ class Kind:
     files: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...]
     """The hash algorithms of each file, raw and compressed; None for a missing one."""
     made_from: str | None = None
-    """See `ShardInfo.made_from`."""
     algorithms: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
     """The same for each stored file, in this order: raw data, compressed data, raw meta, compressed meta."""
     num_digests: int = field(init=False, repr=False, compare=False)
-    """Digests of all files of a shard."""
 
     def __post_init__(self) -> None:
         stored = tuple(algorithms for file in self.files for algorithms in file if algorithms is not None)

@@ -27,13 +27,13 @@ _DEEPEST: Final = 3  # folders between a given one and a stream's
 @dataclass(frozen=True)
 class CacheContent:
     folder: Path
-    remote: str  # as the folder's marker has it, without credentials; empty: headrace has not filled the folder
-    num_shards: int  # shards of the remote, by the index in the folder
-    num_present: int  # shards with files in the folder
-    bytes: int  # bytes of these files
-    num_in_use: int  # present shards that a process holds a lease on, or is about to remove
-    num_fetches: int  # fetches under way
-    fetch_bytes: int  # bytes that fetches have reserved or written, those of killed processes included
+    remote: str  # URL of the marker, without credentials; empty: not filled by headrace.
+    num_shards: int  # Shards in the index.
+    num_present: int  # Shards with files.
+    bytes: int  # Bytes of these files.
+    num_in_use: int  # Present shards under a lease, or under removal.
+    num_fetches: int  # Running fetches.
+    fetch_bytes: int  # Bytes of fetches, those of killed processes included.
 
     def to_json(self) -> dict[str, Any]:
         return _plain(self)
@@ -42,10 +42,10 @@ class CacheContent:
 @dataclass(frozen=True)
 class Removal:
     folder: Path
-    num_removed: int  # shards that are gone
-    bytes: int  # their bytes
-    num_in_use: int  # shards that stay, since a process uses them
-    num_links: int  # shards that stay, since a file of theirs is a symbolic link
+    num_removed: int  # Removed shards.
+    bytes: int  # Bytes of these shards.
+    num_in_use: int  # Shards in use, which stay.
+    num_links: int  # Shards with a symbolic link, which stay.
 
     def to_json(self) -> dict[str, Any]:
         return _plain(self)

@@ -82,17 +82,9 @@ def measure(
 ) -> list[CostSummary]:
     """Measure the costs of streams for the runs of this machine, unless they are kept; a killed call goes on.
 
-    Args:
-        streams: as the runs have them. With other columns or selections costs are measured again.
-        column: for streams that name no `cost`.
-        jobs: concurrent shards of a stream.
-        cache_limit: bytes that their folders may take together; None: no limit.
-        allow_unsafe_types: whether to open data with pickled columns.
-        progress: called with the numbers of measured shards and of all.
-
-    Raises:
-        StreamError: a stream has no cost, or one that is no column of it.
-        HeadraceError: the data cannot be read.
+    With other columns or selections than the runs', costs are measured again. `column` is for streams that name no
+    `cost`. `progress` gets the numbers of measured shards and of all. StreamError: a stream has no cost, or one that is
+    no column of it.
     """
     counts = dict[str, tuple[int, int]]()
 

@@ -38,13 +38,9 @@ class HasPosition(Protocol):
     """The part of a `StreamingDataModule` that the callback uses."""
 
     @property
-    def position(self) -> TrainPosition | None:
-        """The position of the training loaders; None before there are any."""
-        ...
+    def position(self) -> TrainPosition | None: ...
 
-    def bind(self, trainer: Trainer) -> None:
-        """Take the topology of a trainer."""
-        ...
+    def bind(self, trainer: Trainer) -> None: ...
 
 
 class PositionCallback(Callback):

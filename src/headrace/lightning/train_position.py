@@ -210,7 +210,6 @@ class TrainPosition(PositionTracker):
         self._loaded_ranks, self._done = state.get('ranks'), state.get('epoch_batches')
 
     def describe_start(self) -> str:
-        """A line about the place where a resumed training continues."""
         places = [(loader.name, *place) for loader, place in zip(self.loaders, self.next(), strict=True)]
         return describe_start(places, self._loaded_ranks, self.loaders[0].dataset.topology.world_size)
 

@@ -35,11 +35,9 @@ def padding_share(parts: Sequence[IntArray]) -> float:
 
 
 def slowest_share(batches: Sequence[Sequence[IntArray]], power: float = 1.0) -> float:
-    """The work of the rank with the most as a multiple of the mean rank's, the mean over batches; at least 1.
+    """The most work of a rank as a multiple of the mean rank's, the mean over `batches`: costs by batch and rank.
 
-    Args:
-        batches: by batch and rank, the costs of its rows, int64[rows].
-        power: a row's work is its cost to this power.
+    A row's work is its cost to this power.
     """
     work = [[float((rows.astype(np.float64) ** power).sum()) for rows in ranks] for ranks in batches]
     return float(np.mean([max(ranks) * len(ranks) / sum(ranks) if any(ranks) else 1.0 for ranks in work]))

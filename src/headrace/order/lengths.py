@@ -50,17 +50,13 @@ CostsOf: TypeAlias = 'Callable[[IntArray], IntArray]'
 
 
 class Costs(Protocol):
-    """The costs of a dataset's samples."""
-
     @property
     def digest(self) -> str:
         """The identity of all of them, for checkpoints."""
         ...
 
     @property
-    def largest(self) -> int:
-        """The largest of them."""
-        ...
+    def largest(self) -> int: ...
 
     def __call__(self, ids: IntArray) -> IntArray:
         """Return the costs int64[n] of global sample ids int64[n]."""
@@ -278,10 +274,9 @@ class BucketedOrder(Order):
 
 
 class WindowCuts(Cuts):
-    """Batches of a `BucketedOrder` that are cut by cost. A window is cut when a batch of it is asked for.
+    """Batches of a `BucketedOrder` that are cut by cost, each window when a batch of it is asked for.
 
-    Raises:
-        ConfigError: the first position is in the middle of a batch.
+    ConfigError: the first position is in the middle of a batch.
     """
 
     __slots__ = ('_before', '_cut', '_first', '_order', '_start', '_unskipped')
@@ -357,11 +352,7 @@ class WindowCuts(Cuts):
 
 
 def check_batch_cost(cost: BatchCost | None, costs: Costs, skip: Skip) -> None:
-    """Check that the budget has room for the fewest rows of the longest sample, and that `skip` counts samples.
-
-    Raises:
-        ConfigError: it has not, or `skip` does not.
-    """
+    """Raise a ConfigError unless the budget has room for the longest sample, and `skip` counts samples."""
     if cost is None:
         return
     most = cost.multiple * costs.largest
@@ -379,11 +370,7 @@ def check_batch_cost(cost: BatchCost | None, costs: Costs, skip: Skip) -> None:
 
 
 def check_balance(balance: float | None, config: OrderConfig) -> None:
-    """Check the power of `balance`, and that the order has batches whose rows can be dealt by cost.
-
-    Raises:
-        ConfigError: it is no power, or the order has none.
-    """
+    """Raise a ConfigError unless `balance` is a power, and the order has batches whose rows can be dealt by cost."""
     if balance is None:
         return
     if balance is True or not 0 < balance < 10:

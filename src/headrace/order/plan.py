@@ -59,8 +59,6 @@ CutFrom: TypeAlias = 'Callable[[int, UnskippedPositions, Remainder], Cuts]'
 
 
 class EqualCuts(Cuts):
-    """Batches of one size."""
-
     __slots__ = ('_count', '_first')
 
     def __init__(self, first: int, end: int, size: int, remainder: Remainder) -> None:

@@ -51,7 +51,6 @@ class Order(ABC):
         return [(self.first, self.mixture)]
 
     def __len__(self) -> int:
-        """Return the number of positions, the epoch's size."""
         return self.mixture.epoch_size
 
     @abstractmethod

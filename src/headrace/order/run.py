@@ -53,8 +53,6 @@ _OTHER_RUN = 'the decisions belong to a run that began with other streams, weigh
 
 
 class RunArguments(NamedTuple):
-    """The arguments of a run, before defaults are filled in."""
-
     order: OrderConfig
     epoch_size: int | None
     schedule: Schedule | None
@@ -111,20 +109,20 @@ class Run:
         """The streams and what an epoch draws from each."""
         self._frozen: OrderConfig | None = None
         self._initial_nodes: int | None = None
-        self._start: tuple[object, ResumeState] | None = None  # a state of this run at another position
-        self._foreign: tuple[int, int] | None = None  # place of a loaded state that MosaicML Streaming wrote
-        self._dealt: tuple[int, tuple[int, ...]] | None = None  # epoch of the loaded state, and its batches
-        self.last_batches: BatchSpec | None = None  # of the last plan
-        self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
-        self._counted: tuple[BatchSpec, int] | None = None  # batches of an epoch
+        self._start: tuple[object, ResumeState] | None = None  # State of this run at another position.
+        self._foreign: tuple[int, int] | None = None  # Place of MosaicML Streaming's loaded state.
+        self._dealt: tuple[int, tuple[int, ...]] | None = None  # Epoch and batches of the loaded state.
+        self.last_batches: BatchSpec | None = None  # Those of the last plan.
+        self._unchecked: Ranges = ()  # Ranges that a checkpoint's run skips, until batches are known.
+        self._counted: tuple[BatchSpec, int] | None = None  # Batches of an epoch.
         self._order: tuple[object, Order] | None = None
         self._given = tuple(decisions)
         self.decisions: tuple[Decision, ...] = self._given
         """All that are known, in the order of their positions; those ahead, too."""
-        self._stages = [self.mixture]  # and the mixtures that decisions have made of it
-        self._staged: OrderConfig | None = None  # what they were made for
-        self._applied = 0  # decisions that these know
-        self._since = 0  # samples of the run before the configured mixture took over from another one
+        self._stages = [self.mixture]  # Mixtures that decisions make of it follow.
+        self._staged: OrderConfig | None = None  # Their configuration.
+        self._applied = 0  # Decisions in these mixtures.
+        self._since = 0  # Samples of the run before a takeover.
         if decisions:
             self._check_decisions(asked)
             if not are_of(decisions, base_digest(self.mixture, asked.seed, 0)):

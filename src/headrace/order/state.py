@@ -317,11 +317,7 @@ class ResumeState:
 
 
 def decisions_in(given: Sequence[Any] | Mapping[str, Any]) -> tuple[Decision, ...]:
-    """Read decisions from a list, or from a document that `find_state` takes.
-
-    Raises:
-        ConfigError, ResumeError: it is neither.
-    """
+    """Read decisions from a list, or from a document for `find_state`; ConfigError, ResumeError: it is neither."""
     return ResumeState.from_dict(find_state(given)).decisions[0] if isinstance(given, Mapping) else decisions_of(given)
 
 

@@ -162,11 +162,7 @@ class BatchSpec:
 
 
 def refuse_uneven(batches: BatchSpec, setting: str) -> None:
-    """Refuse an order that cannot deal uneven rows, which ``setting`` names.
-
-    Raises:
-        ConfigError: uneven rows are asked for.
-    """
+    """Raise a ConfigError if uneven rows are asked for of an order that cannot deal them, which ``setting`` names."""
     if batches.uneven is not None:
         raise ConfigError(
             f"`uneven` needs the native order, and batching_method 'random' or 'stratified', but got {setting}, where "
@@ -177,15 +173,7 @@ def refuse_uneven(batches: BatchSpec, setting: str) -> None:
 def check_batch_size(size: int, topology: Topology, uneven: Uneven | None = None, name: str = '') -> None:
     """Check that the replicas can share a global batch of ``size`` samples: equally, or a row for each if ``uneven``.
 
-    Args:
-        size: samples of the batch.
-        topology: the replicas.
-        uneven: how they share a batch that they do not divide.
-        name: whose batch it is, for the message.
-
-    Raises:
-        ConfigError: there is no such ``uneven``.
-        TopologyError: they cannot.
+    `name`: whose batch it is, for messages. ConfigError: there is no such ``uneven``. TopologyError: they cannot.
     """
     if uneven not in (None, *get_args(Uneven)):
         raise ConfigError(f'uneven must be one of {list(get_args(Uneven))}, or None, got {uneven!r}.')

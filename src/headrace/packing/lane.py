@@ -98,7 +98,6 @@ class Lane:
 
     @property
     def next_row(self) -> int:
-        """The next sequence that it can deliver."""
         return self._next_row
 
     @property

@@ -46,7 +46,6 @@ class DeliveredSequences:
         self.update({number: table[begin:end] for number, (begin, end) in zip(numbers, bounds, strict=True)})
 
     def update(self, tables: Mapping[int, PieceTable]) -> None:
-        """Remember sequences that another rank delivered."""
         for number, table in tables.items():
             self._tables[number] = table
             self._tables.move_to_end(number)

@@ -100,7 +100,6 @@ class PackedRun(Run):
 
     @property
     def lane_count(self) -> int | None:
-        """Number of lanes, if it is known."""
         return None if self._lanes is None else self._lanes.count
 
     def _make_lanes(self, count: int) -> Lanes:

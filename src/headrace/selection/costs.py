@@ -52,7 +52,6 @@ _log = logger_of(__name__)
 @dataclass(frozen=True, slots=True)
 class Measuring:
     jobs: int = 8
-    """Concurrent shards."""
     progress: Callable[[str, int, int], None] = lambda *_: None
     """Called with the stream, and the numbers of its measured shards and of all."""
 
@@ -128,7 +127,6 @@ class DatasetCosts:
 
 
 def check_cost(column: str, infos: Sequence[ShardInfo], title: str) -> None:
-    """Refuse a `cost` that names no column."""
     for schema in {id(info.schema): info.schema for info in infos}.values():
         if column not in schema.names:
             raise StreamError(

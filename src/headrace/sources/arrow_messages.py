@@ -45,7 +45,6 @@ class Message:
     start: int
     """Offset of its first byte."""
     body: int
-    """Offset of its body."""
     end: int
     rows: int = 0
     """Rows of a record batch."""

@@ -60,7 +60,6 @@ _MAX_DEPTH: Final = 64
 class ArrowColumn:
     name: str
     encoding: str
-    """Its MDS encoding."""
     convert: _Convert
     """Makes values for the encoding of an Arrow array."""
 
@@ -422,7 +421,6 @@ def _decode_runs(array: Any) -> Any:
 
 
 def _require_values(array: Any, rows_of: Callable[[int], int] = lambda row: row) -> None:
-    """Refuse an array with nulls."""
     if array.null_count:
         nulls = np.asarray(array.is_null().to_numpy(zero_copy_only=False))
         raise NullValueError(rows_of(int(np.flatnonzero(nulls)[0])))
@@ -454,7 +452,6 @@ def _as_integers(array: Any) -> Any:
 
 
 def _texts_or_bytes(array: Any) -> list[Any]:
-    """Text as str, binary values as bytes."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -543,7 +540,6 @@ def _lists_of_files(array: Any) -> list[list[bytes]]:
 
 
 def _json_values(array: Any, plain: pa.DataType) -> list[Any]:
-    """Objects that JSON can express."""
     import pyarrow as pa
     from pyarrow import types
 

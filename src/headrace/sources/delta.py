@@ -61,11 +61,7 @@ _FEATURES: Final = frozenset(
 
 
 def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """See `SourceFormat.find`: all objects of the table.
-
-    Raises:
-        FormatError: there are several tables.
-    """
+    """See `SourceFormat.find`: all objects of the table; FormatError: there are several tables."""
     keys = (info.key for info in objects if _LOG in info.key)
     roots = dict.fromkeys(
         key[: key.index(_LOG)] for key in keys if _COMMIT.fullmatch(key[key.index(_LOG) + len(_LOG) :])
@@ -232,14 +228,10 @@ def _fetch(store: Store, wanted: Iterable[ObjectInfo], cut: int, folder: Path) -
 
 
 def _read(folder: Path) -> tuple[list[str], dict[str, IntArray], pa.RecordBatch, pa.Schema, dict[str, Any]]:
-    """Read a log in a process of its own.
+    """Read a log in a process of its own; ValueError: it cannot be read.
 
-    Returns:
-        The paths of the files as URLs, the deleted rows by path, the keys of partitions with a row for each file, the
-        columns, and what readers must know.
-
-    Raises:
-        ValueError: the log cannot be read.
+    Returns the paths of the files as URLs, the deleted rows by path, the keys of partitions with a row for each file,
+    the columns, and what readers must know.
     """
     import pyarrow as pa
 

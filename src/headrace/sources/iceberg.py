@@ -38,11 +38,7 @@ _LARGEST: Final = 1 << 30
 
 
 def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """See `SourceFormat.find`: all objects of the table.
-
-    Raises:
-        FormatError: there are several tables.
-    """
+    """See `SourceFormat.find`: all objects of the table; FormatError: there are several tables."""
     roots = dict.fromkeys(match[1] for info in objects if (match := _METADATA.fullmatch(info.key)))
     if len(roots) > 1:
         names = ', '.join(root or 'the folder itself' for root in [*roots][:5])
@@ -184,7 +180,6 @@ class _Table:
         return next((self._root + plain[len(base) + 1 :] for base in bases), None)
 
     def _info(self, path: str) -> ObjectInfo:
-        """The object of a location."""
         key = self._key(path)
         if key is None:
             raise FormatError(

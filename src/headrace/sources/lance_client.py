@@ -45,11 +45,8 @@ class LanceFile(NamedTuple):
 def ask_lance(files: Iterable[LanceFile], asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
     """What `lance_process` answers about a dataset of these files.
 
-    Raises:
-        ShardError: Lance cannot read the data.
-        StorageError: its process was killed, or cannot start.
-        DiskFullError: the files have no room.
-        MissingDependencyError: it is not installed.
+    ShardError: Lance cannot read the data. StorageError: its process was killed, or cannot start. DiskFullError: the
+    files have no room.
     """
     if importlib.util.find_spec('lance') is None:
         raise MissingDependencyError(

@@ -40,7 +40,6 @@ def describe(dataset: Any) -> Iterable[pa.RecordBatch]:
 
 
 def _ids(field: Any) -> list[int]:
-    """The ids of a field and of all within it."""
     return [field.id(), *(found for child in field.children() for found in _ids(child))]
 
 

@@ -156,8 +156,6 @@ def _utf8_pieces(chunks: Iterable[bytes], where: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How CSV is written."""
-
     delimiter: str
     quote: str = '"'
     """The character around fields; '': none, so that quotes are text."""
@@ -381,7 +379,6 @@ _CASTS: Final[dict[str, Callable[[str], Any]]] = {'int': int, 'float64': float}
 def text_columns(
     rows: Sequence[Sequence[str]], header: Sequence[str], encodings: dict[str, str]
 ) -> dict[str, list[Any]]:
-    """The columns of rows of CSV, for their encodings."""
     found: dict[str, list[Any]] = {}
     for name, encoding in encodings.items():
         column = header.index(name)

@@ -52,13 +52,7 @@ _BATCH_BYTES: Final = 8 << 20
 
 
 class LineFormat:
-    """The `SourceFormat` of objects of JSON.
-
-    Args:
-        name: the format.
-        names: pattern of the names of its files.
-        separator: of the fields of a row; empty for objects of JSON.
-    """
+    """The `SourceFormat` of objects of JSON; `names`: pattern of files' names; `separator`: of fields, '' for JSON."""
 
     def __init__(self, name: str, names: str, separator: str = '') -> None:
         self.NAME = name

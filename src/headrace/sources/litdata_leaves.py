@@ -72,7 +72,6 @@ class LitdataColumn:
     """Why no encoding can store it."""
 
     def leaves(self) -> list[int]:
-        """The numbers of the leaves that it needs."""
         return _leaves_of(self.node)
 
 
@@ -160,7 +159,6 @@ def _as_dict(typed: Any) -> dict[str, Any]:
 
 
 def data_formats(config: Mapping[str, Any]) -> list[str]:
-    """The serializers of the leaves."""
     formats = config.get('data_format')
     if not isinstance(formats, list) or not 0 < len(cast('list[Any]', formats)) <= _MAX_LEAVES:
         raise FormatError(f'`data_format` of an index of litdata is a list of names, but got {formats!r:.80}.')
@@ -379,7 +377,6 @@ def children(node: dict[str, Node] | list[Node] | None) -> list[tuple[str, Node]
 
 
 def _leaves_of(node: Node) -> list[int]:
-    """The numbers of the leaves below a node."""
     return [node] if isinstance(node, int) else [leaf for _, child in children(node) for leaf in _leaves_of(child)]
 
 
@@ -441,7 +438,6 @@ class _ValueReader:
         return found
 
     def scalar(self, kind: int, tag: int) -> Any:
-        """Text, int, float, bool or None."""
         if kind == 0:
             return self.text()
         if kind in {1, 2}:

@@ -100,11 +100,7 @@ def index_files(
     table: TableFiles | None,
     format_name: str = NAME,
 ) -> ParquetSource:
-    """Index Parquet files, of which a table may say more.
-
-    Raises:
-        FormatError, StreamError: see `SourceFormat.index`.
-    """
+    """Index Parquet files, of which a table may say more; errors as those of `SourceFormat.index`."""
     pa = import_pyarrow('Parquet files')
     base = store.url.rstrip('/')
     found = _FooterTable(columns, table)
@@ -486,12 +482,7 @@ def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 class RangeFile:
-    """The file interface that pyarrow reads from. Reads copy nothing.
-
-    Args:
-        ranges: offset and size of each range, ascending, without overlap.
-        data: the bytes of the ranges, one after another.
-    """
+    """The file interface that pyarrow reads from; `ranges` ascend without overlap. Reads copy nothing."""
 
     closed = False
 

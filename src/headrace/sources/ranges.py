@@ -34,7 +34,6 @@ class ByteRange:
     key: str
     """The object, relative to the store's root."""
     offset: int
-    """The first byte."""
     size: int
     """Number of bytes. The object has them."""
     etag: str = ''
@@ -44,14 +43,10 @@ class ByteRange:
 def read_ranges(
     store: Store, ranges: Iterable[ByteRange], *, retry: Retry = PATIENT, requests: int = REQUESTS, window: int = WINDOW
 ) -> Iterator[bytes]:
-    """The bytes of each range, in the order of the ranges.
+    """The bytes of each range, in the order of the ranges, which are taken as they are needed.
 
-    `ranges`: the bytes to read; taken as they are needed.
-    `window`: bytes that are read ahead of the caller, at most, or one range.
-
-    Raises:
-        ChecksumError: an object is shorter than its range, or was replaced.
-        StorageError: the store failed, `TransferError` after all attempts.
+    `window`: bytes that are read ahead of the caller, at most, or one range. ChecksumError: an object is shorter than
+    its range, or was replaced.
     """
     waiting: deque[tuple[int, Future[bytes]]] = deque()
     ahead = 0
@@ -69,7 +64,6 @@ def read_ranges(
 
 
 def read_range(store: Store, wanted: ByteRange, *, retry: Retry = PATIENT) -> bytes:
-    """The bytes of one range; see `read_ranges`."""
     if not wanted.size:
         return b''
     url = f'{store.url.rstrip("/")}/{wanted.key}'
@@ -117,10 +111,9 @@ class Window(Protocol):
     """Bytes from ascending offsets."""
 
     def take(self, offset: int, size: int) -> memoryview | bytes:
-        """The bytes from an offset, which is at least that of the last call; fewer than ``size`` at the end only.
+        """The bytes from an offset, at least that of the last call; fewer than ``size`` at the end only.
 
-        Raises:
-            FormatError: the object ends before ``offset``.
+        FormatError: the object ends before ``offset``.
         """
         ...
 

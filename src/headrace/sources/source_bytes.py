@@ -27,7 +27,6 @@ _BESIDE: Final = ('beside_starts', 'beside')
 @dataclass(frozen=True, slots=True)
 class SourceBytes:
     settings: Mapping[str, Any]
-    """The JSON object."""
     arrays: Mapping[str, np.ndarray[Any, Any]]
     """Read-only arrays over the packed bytes."""
     pieces: Sequence[memoryview]

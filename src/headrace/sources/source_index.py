@@ -52,13 +52,7 @@ def _tag(columns: Collection[str] | None, options: Mapping[str, Any]) -> str:
 
 
 class SourceIndex:
-    """See the module.
-
-    Args:
-        objects: those that the format found, which are all that parts are read from.
-        columns: the columns that were chosen; None: all.
-        options: the format's options.
-    """
+    """See the module; `objects` are all that parts are read from, `columns` those that were chosen (None: all)."""
 
     def __init__(
         self,

@@ -158,16 +158,13 @@ class SourceStore:
 
     @property
     def index_name(self) -> str:
-        """The key of the index."""
         return index_name(self._columns, self.format_options)
 
     def find(self) -> tuple[SourceFormat | None, list[ObjectInfo]]:
         """The data's format and objects; None and all objects if the listing has no known format.
 
-        Raises:
-            StreamError: the listing has several formats or splits, or lacks parts.
-            EmptyDatasetError: no object is of the format that was asked for, or of the split.
-            StorageError: the store failed.
+        StreamError: the listing has several formats or splits, or lacks parts. EmptyDatasetError: no object is of the
+        format that was asked for, or of the split.
         """
         name, listed, _, objects = self._find()
         return (None, listed) if name is None else (format_of(name), objects)
@@ -250,12 +247,7 @@ class SourceStore:
         return versions.get(own, '')
 
     def read(self, spans: Sequence[tuple[str, int, int]]) -> bytes:
-        """The bytes of ranges of indexed objects, each a key, offset and size, one after another.
-
-        Raises:
-            ChecksumError: an object has changed since it was indexed.
-            StorageError: the store failed.
-        """
+        """The bytes of ranges of indexed objects, each a key, offset and size; ChecksumError: one has changed since."""
         assert self.index is not None
         out = io.BytesIO()
         ranges = [(self.index.objects[key], offset, size) for key, offset, size in spans]

@@ -51,11 +51,9 @@ class TableFiles:
 
     @property
     def by_id(self) -> bool:
-        """Whether the columns of files are found by their ids."""
         return self.schema is not None and BY_ID.items() <= (self.schema.metadata or {}).items()
 
     def columns(self, physical: pa.Schema) -> pa.Schema:
-        """The columns of a file for its reader."""
         if self.schema is not None:
             return self.schema
         for more in self.constants.schema:
@@ -193,10 +191,8 @@ def _as_type(array: Any, kind: pa.DataType, *, by_id: bool) -> Any:
 def hive_partitions(keys: Sequence[str]) -> TableFiles | None:
     """The values that the names of folders give, such as ``year=2024/lang=en/a.parquet``; None without any.
 
-    A column is int64 if all its values are such integers without leading zeros, else a string.
-
-    Raises:
-        FormatError: a path has a key twice.
+    A column is int64 if all its values are such integers without leading zeros, else a string. FormatError: a path has
+    a key twice.
     """
     import pyarrow as pa
 

@@ -299,10 +299,8 @@ class Member(NamedTuple):
 def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Member]:
     """The files of a tar, or of several that were joined, in order. Folders are left out.
 
-    `has_end`: whether the window has the end of the tar, and not only a run of its members.
-
-    Raises:
-        FormatError: the bytes are no tar, or end too early; or a member has no content, such as a link.
+    `has_end`: whether the window has the end of the tar, and not only a run of its members. FormatError: the bytes are
+    no tar, or end too early; or a member has no content, such as a link.
     """
     at = start = 0
     name: str | None = None

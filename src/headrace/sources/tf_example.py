@@ -42,12 +42,7 @@ _Array: TypeAlias = 'np.ndarray[Any, np.dtype[Any]]'
 
 
 class RecordError(Exception):
-    """A record is no Example, or a feature has other values than its column.
-
-    Args:
-        record: its number in the block.
-        reason: the end of a sentence that begins with the record.
-    """
+    """Record `record` of a block is no Example, or has other values than its column; `reason` ends a sentence."""
 
     def __init__(self, record: int, reason: str) -> None:
         super().__init__(record, reason)
@@ -138,16 +133,9 @@ def _integers(flat: _Array) -> tuple[_Array | None, _Array]:
 
 
 class Examples:
-    """The features of the records of a block.
+    """The features of the records of a block; RecordError: a record is no Example.
 
-    Args:
-        data: bytes with the records.
-        starts: int64[records], where each record begins in the bytes.
-        stops: int64[records], where it ends.
-        wanted: names of features; None: all.
-
-    Raises:
-        RecordError: a record is no Example.
+    Records lie at `starts` to `stops` of the data, int64[records]. `wanted`: names of features; None: all.
     """
 
     def __init__(self, data: bytes, starts: _Array, stops: _Array, wanted: Collection[str] | None = None) -> None:
@@ -232,12 +220,9 @@ class Examples:
         return is_new
 
     def column(self, name: str, encoding: str, *, is_single: bool) -> Sequence[Any] | _Array:
-        """The values of a feature for an encoding.
+        """The values of a feature for an encoding; RecordError: a record has others.
 
         `is_single`: whether ``json`` is a value, and not a list.
-
-        Raises:
-            RecordError: a record has other values.
         """
         lists, data = self.features.get(name) or _Lists.none(self.count), self._data
         if encoding == 'json':
@@ -383,7 +368,6 @@ def _is_text(value: bytes) -> bool:
 
 
 def _field(data: _Array, at: _Array, number: int | _Array) -> tuple[_Array, _Array, _Array]:
-    """Fields of bytes: where they begin and end, and whether they have this number. They may end behind the data."""
     good = data.take(at, mode='clip') == (number << 3 | 2)
     begin = at + 1
     byte = data.take(begin, mode='clip')
@@ -497,5 +481,4 @@ def _as_varint(value: int) -> bytes:
 
 
 def _packed(number: int, content: bytes) -> bytes:
-    """A field of bytes."""
     return bytes([number << 3 | 2]) + _as_varint(len(content)) + content

@@ -183,7 +183,6 @@ class _Block:
     """int64[records], where the data of each record begin in the bytes."""
     stops: _Array
     where: str
-    """The object."""
 
     def records(self) -> list[bytes]:
         return [self.data[a:b] for a, b in zip(self.starts.tolist(), self.stops.tolist(), strict=True)]

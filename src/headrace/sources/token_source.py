@@ -42,7 +42,6 @@ class TokenFile:
     """Bytes before the first token."""
     dtype: str
     count: int
-    """Number of tokens."""
 
     @property
     def name(self) -> str:
@@ -51,7 +50,6 @@ class TokenFile:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a token."""
         return np.dtype(self.dtype).itemsize
 
     def part(self, first: int, count: int, rows: int, beside: Iterable[tuple[str, int, int]] = ()) -> Part:
@@ -70,8 +68,6 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
-    """The parts of a file."""
-
     file: TokenFile
     parts: Sequence[Part]
     length: int
@@ -101,8 +97,6 @@ def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, emp
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Runs of whole documents."""
-
     places: Integers
     """int64[runs + 1, 2 + numbers], documents and samples before each run, and the numbers there; then after all."""
     length: int
@@ -164,7 +158,6 @@ def source_of(
     end_of_document: int | None = None,
     keep_last: bool = False,
 ) -> TokenSource:
-    """The source of files."""
     choose_columns([_COLUMN], columns, source=f'{name} data')
     notes = _notes(runs, keep_last)
     runs = [run for run in runs if run.parts]

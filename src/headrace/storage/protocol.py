@@ -59,7 +59,6 @@ class StoreOptions:
     """Options of one backend only; each backend documents its own and refuses others."""
 
     def __post_init__(self) -> None:
-        """Register secret options for redaction."""
         keep_secrets_of_url(self.endpoint_url)
         for name, value in self.extra.items():
             if is_secret_name(name):

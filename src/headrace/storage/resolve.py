@@ -34,7 +34,6 @@ class Backend:
     """Whether the module is in `stores.further`."""
 
     def __call__(self, url: str, options: StoreOptions) -> Store:
-        """The store; see `StoreFactory`."""
         if not self.takes_credentials:
             _refuse_credentials(url)
         folder = 'stores.further' if self.is_further else 'stores'

@@ -18,16 +18,9 @@ def whole_file(
 ) -> Generator[BinaryIO]:
     """A file to write, which replaces the one at `path` when the block ends.
 
-    After an error the temporary file is removed, and the one at `path` is as before. After kill -9 it stays.
-
-    Args:
-        path: the final name.
-        temporary: another name in the same folder. No other process writes to it at the same time.
-        sync: write bytes and name to the disk before this returns, where the file system can.
-        buffering: as of `open`.
-
-    Raises:
-        OSError: the file cannot be written or replaced.
+    After an error the temporary file is removed, and the one at `path` is as before. After kill -9 it stays. No other
+    process writes to `temporary`, in the same folder, at the same time. `sync`: write bytes and name to the disk before
+    this returns, where the file system can.
     """
     try:
         with open(temporary, 'wb', buffering=buffering) as file:

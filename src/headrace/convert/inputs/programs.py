@@ -19,11 +19,11 @@ from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
 from headrace.sources.ledger import Ledger
 
-ENOUGH: Final = 16  # samples that tell the columns
-_MEASURED: Final = 16  # rows that are read to estimate the size of all
-_SUBSETS: Final = 4  # subsets of subsets through which the root of a dataset is looked for
-_BLOCK: Final = 4 << 20  # bytes of a block of rows of Hugging Face's, about
-_MAX_ROWS: Final = 4096  # of a block
+ENOUGH: Final = 16  # Samples that tell the columns.
+_MEASURED: Final = 16  # Rows for the estimate of all sizes.
+_SUBSETS: Final = 4  # Depth of the search for the root of nested subsets.
+_BLOCK: Final = 4 << 20  # Approximate bytes of a block of Hugging Face's rows.
+_MAX_ROWS: Final = 4096  # Rows of a block.
 
 
 class FunctionInputs(Inputs):
@@ -99,21 +99,18 @@ class RowInputs(Inputs):
         return (_to_sample(self._data[number - self.first], self._names),)
 
     def with_mean(self, mean: float | None) -> RowInputs:
-        """The same with an estimate of their sizes; see `measure`."""
         found = copy.copy(self)
         found.sizes = None if mean is None else Sizes(mean=mean)
         return found
 
 
 def is_hugging_face(source: object) -> bool:
-    """Whether it is a `datasets.Dataset`, without an import of that library."""
     return any(
         kind.__module__ == 'datasets.arrow_dataset' and kind.__name__ == 'Dataset' for kind in type(source).__mro__
     )
 
 
 def is_transformed(dataset: Any) -> bool:
-    """Whether a transform is set, by `set_transform` or `with_transform`."""
     return dataset.format['type'] == 'custom'
 
 
@@ -145,7 +142,6 @@ class HuggingFaceInputs(Inputs):
         self.sizes = Sizes(mean=mean * self._step)
 
     def places(self) -> Iterator[str]:
-        """The Arrow files, and files that columns of images or audio name."""
         yield from (file['filename'] for file in self._data.cache_files)
         for name, feature in self._data.features.items():
             if hasattr(feature, 'embed_storage'):
@@ -190,7 +186,6 @@ def _has_nulls(column: Any) -> bool:
 
 
 def _has_files(feature: Any) -> bool:
-    """Whether a feature holds files by name or content: images, audio, video, or lists of them."""
     inner = getattr(feature, 'feature', feature[0] if isinstance(feature, list) and feature else None)
     return hasattr(feature, 'embed_storage') or (inner is not None and _has_files(inner))
 
@@ -256,7 +251,6 @@ def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _to_sample(found: object, names: Sequence[str]) -> Mapping[str, Any]:
-    """The columns of a mapping, or of a tuple whose columns are `names`, with tensors as arrays."""
     if isinstance(found, Mapping):
         sample = cast('Mapping[str, Any]', found)
         return {name: _plain(value) for name, value in sample.items()}

@@ -36,8 +36,6 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row of an input that cannot be read, while those after it can."""
-
     place: str  # the row within its input, such as 'line 12'
     error: Exception
 
@@ -54,15 +52,12 @@ class Inputs(ABC):
     meanings: Mapping[str, str] | None = None
     """What columns mean that their encodings do not say: see `Schema.meanings`. None: nobody knows."""
     rows: int | None = None
-    """The number of rows of all inputs; None: unknown before they are read."""
     sizes: Sizes | None = None
-    """Estimate of their sizes; None: unknown."""
     files: Mapping[str, bytes] = {}
     """Further files of the dataset, by name, such as the names of its classes."""
     ledger: Ledger = Ledger()
     """Files that are read, and those that are left out."""
     are_files: bool = False
-    """Whether the inputs were listed as files."""
     reads_ahead: int = 1
     """Number of inputs that threads of one process read at the same time; 1: one after another."""
     gives_batches: bool = False
@@ -143,7 +138,6 @@ class RecordInputs(Inputs, Generic[T]):
         return self._label(self._records[number])
 
     def places(self) -> Iterator[Place]:
-        """The folders of inputs, as `identity` tells them."""
         return places_in([value for name, value in self.identity.items() if name not in _NO_INPUTS])
 
     def digest(self, begin: int, end: int) -> str:

@@ -32,8 +32,6 @@ class UpcomingBatch(NamedTuple):
 
 
 class Located(Protocol):
-    """A dataset that knows the shards of its samples."""
-
     @property
     def cache_limit(self) -> int | None: ...
 
@@ -184,7 +182,6 @@ class Horizon:
 
     @property
     def ahead(self) -> str:
-        """The batches in sight, and their shards that are fetched or queued, in words."""
         return (
             f'{self._seen - self.at:,} batches, {len(self._fetched):,} shards and {self._fetched.bytes:,} bytes ahead'
         )
@@ -291,7 +288,6 @@ class CacheWindow:
 
     @property
     def holds_all(self) -> bool:
-        """Whether the shards of all batches so far fit."""
         return not self._beyond
 
     def add(self, batch: int, shards: list[int]) -> None:

@@ -21,10 +21,10 @@ from headrace.storage.cache.limit import KEPT
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
-_SHARDS = 1024  # shards: even of a few KB each they hide any latency, and more take seconds to plan
-_FEWEST = 2  # shards ahead, however large they are
-_OF_CACHE = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
-_LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
+_SHARDS = 1024  # Small shards hide any latency, too; more take seconds to plan.
+_FEWEST = 2  # Shards ahead, of any size.
+_OF_CACHE = 0.75  # The rest of a cache limit is for running fetches.
+_LOOKED_AT = 256  # Shards of a stream, for the mean bytes of a sample.
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,6 @@ def downloads_of_nodes(
 
 
 def warn_of_shared_shards(streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
-    """Warn if several nodes are going to download the same shards; arguments as above."""
     found = downloads_of_nodes(streams, mixture, config, nodes)
     if found is not None:
         warn(f'{found.text}: {found.fix}.', stacklevel=4)

@@ -23,32 +23,20 @@ FetchAhead: TypeAlias = Callable[..., FetchResult]
 
 
 class SizedShards(Protocol):
-    """The shards of a cache, by their numbers."""
+    def is_ready(self, shard: int) -> bool: ...
 
-    def is_ready(self, shard: int) -> bool:
-        """Whether a shard needs no fetching."""
-        ...
-
-    def size_of(self, shard: int) -> int:
-        """Bytes that a shard takes in the cache."""
-        ...
+    def size_of(self, shard: int) -> int: ...
 
 
 class Prefetcher:
     """Fetches, in one process, the shards of the next batches.
 
     `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock and the threads.
-    Each of them takes a fetch, makes the shard present, and notes how it `ended`.
+    Each of them takes a fetch, makes the shard present, and notes how it `ended`. Without `fetch` there are no threads,
+    and the caller works with `take` and `ended`.
 
     Only the thread that reads batches calls `follow`, `advance`, `wait` and `close`. The fetching threads are daemons,
     started at the first missing shard, so that a process can end while the network hangs.
-
-    Args:
-        shards: the shards.
-        limits: how far it goes ahead, and how much is fetched at one time.
-        fetch: fetches a shard. None: there are no threads, and the caller works with `take` and `ended`.
-        concurrency: limits concurrent fetches; None: by their measured gain.
-        clock: the time in seconds.
     """
 
     def __init__(
@@ -234,7 +222,6 @@ class Prefetcher:
                         self._schedule.came_from_others(shard, size, self._starvation.seconds)
 
     def almost_done(self, shard: int) -> None:
-        """Note that the last bytes of a shard are about to come."""
         with self._lock:
             if self._schedule.almost_done(shard):
                 self._lock.notify_all()

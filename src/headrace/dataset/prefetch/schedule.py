@@ -128,7 +128,6 @@ _RETRIES = 5  # retries of a failed prefetch, after twice, four times, ... the p
 class Fetch(NamedTuple):
     shard: int
     first: int
-    """The first batch that uses the shard."""
     is_urgent: bool
     """The reader is at that batch."""
     of_pass: int
@@ -183,7 +182,6 @@ class FetchSchedule:
 
     @property
     def has_queue(self) -> bool:
-        """Whether shards wait for their fetch."""
         return bool(self._queue)
 
     # -- the next fetch --------------------------------------------------------------------------------------------
@@ -220,7 +218,6 @@ class FetchSchedule:
         return POLL if self._others else PATIENCE
 
     def wanted_threads(self, most: int) -> int:
-        """Number of threads that could have work, at most `most`."""
         # One more begins while the last bytes of another's shard come, or it is unpacked.
         wanted = len(self._running) + self._queue.due(self._horizon.at, most) + self.concurrency.width + 1
         return min(most, wanted) if self._queue else 0

@@ -57,7 +57,6 @@ class SampleSource:
     skipping_reader: SkippingReader | None
     """Replaces bad samples; None: they raise."""
     shuffle_seed: int
-    """Key of the order."""
     predownload: int | None
     """Samples to look ahead; None: the default."""
     progress: Progress
@@ -68,8 +67,6 @@ class SampleSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
-    """A pass in batches that a loader asks for."""
-
     batches: BatchSpec
     """How the sequence is cut, with all defaults filled in."""
     place: tuple[int, int]
@@ -77,7 +74,6 @@ class PassRequest:
     collate_fn: Collate | None
     """A user's; None: columns, or `default_collate`."""
     mark_streams: bool
-    """Whether batches hold the streams of their rows."""
     continues: bool
     """Whether the processes that read it read the next epoch, too."""
     pad: Pad | None = None
@@ -90,9 +86,7 @@ class Pass(NamedTuple):
     plan: BatchPlan
     """Its batches, their size and remainder, and the topology."""
     reader: Reader[Any]
-    """Reads the data of the keys."""
     keys: Iterator[Any]
-    """In order."""
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
     """Packs what was read into batches; None: it is batches already."""
 
@@ -302,8 +296,6 @@ class BatchReader(Reader[BatchKey]):
 
 
 class _Chunk:
-    """The samples of consecutive batches."""
-
     __slots__ = ('bounds', 'erased', 'places', 'shards')
 
     def __init__(self, places: Places, erased: BadRows | None, rows: npt.NDArray[np.int64]) -> None:

@@ -58,8 +58,6 @@ _OF_CLIENTS = (FileNotFoundError, ConnectionError, TimeoutError)  # errors of a 
 
 
 class CachedShards:
-    """The shards of all streams in their caches, by number."""
-
     def __init__(self, streams: Sequence[OpenedStream]) -> None:
         self._streams = streams
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
@@ -68,11 +66,9 @@ class CachedShards:
 
     @property
     def are_local(self) -> bool:
-        """Whether none is ever fetched."""
         return all(stream.is_local for stream in self._streams)
 
     def place(self, shard: int) -> tuple[OpenedStream, int]:
-        """The stream of a shard, and the shard's number in it."""
         stream = self._streams[self._of_shard[shard]]
         return stream, shard - stream.first_shard
 
@@ -130,7 +126,6 @@ class CachedShards:
         return () if tensors is None else tensors.columns
 
     def waited(self, shard: int, nanoseconds: int) -> None:
-        """Count the time for which a reader waited for a shard."""
         self.place(shard)[0].cache.stats.add(CacheCounts(shards_waited_for=1, nanoseconds_waited=nanoseconds))
 
     def evict(self, shard: int) -> bool:
@@ -169,7 +164,6 @@ class DatasetShards:
     """
 
     def __init__(self, streams: Sequence[OpenedStream], *, cache_limit: int | None) -> None:
-        """Take opened streams, and the bytes that their caches may take, if limited."""
         self.cached = CachedShards(streams)
         """Their files."""
         self._streams, self._limit = streams, math.inf if cache_limit is None else cache_limit
@@ -190,7 +184,6 @@ class DatasetShards:
         return self.cached.fetch(shard, next_use=self._next_use)
 
     def evict(self, shard: int) -> bool:
-        """Remove a shard from its cache; False if it stays."""
         self._leases.drop([shard])
         return self.cached.evict(shard)
 
@@ -225,7 +218,6 @@ class DatasetShards:
             self._prefetcher.pause()
 
     def close(self) -> None:
-        """Unmap all shards, and end the prefetch."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._leases.close()

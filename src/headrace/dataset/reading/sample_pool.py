@@ -31,12 +31,12 @@ from headrace.storage.cache.lease_cache import CachedLease
 if TYPE_CHECKING:
     from headrace.dataset.reading.tensor_rows import TensorRows
 
-_LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many of a shard faster
+_LARGE_ROW: Final = 512  # Bytes of a sample. Numpy is faster for many smaller ones of a shard.
 _ROWS_OF_SHARD: Final = 4
-_FEW_ROWS: Final = 6  # of a shard; numpy is faster for more
-_SAMPLES: Final = 1024  # that are read together by their ids
-_SHARED_ROW: Final = 1024  # bytes of an array that shares memory with those of other samples
-_LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages
+_FEW_ROWS: Final = 6  # Rows of a shard. Numpy is faster for more.
+_SAMPLES: Final = 1024  # Samples of one read by ids.
+_SHARED_ROW: Final = 1024  # Bytes of an array that shares memory with others.
+_LARGE_BATCH: Final = 1 << 22  # Bytes. Numpy's memory is faster above, since it is of huge pages.
 
 
 class JoinedRows:
@@ -93,8 +93,6 @@ _OTHERS = 8  # shards of a stream, and streams, searched for another sample
 
 
 class OpenedPool(NamedTuple):
-    """The parts of a pool that belong to one process."""
-
     process: int
     shards: DatasetShards
     """The shards by number: presence, prefetch, next use and leases."""
@@ -108,7 +106,6 @@ class SamplePool:
     """The samples that streams offer, those of stream 0 first. Each process maps its own shards."""
 
     def __init__(self, streams: Sequence[OpenedStream], mixture: Mixture, *, cache_limit: int | None) -> None:
-        """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
         self.streams = streams
         self.cache_limit = cache_limit
         """Bytes that the shards may take on disk; None: any number."""
@@ -174,11 +171,7 @@ class SamplePool:
         return self.map.places(ids), erased
 
     def check_present(self, ids: IntArray) -> None:
-        """Refuse erased samples.
-
-        Raises:
-            ErasedError: one is.
-        """
+        """Raise an ErasedError if a sample is erased."""
         _, erased = self.erased.replaced(ids)
         if erased is not None:
             sample_id = int(ids[erased][0])
@@ -222,7 +215,6 @@ class SamplePool:
         return _describe(self.shards.cached, self.map, sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """The samples and shards of batch k of a plan, with the names of the shards' files."""
         explained = plan.explain(k, self.map)
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])

@@ -88,15 +88,11 @@ _TRIED = 4  # readable rows around a bad one whose samples are tried in its plac
 
 
 class SkippingReader:
-    """Reads the samples of a dataset, and another sample in place of each bad one.
+    """Reads the samples of a dataset, and another sample in place of each bad one; `from_user`: see `is_bad_sample`.
 
     The samples alone decide which rows are bad. A bad row gets the sample of the nearest readable row of the batch on
     this rank. If the batch has none, the reader tries a few other samples. If these fail too, it raises the error: the
     fault is not in one sample.
-
-    Args:
-        pool: the samples of the dataset.
-        from_user: whether a user's code reads samples, whose exceptions may be of any class.
     """
 
     def __init__(self, pool: SamplePool, *, from_user: bool) -> None:
@@ -223,13 +219,11 @@ def _errors_by_row() -> Generator[dict[int, Exception]]:
 
 
 def _nearest(row: int, rows: list[int]) -> list[int]:
-    """The rows nearest to a row, the nearest first; `rows` are in rising order."""
     at = bisect(rows, row)
     return sorted(rows[max(at - _TRIED, 0) : at + _TRIED], key=lambda other: abs(other - row))[:_TRIED]
 
 
 def _fill_in(columns: ColumnBatch, bad: Collection[int], rows: int) -> None:
-    """Copy the nearest readable rows into the bad ones."""
     readable = [row for row in range(rows) if row not in bad]
     sources = {row: _nearest(row, readable)[0] for row in bad}
     for column in columns.columns.values():

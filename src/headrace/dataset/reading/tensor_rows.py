@@ -32,8 +32,6 @@ class _Row(NamedTuple):
 
 
 class TensorRows:
-    """Decodes the images and clips of samples."""
-
     def __init__(self, shards: CachedShards, describe: Describe) -> None:
         self._shards, self._describe = shards, describe
 

@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 class TensorColumn:
     name: str
     encoding: str
-    """Of the stored values."""
     settings: TensorSettings
 
 
 @dataclass(frozen=True)
 class TensorColumns:
-    """The columns of shards of one schema that are read as tensors."""
-
     columns: Sequence[TensorColumn]
     as_bytes: Schema
     """The schema for a reader, whose values of these columns are the stored bytes."""
@@ -66,7 +63,6 @@ _MOST = 8  # columns that a message names
 
 
 def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
-    """The columns to read of an opened stream, for each schema of its shards."""
     for schema in stream.shards.schemas:
         if stream.columns is None:
             yield schema.names
@@ -174,7 +170,6 @@ def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStre
 
 
 def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
-    """Refuse schemas that differ in the columns to read."""
     (first, home), *others = found.items()
     kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
     # Compatible kinds, with the first place of each: a later kind may be more specific.

@@ -83,7 +83,6 @@ class ShardEntries:
         self._make = self._of_id  # one object for all entries that keep it
 
     def of_file(self, name: str) -> CacheEntry | None:
-        """The entry of a file in the folder."""
         shard = self._shards.find(name)
         return None if shard is None else LazyEntry(self._of_shard(shard), self._make)
 
@@ -129,7 +128,6 @@ class OpenedStream(StreamOptions):
     stored_shards: int
     """Shards of the index."""
     first_shard: int
-    """Number of the first shard in the dataset."""
     fingerprint: str
     """Tells data and selection from others."""
     entries: ShardEntries
@@ -143,7 +141,6 @@ class OpenedStream(StreamOptions):
     """The costs of the samples that are offered, if batches depend on them."""
 
     def fix_of(self, info: ShardInfo) -> str:
-        """The help against a damaged shard of this stream, for messages."""
         if self.is_local:
             return RESTORE
         if info.made_from is not None:
@@ -155,7 +152,6 @@ class OpenedStream(StreamOptions):
         return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
 
     def tensors_in(self, shard: int) -> TensorColumns | None:
-        """The columns of a shard that are read as tensors; None: there are none."""
         return self.tensor_columns[self.shards.kind_of[shard]] if self.tensor_columns else None
 
     def size(self) -> StreamSize:
@@ -359,7 +355,6 @@ class _Opening:
             self._read()
 
     def _has_index_of_shards(self) -> bool:
-        """Whether an index of shards is there, so that the data need not be looked at for other formats."""
         stream = self.stream
         if stream.format is not None or not (stream.folder / INDEX_NAME).exists():
             return False
@@ -486,7 +481,6 @@ class _Opening:
         return self.opened
 
     def select(self) -> None:
-        """Read the selection, and the costs of its samples."""
         stream, folder = self.opened, self.opened.folder
         changed = (folder / self.found.index_name).stat().st_mtime_ns  # rewritten data can have the same index
         identity = f'{stream.fingerprint} {changed}'

@@ -42,16 +42,10 @@ class SourceData:
 
     @property
     def offered(self) -> range:
-        """Numbers of the shards that are offered: all."""
         return range(len(self.shards))
 
     def read(self, path: Path) -> None:
-        """Read an index at this path.
-
-        Raises:
-            FormatError: it is damaged, of another version of headrace, or has columns that run code; or the name of an
-                object is too long for the cache.
-        """
+        """Read an index; FormatError: damaged, too new or old, columns that run code, or too long a name."""
         index = SourceIndex.from_bytes(path.read_bytes())
         unsafe = [name for name, encoding in index.source.columns.items() if not is_mds_encoding_safe(encoding)]
         if unsafe and not self._allow_unsafe_types:
@@ -72,11 +66,7 @@ class SourceData:
         yield from self.store.index.unproven(old)
 
     def lengths_of(self, shard: int, column: str, retry: Retry) -> Iterable[Any] | None:
-        """The values of a column of a part, or their lengths, where the source knows them without the part.
-
-        Raises:
-            StorageError, ShardError: what tells them cannot be read.
-        """
+        """The values of a column of a part, or their lengths, where the source knows them without the part."""
         assert self.store.index is not None
         what, known = f'Reading {self.store.url}', getattr(self.store.index.source, 'lengths_of', None)
         if known is None:
@@ -100,8 +90,6 @@ class SourceData:
 
 @dataclass(frozen=True, slots=True)
 class SourceFinder:
-    """Finds data of another format for a stream."""
-
     stream: StreamOptions
     columns: Collection[str] | None
     """Those that shards need."""
@@ -122,10 +110,7 @@ class SourceFinder:
     def listed(self) -> SourceData | None:
         """The data, if their listing has files of a known format.
 
-        Raises:
-            StreamError: the listing has several formats.
-            EmptyDatasetError: no file is of the split.
-            StorageError: a local folder holds a link that leads nowhere, or may not be read.
+        StreamError: several formats; EmptyDatasetError: no file of the split; StorageError: a folder cannot be listed.
         """
         if self.stream.format is not None:
             return None

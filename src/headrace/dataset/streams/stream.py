@@ -67,7 +67,6 @@ class StreamDefaults:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> StreamDefaults:
-        """The options among a dataset's arguments."""
         return cls(**{one.name: arguments[one.name] for one in fields(cls)})
 
 
@@ -115,7 +114,6 @@ class StreamOptions(StreamDefaults):
 
     @property
     def folder(self) -> Path:
-        """The folder of the stream's index.json and shards."""
         assert self.local is not None  # since the end of the constructor
         return Path(self.local) / (self.split or '')
 
@@ -128,7 +126,6 @@ class StreamOptions(StreamDefaults):
 
     @property
     def title(self) -> str:
-        """The stream's name in errors."""
         place = self.url or str(self.folder)
         return f'{self.name} ({place})' if self.name else place
 
@@ -141,7 +138,6 @@ class StreamOptions(StreamDefaults):
         return path is not None and Path(path).resolve() == self.folder.resolve()
 
     def selection(self) -> Selection | None:
-        """The rows to offer; None: all."""
         return Selection.read(
             subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
@@ -154,7 +150,6 @@ class StreamOptions(StreamDefaults):
         return None if same_folder(store, self.folder) else store
 
     def for_store(self) -> StoreOptions:
-        """The options with which the store is opened."""
         extra = dict(self.store_options or {})
         options = StoreOptions(
             endpoint_url=self.endpoint_url,
@@ -276,7 +271,6 @@ _LONGEST = 300
 
 
 def stream_facts(stream: Stream) -> Facts:
-    """Name, place, sizes, weight and columns."""
     rows = [('remote', without_credentials(stream.url))] if stream.url else []
     rows.append(('local', str(stream.folder)))
     if stream.shards:
@@ -296,7 +290,6 @@ def stream_text(stream: Stream, *, weight: bool) -> str:
 
 
 def columns_text(streams: list[Stream]) -> str:
-    """The columns that are read, with their types in a batch."""
     kinds: dict[str, str] = {}
     for stream in streams:
         for schema in stream.shards.schemas:

@@ -106,9 +106,7 @@ _NUMPY: Final = {
 class Packer(pickle.Pickler):
     """Pickles a value without the bytes of its tensors and arrays, which `fill` copies.
 
-    Args:
-        memory: where the value is going to be. Arrays that are there already are not copied.
-        used: bytes of it, from the first on, that such arrays may have.
+    `memory`: where the value is going to be. Its first `used` bytes may be of such arrays already, which stay there.
     """
 
     def __init__(self, memory: Bytes | None = None, used: int = 0) -> None:
@@ -129,7 +127,6 @@ class Packer(pickle.Pickler):
         return True
 
     def fill(self, memory: Bytes) -> None:
-        """Copy the bytes into memory of `size` bytes or more."""
         for at, array in self._arrays:
             memory[at : at + len(array)] = array
 
@@ -191,7 +188,6 @@ class Ring:
 
     @classmethod
     def make(cls) -> Ring:
-        """A ring without slots."""
         memory = os.memfd_create('headrace')
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
@@ -256,7 +252,6 @@ class Ring:
                     self._shared.setdefault(place, children)
 
     def _free_unshared(self) -> None:
-        """Free the waiting slots whose sharers have ended."""
         running = children()
         # A garbage collection may come here again, so a place leaves the list before anything else happens.
         waiting, self._waiting = self._waiting, []
@@ -350,8 +345,6 @@ os.register_at_fork(before=_before_fork)
 
 
 class SlotWriter:
-    """Puts the batches of a worker into slots."""
-
     def __init__(self, ring: Ring, token: int, worker: int, *, slots: int) -> None:
         self._ring, self._token, self._worker, self._most = ring, token, worker, slots
         self._generation = -1
@@ -493,8 +486,6 @@ class SlotWriter:
 
 
 class _Pickled(NamedTuple):
-    """A value in the pickler of multiprocessing."""
-
     data: bytes
 
     def __reduce__(self) -> tuple[Any, ...]:

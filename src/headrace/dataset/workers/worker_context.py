@@ -90,12 +90,7 @@ class PipeQueue:
                 rest = rest[os.write(self._writer, rest) :]
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the oldest item.
-
-        Raises:
-            queue.Empty: there was none for `timeout` seconds, or the queue has ended.
-            EOFError: no process is left that could put one.
-        """
+        """Take the oldest item; queue.Empty: none in time, or the queue has ended; EOFError: nobody could put one."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             data = self._next()
@@ -110,7 +105,6 @@ class PipeQueue:
             self._received += part
 
     def _next(self) -> bytes | None:
-        """The bytes of an item that has arrived whole."""
         received = self._received
         if len(received) < _LENGTH.size:
             return None
@@ -161,8 +155,6 @@ def _close(descriptors: set[int]) -> None:
 
 
 class _PipeQueues:
-    """The part of a context that makes queues."""
-
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: ARG002, N802 - multiprocessing's name
         return PipeQueue(cast('BaseContext', self))
 

@@ -63,13 +63,7 @@ class WorkerPool:
     def batches(
         self, keys: Iterator[Any], read_for: ReadFor, running: Iterator[WorkerBatch] | None = None
     ) -> Iterator[WorkerBatch]:
-        """Begin a pass.
-
-        Args:
-            keys: of its batches.
-            read_for: may differ from that of the first pass.
-            running: the pass before, which a rescale ended. Its processes go on, and what they have read is dropped.
-        """
+        """Begin a pass. A rescale ended the pass `running`: its processes go on, and what they have read is dropped."""
         self._passes += 1
         # The workers have keys in turns, so that each that reads for the pass has one of the first.
         changed = itertools.repeat(None if read_for == self._first else read_for, self._workers)
@@ -196,19 +190,14 @@ class _Keys:
 
 
 class ReadFor(NamedTuple):
-    """What a pass is read for."""
-
     batches: BatchSpec
     """The rank, and its batches."""
     decisions: tuple[Decision, ...]
-    """Those of the run."""
     nodes: Any = None
     """`Peers.nodes`; None: no nodes share their caches."""
 
 
 class _PassKey(NamedTuple):
-    """A reader's key, and the pass of its loader."""
-
     pass_number: int
     """Counted from 1."""
     key: Any
@@ -231,7 +220,6 @@ class _WorkerReader(Dataset[Any]):
         self._reads: WorkerReads | None = None
 
     def __getitem__(self, asked: _PassKey) -> Any:
-        """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
         if asked.pass_number < self.current.value:
             return None  # nobody gets it
         if asked.pass_number != self._pass_number:

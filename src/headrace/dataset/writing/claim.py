@@ -44,8 +44,6 @@ _own: Final[set[tuple[int, str]]] = set()
 
 @dataclasses.dataclass(frozen=True)
 class WriterMark:
-    """The writer that a mark names."""
-
     token: str
     """Of this writer alone."""
     host: str
@@ -78,7 +76,6 @@ class WriterMark:
 
     @property
     def shards_before(self) -> int | None:
-        """`before` as a number; None if it says nothing."""
         return int(self.before) if self.before.isdecimal() and len(self.before) < 10 else None
 
     def dump(self) -> bytes:
@@ -145,16 +142,11 @@ class FolderClaim:
 
     @classmethod
     def take(cls, path: Path, terms: Terms, *, store: Start | None, keep_local: bool) -> FolderClaim:
-        """Mark a folder, and remove what does not stay.
+        """Mark a folder, which is made if need be, and remove what does not stay.
 
-        Args:
-            path: the folder; made if it is not there.
-            terms: what may be done with its files.
-            store: where the writer starts in a store, if the dataset is finished there.
-            keep_local: with a store, whether the folder holds the shards too.
-
-        Raises:
-            FileExistsError: another writer writes to it, or it holds what `terms` do not allow to continue or remove.
+        `store`: where the writer starts in a store, if the dataset is finished there; `keep_local`: the folder holds
+        the shards, too. FileExistsError: another writer writes to it, or `terms` allow neither to continue nor to
+        remove its files.
         """
         while True:
             make_folder(path)
@@ -288,14 +280,9 @@ class StoreClaim:
     def __init__(self, place: StorePlace, terms: Terms, *, beside: Mapping[str, int] | None) -> None:
         """List the prefix without a change. Removes the temporary folders of dead writers.
 
-        Args:
-            place: the prefix.
-            terms: what may be done with its objects.
-            beside: name and bytes of the files of a folder that is to hold the same shards; None: there is none.
-
-        Raises:
-            FileExistsError: a writer on this machine writes to it, or it holds what `terms` do not allow to continue or
-                remove. With neither `exist_ok` nor `resume` also: a writer on another machine has not finished it.
+        `beside`: name and bytes of the files of a folder that is to hold the same shards; None: there is none.
+        FileExistsError: a writer on this machine writes to the prefix, or `terms` allow neither to continue nor to
+        remove its objects. With neither `exist_ok` nor `resume` also: a writer on another machine has not finished it.
         """
         self.place = place
         self._mark: WriterMark | None = None

@@ -51,7 +51,6 @@ def plain_columns(columns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def infer_columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The encoding of each column of one or more samples."""
     names = list(samples[0])
     for number, sample in enumerate(samples):
         if set(sample) != set(names):
@@ -87,7 +86,6 @@ def _encoding_of(name: str, values: Sequence[Any]) -> str:
 
 
 def _kind(value: Any) -> str | None:
-    """The encoding of one value; None if none suits it."""
     for kind, encoding in ((str, 'str'), (bytes, 'bytes'), (int, 'int'), (np.bool_, 'uint8')):
         if isinstance(value, kind):
             return encoding

@@ -20,14 +20,10 @@ from headrace.notes import add_note
 
 
 class ShardPipeline:
-    """Threads that take shards through three steps: pack, `write`, `upload`.
+    """Threads that take shards through three steps: pack, `write` to the disk, `upload` when their memory is free.
 
-    Args:
-        write: stores the files of a packed shard locally.
-        upload: sends the files of a shard away; the shard's memory is free by then.
-        fail: called after an error, in its thread.
-        threads: shards that are packed, written or uploaded at one time.
-        packed_ahead: shards in memory besides the one that is being collected.
+    `fail` is called after an error, in its thread. `threads`: shards in work at one time; `packed_ahead`: shards in
+    memory besides the one that is being collected.
     """
 
     def __init__(
@@ -104,11 +100,9 @@ class ShardPipeline:
 
 
 class Progress:
-    """A bar of samples. Shards are stored behind the samples, so their bytes are a text beside it.
+    """A bar of samples, of which `initial` are stored already; `total` None: not known.
 
-    Args:
-        total: samples of the dataset, for the time left. None: not known.
-        initial: samples that are stored already.
+    Shards are stored behind the samples, so their bytes are a text beside it.
     """
 
     def __init__(self, total: int | None, initial: int) -> None:

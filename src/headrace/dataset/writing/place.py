@@ -135,7 +135,6 @@ class StorePlace:
         return self._call('Reading', name, attempt)
 
     def read_if_there(self, name: str) -> bytes | None:
-        """The bytes of an object; None if there is none."""
         try:
             return self.read(name)
         except ObjectNotFoundError:
@@ -149,7 +148,6 @@ class StorePlace:
         return True
 
     def list(self, prefix: str = '') -> list[ObjectInfo]:
-        """The objects whose names begin with `prefix`."""
         return self._call('Listing', '', lambda: [*self.store.list(prefix)])
 
     def write(self, name: str, data: bytes) -> None:

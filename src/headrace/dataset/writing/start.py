@@ -156,7 +156,6 @@ class Start:
 
     @property
     def shards(self) -> list[ShardInfo]:
-        """All shards that stay, in their order."""
         return [*self.before, *self.whole]
 
     @property
@@ -175,16 +174,9 @@ def find_start(
 ) -> Start:
     """Decide where to start, without a change.
 
-    Args:
-        place: where the dataset is.
-        sizes: name and bytes of its files; the mark only if a writer made it that is gone.
-        beside: those of the folder that is to hold the same shards; None: there is none.
-        marked: how many shards the index had before the writer whose mark is there; None: not known.
-        terms: what the caller allows.
-
-    Raises:
-        FileExistsError: `place` holds something that the caller did not allow to continue or remove.
-        ConfigError: the killed writer appended, and the caller does not.
+    `beside`: the files of a folder that is to hold the same shards; None: there is none. `marked`: how many shards the
+    index had before the writer whose mark is there; None: not known. FileExistsError: `place` holds something that
+    `terms` allow neither to continue nor to remove. ConfigError: the killed writer appended, and the caller does not.
     """
     is_left = MARK in sizes or any(map(JOURNAL.fullmatch, sizes))
     if INDEX in sizes and (terms.append or terms.resume):
@@ -239,7 +231,6 @@ def _read(place: Place, name: str) -> list[ShardInfo]:
 
 
 def _stored_cost(place: Place, shard: ShardInfo) -> str | None:
-    """The column whose costs a shard stores."""
     ((name, stored),) = shard.stored.items()
 
     def head(size: int) -> bytes:

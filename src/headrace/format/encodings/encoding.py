@@ -163,7 +163,6 @@ def stored_bytes(encoding: Encoding, obj: Any, *, check: bool = True) -> bytes:
 
 @cache
 def warn_once(message: str) -> None:
-    """Warn, unless this process has said the same."""
     warn(message)
 
 

@@ -111,7 +111,6 @@ class PIL(Encoding):
 
 
 def _raw_bytes(mode: str, width: int, height: int) -> int:
-    """Bytes of the raw pixels of an image; KeyError for an unknown mode."""
     from PIL import ImageMode
 
     if mode == '1':
@@ -157,7 +156,6 @@ class _ImageFile(Encoding):
         return _open(self.name, data)
 
     def _storable(self, image: Any) -> Any:
-        """The image in a mode that the format has."""
         return image
 
     def _read(self, path: str | os.PathLike[str]) -> bytes:

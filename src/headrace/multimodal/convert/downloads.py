@@ -46,17 +46,15 @@ class _TryAgainError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of downloads; those on connections are for each process."""
-
-    user_agent: str  # tells servers who asks, and how to reach them
-    connections: int = 32  # requests at the same time
-    per_host: int = 2  # of them, to one host
-    seconds: float = 10.0  # for one request, from the connection to the last byte
-    max_bytes: int = 16 << 20  # of a file
-    redirects: int = 4  # of one URL
-    attempts: int = 2  # for failures that may pass
-    longest_wait: float = 10.0  # seconds before another attempt, if the server names more
-    private_hosts: bool = False  # whether addresses that are not public may be asked, such as those of this network
+    user_agent: str  # Name and contact for servers.
+    connections: int = 32  # Concurrent requests.
+    per_host: int = 2  # Concurrent requests to one host.
+    seconds: float = 10.0  # From the connection to the last byte.
+    max_bytes: int = 16 << 20  # Size limit of a file.
+    redirects: int = 4  # Redirects of one URL.
+    attempts: int = 2  # Failures may be temporary.
+    longest_wait: float = 10.0  # Seconds before another attempt.
+    private_hosts: bool = False  # Addresses of this network may be asked, too.
 
     def __post_init__(self) -> None:
         for name in ('connections', 'per_host', 'seconds', 'max_bytes', 'attempts'):

@@ -14,8 +14,6 @@ _LATEST: Final = 10**18  # samples of a run: 64 bits hold the draws before the l
 
 
 class Weighted(Protocol):
-    """A stream: a name, and at most one weight."""
-
     @property
     def name(self) -> str | None: ...
 

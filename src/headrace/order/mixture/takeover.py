@@ -21,7 +21,6 @@ class OpenCell:
     begin: int
     """Where the share begins in the stream's line of shards, in samples."""
     end: int
-    """Where it ends."""
     block: int
     """Samples over which it is shuffled."""
     left: tuple[int, ...]
@@ -52,7 +51,6 @@ class StreamPosition:
         return StreamPosition(fingerprint=fingerprint, node_draws=begin, first_pass=number, begins=(begin,), blocks=())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain types, which `of` takes."""
         cells = [[*(cell.number, cell.node, cell.begin, cell.end, cell.block), list(cell.left)] for cell in self.cells]
         return {
             'fingerprint': self.fingerprint,
@@ -66,7 +64,6 @@ class StreamPosition:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> StreamPosition:
-        """Read what `to_json` returned."""
         begins = [tuple(value['begin'])]
         for share in value['shares']:
             of_nodes = enumerate(share) if isinstance(share, list) else share.items()

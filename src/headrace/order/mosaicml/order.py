@@ -204,7 +204,6 @@ class MosaicMLPlan(BatchPlan):
 
     @property
     def _end(self) -> int:
-        """The position after the last row."""
         return self._after(self._num_rows)
 
     def _after(self, row: int) -> int:

@@ -66,7 +66,6 @@ class Rows:
         return found
 
     def keys_at(self, rows: IntArray) -> IntArray:
-        """Return the keys int64[n] of rows int64[n]."""
         return self._keys.take(rows)
 
     def columns_at(self, rows: IntArray) -> IntArray:

@@ -91,7 +91,6 @@ class _Epochs:
     """Epochs in a row with the same segments."""
 
     first: int
-    """The first of them."""
     segments: list[Segment]
     draws: IntArray
     """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""

@@ -13,10 +13,10 @@ How position p of an epoch becomes a sample:
    each pass (`cell_table`); without, it is read as stored.
 
 Example: one stream of 3 shards (ids 0-3, 4-7, 8-11), 2 canonical nodes, ``seed=7``. The epoch is one *segment* of 12
-positions. Its ids are 11, 0, 10, 4, 2, 7, 8, 3, 1, 6, 9, 5. Position 4 is slot 2 of node 0, the stream's *draw* 2
+positions. Its ids are 11 0 10 4 2 7 8 3 1 6 9 5. Position 4 is slot 2 of node 0, the stream's *draw* 2
 there: *pass* 0 has draws 0 to 5 of each node, pass 1 draws 6 to 11. The line of shards is 2, 0, 1. Node 0's *stretch*
-is its first half: shard 2, and two samples of shard 0. The *cell* is that stretch, shuffled: 11, 10, 2, 8, 1, 9. So
-draw 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
+is its first half: shard 2, and two samples of shard 0. The *cell* is that stretch, shuffled: 11 10 2 8 1 9. So
+draw 2, and position 4, is sample 2. In pass 1 the cell is 9 10 8 11 2 0.
 """
 
 from __future__ import annotations

@@ -86,7 +86,6 @@ class StreamPasses:
 
     @property
     def draws(self) -> int:
-        """Draws before the mixture took over."""
         return int(self.node_draws.sum())
 
     def _align(self) -> bool:

@@ -124,16 +124,11 @@ class ControlFolder:
 
     @contextlib.contextmanager
     def opened(self, *, make: bool = False, only_read: bool = False) -> Generator[OpenFolder]:
-        """Open the folder inside the block. A lock on its descriptor ends with the block, too.
+        """Open the folder inside the block, whose end also ends a lock on its descriptor; `make`: if it is absent.
 
-        Args:
-            make: make it, and the cache folder, if it is absent.
-            only_read: nothing in it is changed, so that its owner does not matter.
-
-        Raises:
-            FileNotFoundError: it is absent.
-            PermissionError: another user has made it, and has not (yet) opened it to all who share the cache folder.
-            CacheError: it is a link or a file, or its owner does not share the cache folder.
+        `only_read`: nothing in it is changed, so that its owner does not matter. PermissionError: another user has made
+        it, and has not (yet) opened it to all who share the cache folder. CacheError: it is a link or a file, or its
+        owner does not share the cache folder.
         """
         try:
             handle = open_folder(self.path)
@@ -194,11 +189,7 @@ def private_folder() -> Path:
 
 
 def claim_private_folder(folder: Path) -> None:
-    """Make the private folder, which lies where all users may make folders.
-
-    Raises:
-        CacheError: it is a link, belongs to another user, or others may write to it.
-    """
+    """Make the private folder, where all users may make folders; CacheError: a link, another's, or open to others."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     handle = open_folder(folder)

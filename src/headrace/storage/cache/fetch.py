@@ -34,12 +34,9 @@ class PresentFiles:
     def __init__(self, folder: Path, *, has_store: bool, run: str | None, stats: CacheStats) -> None:
         """Touches no disk.
 
-        Args:
-            folder: Where they are.
-            has_store: Whether a bad file can be fetched again; else it is an error.
-            run: Names the processes that trust each other's fetches. Other files are verified at their first use in
-                each process, without a store all of them; None: none.
-            stats: Counts repeated fetches.
+        `has_store`: whether a bad file can be fetched again; else it is an error. `run` names the processes that trust
+        each other's fetches. Other files are verified at their first use in each process, without a store all of them;
+        None: none.
         """
         self._folder, self._root = folder, str(folder)
         self._has_store, self._run, self._stats = has_store, run, stats

@@ -44,7 +44,6 @@ TRIES: Final = 10
 
 
 def fetch_folder(cache: Path) -> ControlFolder:
-    """The folder in which a cache folder's fetches write."""
     return ControlFolder(cache, FETCHES, _NAMES)
 
 
@@ -93,12 +92,8 @@ class FetchLock:
     def __init__(self, folder: Path, key: str, *, ahead: bool = False, patience: float = 60.0) -> None:
         """Touches no disk.
 
-        Args:
-            folder: The cache folder.
-            key: The entry.
-            ahead: It is not needed yet.
-            patience: Seconds without a byte after which another process' fetch is taken over. One that is stopped is
-                taken over as soon as that has been said.
+        `ahead`: the entry is not needed yet. `patience`: seconds without a byte after which another process' fetch is
+        taken over. One that is stopped is taken over as soon as that has been said.
         """
         self.folder = folder
         self._state = fetch_folder(folder)
@@ -131,12 +126,9 @@ class FetchLock:
             state.delete(temporary.name)
 
     def publish(self, made: list[tuple[Path, Path]]) -> None:
-        """Give files of this fetch, (temporary, final), their final names, the first one last.
+        """Give files of this fetch, (temporary, final), their final names, the first one last: it stands for the entry.
 
-        The first part of an entry stands for the whole entry.
-
-        Raises:
-            FileNotFoundError: The folder was deleted, or another process has taken this fetch over.
+        FileNotFoundError: the folder was deleted, or another process has taken this fetch over.
         """
         with self._state.opened() as state:
             if not _is_at(self._handle, state, self._name):
@@ -166,11 +158,7 @@ class FetchLock:
         self.release(error)
 
     def acquire(self, *, wait: bool = True) -> bool:
-        """Take the lock; raises the failure of the fetch that this one waited for.
-
-        Args:
-            wait: False returns False instead of waiting.
-        """
+        """Take the lock; False if it must `wait` and may not. Raises the failure of the fetch that it waited for."""
         while True:
             with contextlib.ExitStack() as stack:
                 handle = self._open()

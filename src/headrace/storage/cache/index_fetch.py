@@ -185,12 +185,8 @@ class IndexFetch:
     def run(self) -> None:
         """Bring the index of the folder up to date with the store, and read it.
 
-        Raises:
-            StreamError: the folder is the cache of another remote, or may hold other data; or the index has changed,
-                and changes are refused.
-            FormatError: the reader refuses the index.
-            StorageError: the store has none, or failed.
-            CacheError, DiskFullError: the folder cannot be written to.
+        StreamError: the folder is the cache of another remote, or may hold other data; or the index has changed, and
+        changes are refused.
         """
         with contextlib.suppress(CacheError, DiskFullError):  # the folder may be read-only, and have all
             reclaim_fetches(self.index.folder)
@@ -321,8 +317,7 @@ class IndexFetch:
     def _take(self, fetched: _Fetched, lock: FetchLock) -> None:
         """Make the fetched file the folder's index.
 
-        Raises:
-            StreamError: it has changed, and changes are refused; or nothing proves that the folder's files are a cache.
+        StreamError: it has changed, and changes are refused; or nothing proves that the folder's files are a cache.
         """
         path, folder, url = self.index.path, self.index.folder, self.store.url
         target, note, has_changed = fetched.target, fetched.note, fetched.has_changed

@@ -125,11 +125,7 @@ class LimitedFolder:
 
 
 def count_files(limited: LimitedFolder) -> tuple[int, float]:
-    """Count a folder's shards, and note them in ``limited.present``.
-
-    Returns:
-        Bytes, and the seconds of the count: at most twice those of the count before.
-    """
+    """Count a folder's shards into ``limited.present``; returns bytes and seconds, at most twice the last count's."""
     begin = time.monotonic()
     present: dict[str, Present] = {}
     found: dict[str, CacheEntry] = {}
@@ -279,8 +275,6 @@ class _RoomRequest:
 
 @dataclass(slots=True)
 class _Totals:
-    """Bytes that count against the limit."""
-
     fixed: int = 0
     """Those that are never evicted."""
     reserved: int = 0

@@ -120,11 +120,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def lock_file(handle: int, path: str | Path, *, shared: bool = False) -> None:
-    """Lock an open file, after a wait for other holders.
-
-    Raises:
-        CacheError: Another holder has it locked for `BOUND` seconds, or `BOUND_STOPPED`; or there are no locks.
-    """
+    """Lock an open file, after a wait; CacheError: no locks, or held for `BOUND` seconds, or `BOUND_STOPPED`."""
     if try_lock_file(handle, path, shared=shared):
         return
     wait = LockWait(handle, path)

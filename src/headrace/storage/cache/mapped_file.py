@@ -140,8 +140,7 @@ class MappedFile:
     def lock(self, path: str) -> bool:
         """Take the shared lock that keeps the file from being evicted.
 
-        Returns:
-            False if it was evicted, or has another size by now: what lies behind its end must not be read.
+        False: it was evicted, or has another size by now: what lies behind its end must not be read.
         """
         lock_file(self._handle, path, shared=True)
         info = os.fstat(self._handle)

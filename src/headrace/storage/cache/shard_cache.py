@@ -56,22 +56,14 @@ class ShardCache:
     ) -> None:
         """Touches no disk and no network.
 
-        Args:
-            folder: Where shards are cached; made when first needed.
-            store: Where they come from; None if the folder is all there is. A store whose root is the folder counts
-                as None: nothing in it is ever deleted, and no limit applies to it.
-            index: The folder's index, as `index_fetch` read it: with another one in its place no shard is read. None:
-                it is not looked at.
-            limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
-            keep_packed: Keep compressed files beside the unpacked ones.
-            retry: How often a transfer is tried.
-            entry_of: Under a limit, the entry of a file in the folder (raw or compressed), by its name. Only such files
-                count and may be evicted. None: the entries that this object was asked for.
-            verify_present: Verify files at their first use in a process, except those that this object, or a copy of it
-                in another process, has fetched and verified.
-            stats: The counters; by default its own.
-            peers: Other nodes' caches of the same data, which are asked before the store. Under a limit, shards that
-                this node owns for them are evicted last.
+        `store`: None if the folder is all there is. A store whose root is the folder counts as None: nothing in it is
+        ever deleted, and no limit applies to it. `index`: as `index_fetch` read it; with another one in its place no
+        shard is read. `limit`: bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several
+        folders. `entry_of`: under a limit, the entry of a file in the folder (raw or compressed), by its name. Only
+        such files count and may be evicted. None: the entries that this object was asked for. `verify_present`: verify
+        files at their first use in a process, except those that this object, or a copy of it in another process, has
+        fetched and verified. `peers`: other nodes' caches of the same data, which are asked before the store. Under a
+        limit, shards that this node owns for them are evicted last.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.keep_packed = keep_packed

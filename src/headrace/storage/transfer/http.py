@@ -162,23 +162,14 @@ class ReadRequest(NamedTuple):
         part: str | None,
         mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> str:
-        """Copy the body of an answer to a GET, once its headers are what was asked for.
+        """Copy the body of an answer to a GET, once its headers are what was asked for; returns ``etag``.
 
-        Args:
-            read: The next bytes of the body, none at its end.
-            out: Receives them.
-            etag: The version that the answer is of; empty if it does not say.
-            length: Bytes of the body, as the answer says; None if it does not.
-            part: The Content-Range of an answer that is a range, empty if it has none; None: the answer is the whole.
-            mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
+        `read`: the next bytes, none at the end. `etag`: empty if the answer does not say. `part`: the Content-Range of
+        an answer that is a range, empty if it has none; None: the answer is the whole. `mapped_errors` turns the
+        network's errors into headrace's; those of ``out`` are the caller's.
 
-        Returns:
-            ``etag``.
-
-        Raises:
-            BrokenTransferError: The body broke off, is of another version or another range, or is a part without a
-                version: parts of two versions could be mixed.
-            ConfigError: The object has no such range.
+        BrokenTransferError: the body broke off, is of another version or another range, or is a part without a version:
+        parts of two versions could be mixed. ConfigError: the object has no such range.
         """
         expected = None if length is None else int(length)
         if self.etag and self.etag != etag:  # not every server knows conditions

@@ -34,7 +34,6 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, i
 
 @contextmanager
 def _reading(data: bytes) -> Generator[None]:
-    """Turn the errors of Pillow into FormatError."""
     try:
         yield
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others

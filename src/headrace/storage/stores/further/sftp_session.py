@@ -273,7 +273,6 @@ class SftpSession:
                 yield block
 
     def write(self, handle: bytes, source: SourcePart) -> None:
-        """Write all that is left of ``source`` to a file."""
         at = 0
         more = True
         while more or self._waiting:
@@ -307,7 +306,6 @@ class SftpSession:
         return found
 
     def _pages(self, folder: bytes) -> Iterator[list[tuple[str, Attributes]]]:
-        """The answers about the names in an open folder."""
         more = True
         while more or self._waiting:
             while more and len(self._waiting) < FOLDER_REQUESTS:
