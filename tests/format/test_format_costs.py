@@ -168,14 +168,13 @@ def test_costs_of_another_column_are_not_taken(tmp_path: Path) -> None:
     assert fetched > 3
 
 
-def test_appended_shards_may_have_none(tmp_path: Path) -> None:
-    write(tmp_path / 'data', 0, 60)
+def test_shards_before_appended_ones_may_have_none(tmp_path: Path) -> None:
+    write(tmp_path / 'data', 0, 60, cost=None)
     before = len([*(tmp_path / 'data').glob('*.mds')])
-    write(tmp_path / 'data', 60, 40, cost=None, append=True)
-    all_shards = len([*(tmp_path / 'data').glob('*.mds')])
+    write(tmp_path / 'data', 60, 40, append=True)
     costs, fetched = costs_and_fetched(tmp_path / 'data', tmp_path / 'cache')
     assert costs == [number % 37 for number in range(100)]
-    assert fetched == all_shards - before > 0
+    assert fetched == before > 0
 
 
 def test_a_resumed_writer_keeps_them(tmp_path: Path) -> None:
@@ -214,9 +213,10 @@ def test_writers_that_go_on_refuse_another_column(tmp_path: Path, compression: s
     for folder, cost in (('data', 'text'), ('plain', None)):
         with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, resume=True) as out:
             assert out.num_samples > 0
-    with pytest.raises(ConfigError, match="that are appended, must have the same cost, but they are 'text' and 'n'"):
-        MDSWriter(out=str(tmp_path / 'data'), cost='n', **how, append=True)
-    for folder, cost in (('data', 'text'), ('data', None), ('plain', 'n')):
+    for cost in ('n', None):
+        with pytest.raises(ConfigError, match=f"appended, must have the same cost, but they are 'text' and {cost!r}"):
+            MDSWriter(out=str(tmp_path / 'data'), cost=cost, **how, append=True)
+    for folder, cost in (('data', 'text'), ('plain', None), ('plain', 'n')):
         with MDSWriter(out=str(tmp_path / folder), cost=cost, **how, append=True) as out:
             out.write({'n': 1, 'text': 'x'})
 
@@ -231,8 +231,17 @@ def test_merge_copy_and_reshard_carry_them(tmp_path: Path) -> None:
     assert costs_and_fetched(tmp_path / 'copy', tmp_path / 'cache of copy') == (lengths, 0)
     reshard(str(tmp_path / 'copy'), str(tmp_path / 'shards'), size_limit=1500, compression='zstd')
     assert costs_and_fetched(tmp_path / 'shards', tmp_path / 'cache of shards') == (lengths, 0)
-    with pytest.warns(UserWarning, match="store the costs of the column 'text', which is left out"):
-        reshard(str(tmp_path / 'copy'), str(tmp_path / 'numbers'), columns=['n'])
+    write(tmp_path / 'appended', 0, 50, cost=None)
+    write(tmp_path / 'appended', 50, 50, append=True)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ('copy', {'columns': ['n']}),
+        ('appended', {}),
+        ('appended', {'order': 'shuffled'}),
+    ]
+    for number, (source, how) in enumerate(cases):
+        with pytest.warns(UserWarning, match="store the costs of the column 'text', which the new ones lack") as warned:
+            reshard(str(tmp_path / source), str(tmp_path / f'without {number}'), **how)
+        assert len(warned) == 1
 
 
 def test_conversions_write_them(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.watching.live import WatchServer, live_text, read_live
+from headrace.watching.run_files import RankStatus
 from tests.support.pages.browser import browser, wait_until
 from tests.support.trainers.watched_ranks import ODD, Rank
 
@@ -41,6 +44,21 @@ def test_the_ranks_are_put_together(ranks: list[Rank], tmp_path: Path) -> None:
     assert later['ranks'][0]['is_stale']
     assert 'silent for 9' in live_text(later)
     assert 'without a status: ranks 1' in live_text(later)
+
+
+def test_padding_is_shown(tmp_path: Path) -> None:
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'tokens': 'ndarray:int32'}) as out:
+        for length in (1, 3, 2, 6):
+            out.write({'tokens': np.zeros(length, np.int32)})
+    loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'data'), batch_size=2), pad={'tokens': 0})
+    status = RankStatus(tmp_path, every=2, clock=lambda: 0.0)
+    status.begin({'': loader}, step=0)
+    for _ in loader:
+        status.batch_done()
+    status.end()
+    live = read_live(tmp_path)
+    assert live['total']['padding_share'] == (2 + 4) / (2 * 3 + 2 * 6)
+    assert '; padding 33.3%' in live_text(live)
 
 
 def test_the_table(ranks: list[Rank], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,13 +113,16 @@ def reshard(
     total = int(dataset.shards.samples.sum()) - erased
     if size_limit == _SAME:
         size_limit = kind.size_limit
+    first_info = next((info for info in dataset.shards if info.samples), None)
+    found = None if first_info is None else _stored_cost(first_info, raw_files(dataset.store, first_info))
+    cost = found if found in encodings else None
     with MDSWriter(
         columns=encodings,
         out=out,
         compression=kind.compression if compression == _SAME else compression,
         hashes=list(kind.hashes) if hashes is None else sorted(hashes),
         size_limit=size_limit,
-        cost=_stored_cost(dataset, encodings),
+        cost=cost,
         exist_ok=exist_ok,
         resume=resume,
         options=options,
@@ -129,9 +132,9 @@ def reshard(
         names, written = list(encodings), writer.num_samples
         first = max(0, written - 1)
         if order == 'stored':
-            batches = _stored(dataset, names, first)
+            batches = _stored(dataset, cost, names, first)
         else:
-            batches = _shuffled(dataset, names, first, seed=seed, memory=bytes_to_int(shuffle_memory))
+            batches = _shuffled(dataset, cost, names, first, seed=seed, memory=bytes_to_int(shuffle_memory))
         if written:
             batches = _behind(batches, writer, encodings, options)
         for batch in batches:
@@ -171,15 +174,9 @@ def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[st
     return found
 
 
-def _stored_cost(dataset: StoredDataset, encodings: Mapping[str, str]) -> str | None:
-    """The column whose costs the first shard stores, if it is written."""
-    info = next((info for info in dataset.shards if info.samples), None)
-    if info is None or info.format != 'mds':
-        return None
-    found = stored_costs(info, lambda size: bytes(raw_files(dataset.store, info)[0][:size]))
-    if found is not None and found[0] not in encodings:
-        warn(f'The shards of {dataset.store.url} store the costs of the column {found[0]!r}, which is left out.')
-        return None
+def _stored_cost(info: ShardInfo, buffers: Sequence[memoryview]) -> str | None:
+    """The column whose costs a shard stores."""
+    found = stored_costs(info, lambda size: bytes(buffers[0][:size])) if info.format == 'mds' else None
     return None if found is None else found[0]
 
 
@@ -211,7 +208,7 @@ def _stored_row(batch: Columns, encodings: Mapping[str, str]) -> list[bytes]:
     ]
 
 
-def _stored(dataset: StoredDataset, names: Sequence[str], first: int) -> Iterator[Columns]:
+def _stored(dataset: StoredDataset, cost: str | None, names: Sequence[str], first: int) -> Iterator[Columns]:
     """The samples as they are stored, in batches, from a sample on; erased ones are left out and do not count."""
     counts = dataset.shards.samples.copy()
     for shard, erasure in dataset.shards.erased.items():
@@ -219,7 +216,7 @@ def _stored(dataset: StoredDataset, names: Sequence[str], first: int) -> Iterato
     ends = np.cumsum(counts)
     begin = int(ends.searchsorted(first, 'right'))
     skipped = first - int(ends[begin - 1] if begin else 0)
-    for info, buffers in _raw_shards(dataset, begin):
+    for info, buffers in _raw_shards(dataset, cost, begin):
         rows = max(1, _BLOCK_BYTES * info.samples // max(1, info.files[0].raw.bytes))
         kept = _without_erased(info, np.arange(info.samples))
         for start in range(skipped, len(kept), rows):
@@ -231,18 +228,34 @@ def _without_erased(info: ShardInfo, rows: IntArray) -> IntArray:
     return np.setdiff1d(rows, np.array(info.erasure.rows, np.int64))
 
 
-def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
-    """The shards with samples in order, from a shard on; the next ones are fetched and unpacked meanwhile."""
+def _raw_shards(
+    dataset: StoredDataset, cost: str | None, begin: int = 0
+) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
+    """The shards with samples in order, from a shard on; the next ones are fetched and unpacked meanwhile.
+
+    Warns of a shard that stores the costs of another column than `cost`.
+    """
     shards = (info for number in range(begin, len(dataset.shards)) if (info := dataset.shards[number]).samples)
+    lost: set[str] = set()
+
+    def checked(info: ShardInfo, future: Future[list[memoryview]]) -> tuple[ShardInfo, list[memoryview]]:
+        buffers = future.result()
+        found = _stored_cost(info, buffers)
+        if found not in (None, cost, *lost):
+            lost.add(found)
+            warn(
+                f'Shards of {dataset.store.url} store the costs of the column {found!r}, which the new ones lack: they '
+                f'keep those of the first shard, if their column is kept. `headrace convert --cost` writes any.'
+            )
+        return info, buffers
+
     with GeneratorPool(_AHEAD, thread_name_prefix='headrace-reshard') as pool:
         ahead: list[tuple[ShardInfo, Future[list[memoryview]]]] = []
         for info in shards:
             ahead.append((info, pool.submit(raw_files, dataset.store, info, PATIENT)))
             if len(ahead) > _AHEAD:
-                first, future = ahead.pop(0)
-                yield first, future.result()
-        for first, future in ahead:
-            yield first, future.result()
+                yield checked(*ahead.pop(0))
+        yield from (checked(*one) for one in ahead)
 
 
 def _rows(info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: IntArray) -> Columns:
@@ -258,13 +271,15 @@ def _rows(info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows
     return columns
 
 
-def _shuffled(dataset: StoredDataset, names: Sequence[str], first: int, *, seed: int, memory: int) -> Iterator[Columns]:
+def _shuffled(
+    dataset: StoredDataset, cost: str | None, names: Sequence[str], first: int, *, seed: int, memory: int
+) -> Iterator[Columns]:
     """The samples in a random order, in batches, from a place on."""
     rng = np.random.Generator(np.random.PCG64(seed))
     count = min(_MOST_BUCKETS, math.ceil(dataset.shards.raw_bytes().sum() / max(1, memory)) or 1)
     with ExitStack() as stack:
         files = [cast('BinaryIO', stack.enter_context(tempfile.TemporaryFile())) for _ in range(count)]
-        for info, buffers in _raw_shards(dataset):
+        for info, buffers in _raw_shards(dataset, cost):
             bucket_of = rng.integers(0, count, info.samples)
             for number, file in enumerate(files):
                 rows = _without_erased(info, np.flatnonzero(bucket_of == number))

@@ -94,6 +94,8 @@ class Read(NamedTuple):
     bytes_from_peers: float = 0
     sequence_tokens: float = 0  # tokens in packed sequences
     sequence_places: float = 0  # tokens that they could hold
+    padded_places: float = 0
+    padding_places: float = 0
     tokens: float = 0
     has_tokens: float = 0  # whether batches had tokens
 

@@ -183,6 +183,7 @@ class DataMeter:
               With packing, both are shares of tokens; see `StreamingDataLoader.mix`
             - ``mix/drift``: the largest difference between a share and the promised one
             - ``data/packing_efficiency``: with packing, tokens as a share of the places in sequences, since the start
+            - ``data/padding_share``: with `pad`, padding as a share of the places of padded columns, since the start
             - ``data/<stream>/<name>``, since the start: ``bytes_downloaded``, ``requests``, ``cache_hits`` and the
               other fields of `headrace.dataset.StreamStats`
 
@@ -233,6 +234,8 @@ class DataMeter:
             figures.update(self._details(summed, waits, seconds))
         if summed.sequence_places:
             figures['data/packing_efficiency'] = summed.sequence_tokens / summed.sequence_places
+        if summed.padded_places:
+            figures['data/padding_share'] = summed.padding_places / summed.padded_places
         drift = drift_of(self.counts() if sum_over_ranks is None else {**self._sample_counts(), **token_counts})
         if drift is not None:
             figures['mix/drift'] = drift

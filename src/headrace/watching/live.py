@@ -112,6 +112,7 @@ def _total(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         'batch_seconds_p50': max(of('data/batch_seconds_p50'), default=None),
         'batch_seconds_p99': max(of('data/batch_seconds_p99'), default=None),
         'packing_efficiency': min(of('data/packing_efficiency'), default=None),
+        'padding_share': max(of('data/padding_share'), default=None),
         'drift': max(of('mix/drift'), default=None),
         'cache_fill': min(fills, default=None),
     }
@@ -126,6 +127,8 @@ def live_text(live: dict[str, Any]) -> str:
     total = live['total']
     downloads = f'{human_size(total["bytes_per_second"])}/s, {human_size(total["bytes_downloaded"])} in all'
     waits = f'{total["wait_share"]:.1%}, rank {total["slowest_rank"]} most with {total["slowest_wait_share"]:.1%}'
+    if total['padding_share'] is not None:
+        waits += f'; padding {total["padding_share"]:.1%}'
     lines = [
         printable(f'{live["run"]}: step {total["step"]:,}, {len(live["ranks"])} of {live["world_size"]} ranks'),
         f'{total["samples_per_second"]:,.1f} samples/s; {downloads}; {total["retries"]:.0f} retries; waiting {waits}',

@@ -2,7 +2,7 @@
 
 The journal lists the shards that are whole, and is kept beside them until the dataset is finished. A shard is listed
 after its files are stored. So the next writer knows which shards of a killed one are whole, with their sizes and
-hashes, and reads none of them, but the head of the last one if it stores costs. The journal is a number of small
+hashes, and reads none of them, but the head of the last one, which may store costs. The journal is a number of small
 indexes, each of some shards, because stores cannot append to an object.
 """
 
@@ -249,8 +249,7 @@ def _check_settings(place: Place, start: Start, terms: Terms) -> Start:
     ):
         for shard in shards:
             theirs, ours = shard.entry(), terms.settings(shard)
-            is_compared = 'cost' in ours and (ours['cost'] is not None or names is _ALL)
-            if is_compared and shard.format == 'mds' and shard.samples:
+            if 'cost' in ours and shard.format == 'mds' and shard.samples:
                 stored = _stored_cost(place, shard)
                 if stored is not None or names is _ALL:  # streams read appended shards without costs whole
                     theirs['cost'] = stored
