@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from plain_pytorch import write_shards
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from headrace import PositionTracker, StreamingDataLoader, StreamingDataset, Topology
 
@@ -69,6 +69,9 @@ def train(loader: StreamingDataLoader, rows: Callable[[Any], tuple[Any, Any, Any
                 state: list[Any] = [step, model.state_dict(), optimizer.state_dict(), tracker.state_dict()]
                 dist.broadcast_object_list(state, trained.index(max(trained)))
             except RuntimeError:  # one more is gone
+                if not dist.is_initialized():
+                    # torch counts this group, and names the next one by the count, unless one is destroyed before.
+                    dist.init_process_group('gloo', store=HashStore(), rank=0, world_size=1)
                 continue
             step = state[0]
             model.load_state_dict(state[1])

@@ -1,12 +1,13 @@
 """Training with torchft's Manager and DDP: replicas that are killed get successors, and the rest train on.
 
-usage: python examples/elastic_torchft.py FOLDER REPLICAS STEPS (2, 3 or 4 replicas; writes shards to FOLDER at first)
+usage: python examples/elastic_torchft.py FOLDER REPLICAS STEPS (2 to 24 replicas; writes shards to FOLDER at first)
 """
 
 import json
 import multiprocessing.connection
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torchft import DistributedDataParallel, Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
 from headrace import PositionTracker, StreamingDataLoader, StreamingDataset, Topology
+
+PATIENCE = timedelta(seconds=10)
+"""After it, a group that a killed replica should join forms anew. torchft's 60 seconds are also those of its quorum."""
 
 
 class Gloo(ProcessGroupGloo):
@@ -35,7 +39,8 @@ class DDP(DistributedDataParallel):
 
 def replica(folder: Path, lighthouse: str, steps: int) -> None:
     data: dict[str, Any] = {'remote': str(folder / 'shards'), 'local': str(folder / 'cache'), 'shuffle': True}
-    dataset = StreamingDataset(**data, global_batch_size=24, topology=Topology())
+    # Any number of replicas may train a step: a killed one counts for a second, beside its successor.
+    dataset = StreamingDataset(**data, global_batch_size=24, uneven='ragged', topology=Topology())
     loader = StreamingDataLoader(dataset, num_workers=1, persistent_workers=True, multiprocessing_context='fork')
     loader.peek()  # starts the worker before there are connections that it would keep open
     torch.manual_seed(0)
@@ -54,8 +59,8 @@ def replica(folder: Path, lighthouse: str, steps: int) -> None:
     # A replica of one rank, with a store of its own. It trains from the step on at which it joins.
     store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
     alone: dict[str, Any] = {'rank': 0, 'world_size': 1, 'store_addr': '127.0.0.1', 'store_port': store.port}
-    alone |= {'hostname': '127.0.0.1', 'lighthouse_addr': lighthouse}
-    manager = Manager(Gloo(), load, save, 2, use_async_quorum=False, **alone)
+    alone |= {'hostname': '127.0.0.1', 'lighthouse_addr': lighthouse, 'timeout': PATIENCE}
+    manager = Manager(Gloo(PATIENCE), load, save, 2, use_async_quorum=False, **alone)
     ddp, healed, batches, trained = DDP(manager, model), list[Any](), iter(()), True
     while manager.current_step() < steps:
         manager.start_quorum()
@@ -65,7 +70,9 @@ def replica(folder: Path, lighthouse: str, steps: int) -> None:
         batch = next(batches, None) or next(batches := tracker.follow(loader))  # a pass ends with its epoch
         tokens = batch['tokens'].long()
         optimizer.zero_grad()
-        (loss := torch.nn.functional.cross_entropy(ddp(tokens[:, :-1]).mT, tokens[:, 1:])).backward()
+        loss = torch.nn.functional.cross_entropy(ddp(tokens[:, :-1]).mT, tokens[:, 1:])
+        loss = loss * (len(tokens) * topology.world_size / 24)  # so that the mean over replicas is that of all rows
+        loss.backward()
         manager.allreduce(mean := loss.detach().clone()).wait()
         if trained := manager.should_commit():
             optimizer.step()

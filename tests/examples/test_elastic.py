@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -81,8 +82,9 @@ def test_killed_replicas_of_torchft_change_neither_batches_nor_losses(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chains_of_worlds_train_what_one_rank_trains(tmp_path: Path) -> None:
-    """One of packed sequences and one of tokens, each with workers; the program runs more."""
-    run_well([sys.executable, str(CHAINS), str(tmp_path), '--chains', '2', '--seed', '1'])
+    """One of packed sequences and one of tokens, each with workers, and one of torchft; the program runs more."""
+    torchft = '1' if importlib.util.find_spec('torchft') else '0'
+    run_well([sys.executable, str(CHAINS), str(tmp_path), '--chains', '2', '--torchft', torchft, '--seed', '1'])
 
 
 def answers(port: int) -> bool:
