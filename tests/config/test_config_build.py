@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     expected = {
         **keys,
         'schedule': [],
+        'decisions': (),
         'cache_limit': 2**30,
         'shuffle_block_size': 1000,
         'batch_size': 8,
@@ -105,7 +107,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
     later = {'peers', 'bucket', 'batch_cost', 'balance', 'loss_weight', 'global_batch_size', 'uneven'}
-    assert {*keys, 'schedule', *later} == own
+    assert {*keys, 'schedule', 'decisions', *later} == own
 
 
 def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:
@@ -141,6 +143,24 @@ def test_what_a_stream_does_not_say_the_loader_says(tmp_path: Path) -> None:
     assert (plain.name, special.name, special.repeat) == ('plain', 'own', 2)
     assert {key: getattr(plain, key) for key in defaults} == defaults
     assert {key: getattr(special, key) for key in defaults} == {**defaults, **own}
+
+
+def test_decisions_of_a_file_or_a_list_are_repeated(data: Path, tmp_path: Path) -> None:
+    streams: dict[str, Any] = {'a': {'local': str(data)}, 'b': {'local': str(data)}}
+    loader = build_loader(config(data, local=None, streams=streams, shuffle=True))
+    passing = iter(loader)
+    batches = [next(passing)]
+    decisions = [loader.set_proportions({'a': 1, 'b': 3}, by='test').to_json()]
+    batches += passing
+    (tmp_path / 'list.json').write_text(json.dumps(decisions))
+    (tmp_path / 'state.json').write_text(json.dumps(loader.state_dict()))
+    for given in (decisions, str(tmp_path / 'list.json'), str(tmp_path / 'state.json')):
+        again = build_loader(config(data, local=None, streams=streams, shuffle=True, decisions=given))
+        assert [batch['id'].tolist() for batch in again] == [batch['id'].tolist() for batch in batches]
+    (tmp_path / 'broken.json').write_text('{')
+    for wrong in ('broken.json', 'none.json', 'a'):
+        with pytest.raises(ConfigError, match='train.decisions.* must be a list of decisions, or a JSON file of them:'):
+            config(data, decisions=str(tmp_path / wrong))
 
 
 @pytest.mark.parametrize(

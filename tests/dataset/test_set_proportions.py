@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +180,40 @@ def test_a_batch_that_was_looked_at_is_read_anew(folder: Path) -> None:
     loader.peek()
     loader.set_proportions({'a': 0, 'b': 0, 'c': 1}, by='test')
     assert next(iter(loader))['id'].min() >= 2000
+
+
+def _decide(folder: Path, rank: int, asked: list[dict[str, float]], told: Any) -> None:
+    dist.init_process_group('gloo', f'file://{folder}/rendezvous', rank=rank, world_size=2)
+    loader = loader_of(folder, 'native', ranks=2, rank=rank)
+    passing = iter(loader)
+    next(passing)
+    found: list[Any] = [rank]
+    for shares in asked:
+        try:
+            found.append(loader.set_proportions(shares, by='test'))
+        except ConfigError as error:
+            found.append(str(error))
+    found.append(next(passing)['id'].tolist())
+    told.put(found)
+
+
+def test_ranks_that_decide_differently_are_refused_on_each_and_go_on(folder: Path) -> None:
+    agreed = {'a': 0.0, 'b': 0.0, 'c': 1.0}
+    processes = multiprocessing.get_context('fork')
+    told = processes.SimpleQueue()
+    ranks = [
+        processes.Process(target=_decide, args=(folder, rank, [{**agreed, 'a': float(rank)}, agreed], told))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    found = sorted(told.get() for _ in ranks)
+    for process in ranks:
+        process.join()
+    for _, refusal, decision, batch in found:
+        assert "but rank 0 decides {'a': 0.0, 'b': 0.0, 'c': 1.0} by 'test' at (0, 8), and rank 1 {'a': 1.0" in refusal
+        assert decision == found[0][2]
+        assert min(batch) >= 2000  # of stream c
 
 
 def test_what_cannot_change_is_refused_and_nothing_has_changed(folder: Path, tmp_path: Path) -> None:

@@ -264,3 +264,12 @@ def test_a_pass_on_fabric_goes_on_in_another_world(mixes):
         assert set(found) <= set(whole[number if number < 3 else number - 1])
     assert loader.global_batch_size == 8
     assert number == len(whole)
+
+
+def test_proportions_are_set_on_fabric(mixes):
+    loader = setup(alone(), content(mixes['uneven'])).train
+    passing = iter(loader)
+    next(passing)
+    decision = loader.set_proportions({'a': 0, 'b': 1}, by='test')
+    assert (decision.at, decision.by) == (8, 'test')
+    assert next(passing)['id'].min() >= 60  # of stream b

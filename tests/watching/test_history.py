@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
@@ -93,4 +95,6 @@ def test_decisions_are_recorded_once_and_their_replay_has_the_same_samples(folde
     lines = [entry for entry in read_record(tmp_path).entries if entry['kind'] == 'decision']
     assert [entry['at'] for entry in lines] == [40, 40, 70, 40, 70]  # once by each process that knows it
     assert main(['explain', '--run', str(tmp_path)]) == 0
-    assert 'decisions: 2, the last by test at sample 70 of the run' in capsys.readouterr().out
+    assert 'decisions: 2, the last by test at sample 70 of the run: a 0.250, b 0.750' in capsys.readouterr().out
+    assert main(['explain', '--run', str(tmp_path), '--decisions']) == 0
+    assert json.loads(capsys.readouterr().out) == decisions

@@ -72,6 +72,17 @@ def test_the_table(ranks: list[Rank], tmp_path: Path, capsys: pytest.CaptureFixt
     assert 'there is no headrace.record in' in capsys.readouterr().err
 
 
+def test_what_was_decided_last_is_shown(ranks: list[Rank], tmp_path: Path) -> None:
+    for rank in ranks:
+        rank.loader.set_proportions({'code': 1, ODD: 3}, by='me')
+        rank.train(2.0)
+    (decision,) = read_live(tmp_path)['decisions']
+    assert (decision['count'], decision['by'], decision['at']) == (1, 'me', 30)
+    assert live_text(read_live(tmp_path)).endswith(
+        f'decisions: 1, the last by me at sample 30 of the run: {ODD} 0.750, code 0.250'
+    )
+
+
 @pytest.fixture
 def server(ranks: list[Rank], tmp_path: Path) -> Iterator[WatchServer]:
     with WatchServer(tmp_path) as serving:
@@ -131,8 +142,10 @@ def test_the_page_in_a_browser(server: WatchServer, ranks: list[Rank], tmp_path:
         rows = "return [...document.querySelectorAll('#ranks td:first-child')].map(cell => cell.textContent)"
         assert driver.execute_script(rows) == ['0', '1']
         assert ODD in text_of('mix')  # as text
+        ranks[0].loader.set_proportions({'code': 1, ODD: 3}, by='me')
         ranks[0].train(2.0, 2.0)  # it follows the run
         wait_until(driver, lambda _: '105\nstep' in text_of('cards'))
+        assert f'the last by me at sample 30 of the run: {ODD} 75.0 %, code 25.0 %' in text_of('decisions')
         (tmp_path / 'headrace-status' / 'rank-00001.json').unlink()
         wait_until(driver, lambda _: text_of('about') == 'training, 1 of 2 ranks; nothing heard from rank 1')
         severe = [entry for entry in driver.get_log('browser') if entry['level'] == 'SEVERE']

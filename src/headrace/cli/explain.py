@@ -191,7 +191,12 @@ def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
 
 
 def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
+    from headrace.watching.live import decided_text
+
     described = run.to_json()
+    if arguments.decisions:
+        print(json.dumps(run.history.decisions(run.loader_name)))
+        return 0
     if arguments.json:
         print(json.dumps(described))
         return 0
@@ -206,8 +211,7 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
         saved = len(set(segment['checkpoints']))  # a trainer may write several files at a step
         print(f'  checkpoints of {saved} step{"s" * (saved != 1)}; mixture: {shares}')
         if decided := segment['decisions']:
-            last = decided[-1]
-            print(f'  decisions: {len(decided)}, the last by {last["by"]} at sample {last["at"]} of the run')
+            print(f'  {decided_text(decided[-1], len(decided))}')
     if described['damaged_lines']:
         print(f'{described["damaged_lines"]} lines of the record were cut by a kill, and ignored.')
     return 0
@@ -236,6 +240,7 @@ _EPOCHS = 1000  # looked through for a sample
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, or_else='not needed with --run')
     parser.add_argument('--run', type=Path, metavar='DIR', help='folder of a run with a record')
+    parser.add_argument('--decisions', action='store_true', help='of --run: print those of the last weights as JSON')
     parser.add_argument('--step', type=int, help='of --run: global batch of the run, counted from 0')
     parser.add_argument('--previews', type=int, default=3, metavar='N', help='of --step: samples to show')
     parser.add_argument('--loader', default='train', help='train, or eval, test, predict and a name: eval.books')

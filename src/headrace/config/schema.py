@@ -23,6 +23,7 @@ from headrace.config.validate import (
     OneOf,
     Parsed,
     read_batch_cost,
+    read_decisions,
     read_peers,
     read_skip,
 )
@@ -265,6 +266,9 @@ class DatasetConfig(SelectionConfig):
 
     schedule: tuple[SchedulePointConfig, ...] = ()
     """Proportions that change during the run, in place of weights."""
+
+    decisions: Annotated[tuple[Mapping[str, Any], ...], Parsed(read_decisions, 'a list, or a JSON file')] = ()
+    """Decided proportions of an earlier run, to be repeated: see `docs/mixtures.md`."""
 
     when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
     """After the last sample of a stream: begin its next pass, end the epoch, or continue without it."""

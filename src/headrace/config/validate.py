@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
+import pathlib
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +38,7 @@ from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order.config import BATCH_COST_RULE, BatchCost
 from headrace.order.skip import read_range
+from headrace.order.state import decisions_in
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 from headrace.storage.cache.peers import RULE, PeerOptions
@@ -121,6 +124,16 @@ def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
     except ConfigError:
         mistakes.append(Mistake((), value, BATCH_COST_RULE))
         return None
+
+
+def read_decisions(value: object, mistakes: list[Mistake]) -> tuple[Mapping[str, Any], ...]:
+    """Read decisions, or a JSON file of them or of a position, for `Parsed`; add their mistake to `mistakes`."""
+    try:
+        given = json.loads(pathlib.Path(value).read_text(encoding='utf-8')) if isinstance(value, str) else value
+        return tuple(one.to_json() for one in decisions_in(cast('Any', given)))
+    except (OSError, ValueError) as error:  # such as those of headrace
+        mistakes.append(Mistake((), value, f'must be a list of decisions, or a JSON file of them: {error}'))
+        return ()
 
 
 def read_peers(value: object, mistakes: list[Mistake]) -> PeerOptions | None:

@@ -169,15 +169,14 @@ class SampleSequence:
             ConfigError: the ranks of a process group do not ask for the same.
         """
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            last = [decision.digest for decision in self.run.decisions[-1:]]
-            asked = f'{shares_of(proportions)} by {by!r} at {place}'
+            known = f', after {len(all_)} decisions up to {all_[-1].digest}' if (all_ := self.run.decisions) else ''
             found: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(found, (asked, last))
+            dist.all_gather_object(found, f'{shares_of(proportions)} by {by!r} at {place}{known}')
             other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
             if other is not None:
                 raise ConfigError(
-                    f'All ranks decide the same after the same batch, but rank 0 decides {found[0][0]}, and rank '
-                    f'{other} {found[other][0]}. Compute proportions from values that are reduced over all ranks.'
+                    f'All ranks decide the same after the same batch, but rank 0 decides {found[0]}, and rank '
+                    f'{other} {found[other]}. Compute proportions from values that are reduced over all ranks.'
                 )
         return self.run.decide(place, proportions, by, self._world(global_batch_size), self.check_mixture)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from lightning.fabric import Fabric
 
-    from headrace.order import Topology
+    from headrace.order import Decision, Topology
 
 Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader  # Source of one loader
 
@@ -99,6 +99,10 @@ class FabricLoader:
     def rescale(self, topology: Topology, position: Mapping[str, Any] | int | None = None) -> None:
         """Have other ranks read on; see `StreamingDataLoader.rescale`."""
         self.loader.rescale(topology, position)
+
+    def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
+        """Change the shares of the streams; see `StreamingDataLoader.set_proportions`."""
+        return self.loader.set_proportions(proportions, by=by)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
         - ``missing``: ranks without a file;
         - ``ranks``: one status each, with its ``age`` in seconds and ``is_stale``;
         - ``mix``: samples or tokens, share and promised share, by stream;
+        - ``decisions``: of each training loader whose proportions were decided, the last one, and their ``count``;
         - ``total``: figures of all ranks together.
 
     Raises:
@@ -60,6 +61,7 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
         'missing': [rank for rank in range(size) if rank not in there],
         'ranks': ranks,
         'mix': _mix(ranks[0]['figures']) if ranks else [],
+        'decisions': ranks[0].get('decisions', []) if ranks else [],
         'total': _total(ranks),
     }
 
@@ -139,7 +141,15 @@ def live_text(live: dict[str, Any]) -> str:
         lines.append(f'  without a status: ranks {", ".join(map(str, live["missing"]))}')
     if live['mix']:
         lines += ['', *text_table([('stream', 'count', 'share', 'promised', ''), *map(_stream, live['mix'])])]
+    lines += [decided_text(one, one['count']) for one in live['decisions']]
     return '\n'.join(lines)
+
+
+def decided_text(last: Mapping[str, Any], count: int) -> str:
+    """A line about decisions of proportions, of which the last is given."""
+    given: Mapping[str, float] = last['what']['proportions']
+    shares = ', '.join(f'{name} {share / sum(given.values()):.3f}' for name, share in given.items())
+    return printable(f'decisions: {count}, the last by {last["by"]} at sample {last["at"]} of the run: {shares}')
 
 
 _HEAD = ('rank', 'host', 'state', 'step', 'waiting', 'batch p50', 'p99', 'download', 'cache')

@@ -98,7 +98,15 @@ class RankStatus:
             # A loader may not know its mixture before its first batch; nothing is shown of it then.
             self._figures = self._meter.read(replicas=topology.replicas, detailed=True)
             self._read_at = self._step
-        status = {**self._about, 'state': state, 'time': time.time(), 'step': self._step, 'figures': self._figures}
+        decided = [loader.dataset.run.decisions for loader in self._meter.loaders]
+        status = {
+            **self._about,
+            'state': state,
+            'time': time.time(),
+            'step': self._step,
+            'figures': self._figures,
+            'decisions': [{'count': len(all_), **all_[-1].to_json()} for all_ in decided if all_],
+        }
         path = self._folder / f'rank-{topology.rank:05}.json'
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
