@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainers.many_ranks import compare, compare_resumed, each_world, trained
+from tests.support.trainers.many_ranks import compare, compare_resumed, each_world, share_caches, trained
 
 
 @each_world
@@ -25,3 +25,7 @@ def test_ragged_ranks_need_no_weights(make_dataset: Any, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_seven_ranks_go_on_with_a_checkpoint_of_eight(make_dataset: Any, tmp_path: Path) -> None:
     compare_resumed('composer', make_dataset(samples=1636, per_shard=100), tmp_path, {'max_duration': '2ba'})
+
+
+def test_nodes_find_each_other(make_dataset: Any, tmp_path: Path) -> None:
+    share_caches('composer', make_dataset(samples=1636, per_shard=100), tmp_path)

@@ -168,7 +168,7 @@ def test_a_server_that_ended_is_started_again(stored: Path, tmp_path: Path) -> N
 
 
 def train_node(number: int, folder: Path, port: int, store_port: int) -> None:
-    """An epoch of nodes 0 to 2; then node 3 has the place of node 2, which ends as if it was killed."""
+    """An epoch of nodes 0 to 2. Node 2 then ends as if it was killed. Node 3 has its place, and leaves in mid-epoch."""
     logging.getLogger('headrace').addHandler(logging.FileHandler(folder / f'{number}.log'))
     store = TCPStore('127.0.0.1', store_port, is_master=number == 0, wait_for_workers=False)
     rank = min(number, 2)
@@ -185,42 +185,58 @@ def train_node(number: int, folder: Path, port: int, store_port: int) -> None:
     workers: dict[str, Any] = {'num_workers': 1, 'persistent_workers': True, 'multiprocessing_context': 'fork'}
     loader = StreamingDataLoader(dataset, **(workers if number == 1 else {}))
 
-    def train(world: str) -> None:
-        dist.init_process_group('gloo', store=PrefixStore(world, store), rank=rank, world_size=NODES)
-        (folder / f'{world}.{rank}').write_text(json.dumps([i for batch in loader for i in batch['id'].tolist()]))
-        dist.barrier()
-        assert loader.stats().bytes_from_peers > 0
-        if world == 'second' or number != 2:
+    def form(world: str, ranks: int) -> None:
+        if dist.is_initialized():
             dist.destroy_process_group()
+        dist.init_process_group('gloo', store=PrefixStore(world, store), rank=rank, world_size=ranks)
+
+    def meet(what: str, *numbers: int) -> None:
+        store.set(f'{number} {what}', '')
+        for each in numbers:
+            store.wait([f'{each} {what}'])
+
+    def train(epoch: str) -> None:
+        ids = list[int]()
+        for done, batch in enumerate(loader):
+            ids += batch['id'].tolist()
+            if (epoch, done) == ('second', 4):
+                meet('is there', 0, 1, 3)
+                if number == 3:
+                    break
+                form('a world of two', 2)
+                loader.rescale(Topology(rank=rank, world_size=2, num_nodes=2))
+        (folder / f'{epoch}.{number}').write_text(json.dumps(ids))
+        meet(f'has the {epoch} epoch', 0, 1, 2 if epoch == 'first' else 3)
+        assert loader.stats().bytes_from_peers > 0
 
     if number != 3:
+        form('a world', NODES)
         train('first')
         if number == 2:
             os._exit(0)
     else:
-        store.wait(['first is over'])
+        store.wait(['state'])
         loader.load_state_dict(json.loads(store.get('state')))
     if number == 0:
         store.set('state', json.dumps(loader.state_dict()))
-        store.set('first is over', '')
     if number == 1:  # has its worker ask the nodes of now
         for path in (folder / 'node 1').glob('*.mds'):
             path.unlink()
+    form('a new world', NODES)
     train('second')
-    assert number != 3 or loader.stats().bytes_downloaded == 0
     assert dataset.peers is not None
-    assert {address for address, _ in dataset.peers.nodes[2]} == {'127.0.0.2', '127.0.0.3', '127.0.0.5'}
-    store.set(f'{number} is over', '')
-    if number == 0:  # it has the store
-        store.wait(['1 is over', '3 is over'])
+    known = {address for address, _ in dataset.peers.nodes[2]}
+    assert known == {'127.0.0.2', '127.0.0.3', *(['127.0.0.5'] if number == 3 else [])}
+    assert number != 3 or loader.stats().bytes_downloaded == 0
+    meet('is over', *([1, 3] if number == 0 else []))  # node 0 has the store
 
 
-def test_ranks_find_each_other_and_a_node_is_replaced(stored: Path, tmp_path: Path) -> None:
+def test_ranks_find_each_other_and_nodes_come_and_go(stored: Path, tmp_path: Path) -> None:
     with socket.create_server(('127.0.0.1', 0)) as store, socket.create_server(('127.0.0.2', 0)) as server:
         ports = {'port': server.getsockname()[1], 'store_port': store.getsockname()[1]}
     run_together(partial(train_node, folder=tmp_path, **ports), NODES + 1)
-    for world in ('first', 'second'):
-        ids = [number for rank in range(NODES) for number in json.loads((tmp_path / f'{world}.{rank}').read_text())]
+    for epoch in ('first', 'second'):
+        ids = [number for path in tmp_path.glob(f'{epoch}.*') for number in json.loads(path.read_text())]
         assert sorted(ids) == list(range(SAMPLES))
     assert set(requests_of(stored).values()) == {1}
     assert 'not asked' not in ''.join(path.read_text() for path in tmp_path.glob('*.log'))

@@ -8,6 +8,7 @@ import threading
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -67,6 +68,11 @@ class TestData:
         (finding,) = check_data([], train=loaded)
         assert finding.level == 'problem'
         assert 'in the environment variable HEADRACE_PEERS_TOKEN' in finding.text
+        monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'x' * 16)
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor_data.socket, 'create_connection', Mock(side_effect=[Mock(), TimeoutError]))
+            (finding,) = check_data([], train=loaded)
+        assert (finding.level, finding.text) == ('problem', 'this node cannot connect to 127.0.0.2:7207')
         train['peers'] = {'interface': '127.0.0.2'}
         config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
         (finding,) = check_data([], train=load_config(config).train)

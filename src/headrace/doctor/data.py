@@ -7,6 +7,7 @@ import http.client
 import io
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from headrace.mixing import Config, LoaderConfig
 from headrace.order import OrderConfig
 from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
-from headrace.storage.cache.peers import PeerOptions, text_of
+from headrace.storage.cache.peers import CONNECT, PeerOptions, text_of
 
 PROBE: Final = 16 << 20  # the most bytes of a shard that are read to measure a rate
 _SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}
@@ -133,7 +134,18 @@ def _peers(options: PeerOptions) -> Finding:
         own = text_of(options.own(addresses))
     except ConfigError as error:
         return Finding('problem', 'peers', str(error))
+    if silent := [text_of(one) for one in addresses if not _is_reached(one)]:
+        fix = 'let all nodes reach that port, or correct `hosts`'
+        return Finding('problem', 'peers', f'this node cannot connect to {", ".join(silent)}', fix)
     return Finding('ok', 'peers', f'this node would serve on {own} to {count_text(len(addresses) - 1, "peer")}')
+
+
+def _is_reached(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, CONNECT).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)  # nothing serves there yet
+    return True
 
 
 def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:

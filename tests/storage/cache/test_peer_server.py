@@ -269,6 +269,16 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
             time.sleep(0.01)
 
 
+def test_a_server_that_is_about_to_have_the_token_of_now_is_waited_for(monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    monkeypatch.setattr(peer_server, 'SILENCE', 30.0)
+    with serving(listen(0), {}) as other:
+        host, port = other.server_address
+        other.token = b'the token of before'
+        monkeypatch.setattr(other, 'refuse', lambda *_: setattr(other, 'token', TOKEN.encode()))
+        serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), [])
+
+
 def test_a_port_of_another_run_is_refused(monkeypatch):
     monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
     monkeypatch.setattr(peer_server, 'SILENCE', 0.2)

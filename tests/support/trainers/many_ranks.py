@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def compare(trainer: str, data: Path, folder: Path, worlds: list[tuple[int, str]
         assert found == ids, (ranks, uneven)
         for name, value in one.items():
             assert many[name] == pytest.approx(value, rel=1e-6), (ranks, uneven, name)
+
+
+def share_caches(trainer: str, data: Path, folder: Path) -> None:
+    """Check that ranks on two nodes, without a list of them, train all samples, and that both serve."""
+    with socket.create_server(('127.0.0.2', 0)) as free:
+        port = free.getsockname()[1]
+    ids, seen = trained(trainer, data, folder, 2, 'pad', peers={'port': port})
+    assert sorted(sum(ids, [])) == list(range(1636))
+    assert seen['servers'] == 1
 
 
 def compare_resumed(trainer: str, data: Path, folder: Path, first: dict[str, Any]) -> None:

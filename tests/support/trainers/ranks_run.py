@@ -19,13 +19,18 @@ from torchmetrics import MeanMetric
 
 from headrace import LOSS_WEIGHT, PADDING
 from headrace.metrics import WithoutPadding
+from headrace.storage.cache import peer_server
 from tests.support.programs.processes import end_rank
 
 Seen = dict[str, Any]
 
 
 def datasets(folder: str, train: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    common = {'local': folder, 'shuffle': True}
+    common: dict[str, Any] = {'local': folder, 'shuffle': True}
+    if 'peers' in train:  # each rank is a node
+        number = int(os.environ['RANK']) + 2
+        common = {**common, 'remote': folder, 'local': f'node {number}'}
+        train = {**train, 'peers': {**train['peers'], 'interface': f'127.0.0.{number}'}}
     evaluation = {**common, 'global_batch_size': 192, 'uneven': train['uneven']}
     return {**common, 'global_batch_size': 512, **train}, evaluation
 
@@ -159,6 +164,7 @@ def main() -> None:
     how: dict[str, Any] = json.loads(sys.argv[4])
     seen: Seen = {'ids': [], 'losses': [], 'evaluated_at': []}
     (with_composer if trainer == 'composer' else with_lightning)(*datasets(folder, how['train']), how, seen)
+    seen['servers'] = len(peer_server._state.serving)
     rank = dist.get_rank() if dist.is_initialized() else 0
     Path(f'{out}.{rank}.json').write_text(json.dumps(seen))
 
