@@ -155,19 +155,66 @@ def test_a_bad_peer_costs_a_bounded_wait_and_is_named(many, tmp_path, caplog, mo
     assert TOKEN not in caplog.text
 
 
+@pytest.mark.parametrize('fault', ['closes', 'is full', 'has other data'])
 @pytest.mark.usefixtures('patient')
-def test_a_dead_owners_shards_fall_to_the_next_peer(many, tmp_path, caplog):
+def test_a_bad_owners_shards_fall_to_the_next_peer(many, tmp_path, caplog, fault):
     store = CountingStore(many.store)
-    with listen(9) as gone:
-        dead = gone.getsockname()
-    with cluster(many, tmp_path, 3, store=store) as nodes:
-        addresses = [dead, *(node.peers.own for node in nodes)]
+    with misbehaving(9, FAULTS[fault][0]) as bad, cluster(many, tmp_path, 3, store=store) as nodes:
+        addresses = [bad, *(node.peers.own for node in nodes)]
         for number, node in enumerate(nodes, 1):
             node.cache._fetcher.peers = StreamPeers(peers_of(addresses, number), STREAM)
             for entry in many.entries:
                 read(node.cache, many, entry)
     assert set(store.calls.values()) == {1}
-    assert caplog.text.count(f'Peer {dead[0]}:{dead[1]} does not answer') == 3  # once for each process
+    if fault == 'closes':
+        assert caplog.text.count(f'Peer {bad[0]}:{bad[1]} does not answer') == 3  # once for each process
+
+
+@pytest.fixture(params=['dropped', 'refused'])
+def hole(request):
+    """An address that lets no connection come about."""
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(socket.socket())
+        found.bind(('127.0.0.1', 0))
+        if request.param == 'dropped':
+            found.listen(0)
+            for _ in range(4):  # its queue is full
+                one = stack.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(found.getsockname())
+        yield found.getsockname()
+
+
+@pytest.mark.parametrize('is_apart', [False, True])
+@pytest.mark.usefixtures('patient')
+def test_nodes_that_do_not_reach_each_other_try_once_and_ask_the_store(many, tmp_path, monkeypatch, hole, is_apart):
+    monkeypatch.setattr(peers_module, 'CONNECT', 0.1)
+    store, tried = CountingStore(many.store), list[tuple[object, object]]()
+    with cluster(many, tmp_path, 4, store=store) as nodes:
+        for number, node in enumerate(nodes):
+            # One way: none reaches the next one.
+            lost = {nodes[number - way].peers.own for way in ((1, 2, 3) if is_apart else (1,))}
+
+            def connect(peer, connection, *, lost=lost, real=node.peers._connect, own=node.peers.own):
+                if peer.address in lost:
+                    tried.append((own, peer.address))
+                    connection.host, connection.port = hole
+                real(peer, connection)
+
+            monkeypatch.setattr(node.peers, '_connect', connect)
+
+        def run(number):
+            for entry in many.entries[number * 5 :] + many.entries[: number * 5]:
+                read(nodes[number].cache, many, entry)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(node.cache.is_present(entry) for node in nodes for entry in many.entries)
+    assert len(set(tried)) == len(tried) > 0  # no link costs a second wait
+    assert max(store.calls.values()) <= (4 if is_apart else 2)  # else only the owner and one other ask
 
 
 def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):

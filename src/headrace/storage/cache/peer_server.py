@@ -41,8 +41,6 @@ from headrace.storage.transfer.download import Transfer
 
 CONNECTIONS: Final = 128
 """The most connections at one time; further ones are closed."""
-FETCHES: Final = 16
-"""Shards that are fetched for peers at one time."""
 HEAD_SECONDS: Final = 5.0
 """Seconds for a request to arrive."""
 ALIVE: Final = 1.0
@@ -65,7 +63,8 @@ class PeerServer(socketserver.ThreadingTCPServer):
         listening.setblocking(False)  # the server before this one may accept a connection that both have seen
         self.token, self._caches = token, caches
         self._places = threading.Semaphore(CONNECTIONS)
-        self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix='headrace-peers')
+        # None waits for a thread of another one: that could be a circle. Requests to the store are bounded there.
+        self._fetches = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix='headrace-peers')
         self._lock = threading.Lock()
         self._fetching: dict[tuple[str, str], Future[bool]] = {}
         self._told = set[str]()

@@ -8,8 +8,8 @@ it one copy. But it is another node in each epoch, so that nobody would know who
 A node asks only nodes that come before itself in the order of that shard to fetch it, and a server asks none. So no
 wait is a circle. An owner without the shard first asks for a copy, which a peer gives at once or not. So a new node
 fills its cache from its peers. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for
-`PAUSE`, and the next one in the order is. After `ASKED` peers the bucket is asked. A peer whose bytes the index refuses
-is not asked again.
+`PAUSE`, and the next one in the order is; so it is if a peer cannot give the shard. After `ASKED` peers the bucket is
+asked, and after one that fails to give a copy. A peer whose bytes the index refuses is not asked again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import hmac
 import http.client
 import ipaddress
 import itertools
+import logging
 import math
 import os
 import secrets
@@ -388,13 +389,9 @@ class Peers:
             return 0
         key = f'{wanted.stream}/{wanted.shard}'
         before = [] if _serves else self.before(key)
-        try:
-            for peer in itertools.islice(self._askable(before), ASKED):
-                if size := self._ask(peer, wanted):
-                    return size
-        except _AbsentError as error:
-            _log.info('%s. It comes from the bucket.', error)
-            return 0
+        for peer in itertools.islice(self._askable(before), ASKED):
+            if size := self._ask(peer, wanted):
+                return size
         return 0 if before else self._fetch_copy(key, wanted)
 
     def _fetch_copy(self, key: str, wanted: PeerRequest) -> int:
@@ -406,10 +403,12 @@ class Peers:
         for peer in self._askable([address for _, address in others[:COPIES]]):
             if not (peer.has_answered or _serves or not self._options.hosts):  # it may still be starting
                 continue
-            with contextlib.suppress(_AbsentError):
-                if size := self._ask(peer, wanted, only_cached=True):
-                    self._in_vain = 0
-                    return size
+            size = self._ask(peer, wanted, only_cached=True)
+            if size:
+                self._in_vain = 0
+                return size
+            if size is not None:  # others wait for this node: one failure is enough
+                break
         self._in_vain += 1
         if self._in_vain >= IN_VAIN:
             self._in_vain, self._no_copies_before = 0, now + PAUSE
@@ -419,8 +418,8 @@ class Peers:
         peers = (self._peers.get(address) for address in addresses)  # a rescale may have removed it
         return (one for one in peers if one is not None and time.monotonic() >= one.not_before)
 
-    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int:
-        """Fetch a file from one peer; 0: it failed. `_AbsentError`: it is well, but does not give the file."""
+    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int | None:
+        """Fetch a file from one peer; returns its bytes. 0: the peer failed; None: it is well, but does not give it."""
         try:
             with wanted.create() as out:
                 size = 0
@@ -428,6 +427,9 @@ class Peers:
                     out.write(chunk)
                     size += len(chunk)
             wanted.check()
+        except _AbsentError as error:
+            _log.log(logging.DEBUG if only_cached else logging.INFO, '%s.', error)
+            return None
         except FormatError as error:
             self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
         except _PeerError as error:
