@@ -103,15 +103,12 @@ def check_audio(audio: AudioTensor, mistakes: list[Mistake]) -> None:
 class Clip(NamedTuple):
     """A stored clip whose header has been read."""
 
-    file: Any
-    """soundfile's."""
+    file: Any  # soundfile's.
     audio: AudioTensor
     begin: int
     """First frame of the part that is kept, for a crop that is not random; a frame has a sample of each channel."""
-    frames: int
-    """Of the part that is kept."""
-    shape: tuple[int, int]
-    """Channels and samples of the tensor."""
+    frames: int  # Of the part that is kept.
+    shape: tuple[int, int]  # Channels and samples of the tensor.
 
     def read_into(self, out: npt.NDArray[np.float32], draw: float | None) -> None:
         """Decode into `out`, float32[channels, samples]; `draw`: from 0 to below 1, None: a random crop is central."""

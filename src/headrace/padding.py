@@ -20,16 +20,11 @@ _KEYS: Final = ('value', 'length', 'mask', 'multiple_of', 'to', 'axis')
 @dataclass(frozen=True, kw_only=True)
 class PadColumn:
     name: str
-    value: int | float
-    """Fills the places after a row's own."""
-    length: str | None
-    """Key of the rows' own lengths, int64[rows]; None: they are left out."""
-    mask: str | None = None
-    """Key of bool[rows, longest], True for a row's own places; None: there is none."""
-    multiple_of: int = 1
-    """The padded length is one of its multiples."""
-    to: int | None = None
-    """The padded length; None: that of the longest row of a batch."""
+    value: int | float  # Fills the places after a row's own.
+    length: str | None  # Key of the rows' own lengths, int64[rows]; None: they are left out.
+    mask: str | None = None  # Key of bool[rows, longest], True for a row's own places; None: there is none.
+    multiple_of: int = 1  # The padded length is one of its multiples.
+    to: int | None = None  # The padded length; None: that of the longest row of a batch.
     axis: int | None = None
     """Axis of a row whose length differs; None: 0, but that of the samples of sound, which is the last."""
 

@@ -12,10 +12,8 @@ class BrokenRule(NamedTuple):
     keys: tuple[str, ...]
     """The arguments that the rule names, or their keys: these have the same names. A message points to the first one
     given."""
-    rule: str
-    """The rule, and what to do."""
-    inner: tuple[str, ...] = ()
-    """Arguments of nested objects that the rule depends on."""
+    rule: str  # The rule, and what to do.
+    inner: tuple[str, ...] = ()  # Arguments of nested objects that the rule depends on.
 
     def message(self, got: object) -> str:
         """A sentence with the value that was received."""

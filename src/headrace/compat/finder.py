@@ -53,7 +53,8 @@ class AliasModule(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> Iterable[str]:
-        return sorted({*super().__dir__(), *self.__all__, *submodules(self.__name__)})
+        submodules = (path.rpartition('.')[2] for path in TABLES if path.rpartition('.')[0] == self.__name__)
+        return sorted({*super().__dir__(), *self.__all__, *submodules})
 
 
 class AliasFinder(MetaPathFinder, Loader):
@@ -82,10 +83,6 @@ def public_names(module: str) -> list[str]:
     """The names that `from module import *` gives: those that headrace has, and three modules of `streaming`."""
     names = [name for name, entry in TABLES[module].items() if isinstance(entry, Alias) and not name.startswith('_')]
     return [*names, 'multimodal', 'text', 'vision'] if module == ROOT else names
-
-
-def submodules(module: str) -> list[str]:
-    return [path.rpartition('.')[2] for path in TABLES if path.rpartition('.')[0] == module]
 
 
 def load(entry: Alias) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from headrace.config.packing import StreamPackingConfig, packing_of, stream_packing_of
+from headrace.config.packing import packing_of, stream_packing_of
 from headrace.config.problems import refuse
 from headrace.config.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
 from headrace.config.validate import field_types
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.dataset.streams.stream import Stream
     from headrace.order.topology import Topology
-    from headrace.packing import StreamPacking
 
 _SOURCE = ('streams', 'remote', 'local', 'split')
 _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
@@ -71,7 +70,7 @@ def build_dataset(
     if config.packing is not None:
         arguments['packing'] = packing_of(config.packing)
     return make(
-        streams=build_streams(config, load_packing=stream_packing_of),
+        streams=build_streams(config, with_packing=True),
         batch_size=config.device_batch_size,
         global_batch_size=config.global_batch_size,
         topology=topology,
@@ -128,10 +127,8 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
         yield from (f'stream {stream.name}: {broken.rule}' for broken in rules)
 
 
-def build_streams(
-    config: LoaderConfig, load_packing: Callable[[StreamPackingConfig], StreamPacking] | None = None
-) -> list[Stream]:
-    """The streams of a loader, with its defaults, unopened; without `load_packing`, they have no packing."""
+def build_streams(config: LoaderConfig, *, with_packing: bool = False) -> list[Stream]:
+    """The streams of a loader, with its defaults, unopened."""
     from headrace.dataset.streams.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)
@@ -141,8 +138,7 @@ def build_streams(
         for name in field_types(SelectionConfig):
             if arguments[name] is None:
                 arguments[name] = getattr(config, name)
-        packing = stream.packing
-        arguments['packing'] = None if packing is None or load_packing is None else load_packing(packing)
+        arguments['packing'] = stream_packing_of(stream.packing) if with_packing and stream.packing else None
         arguments['name'] = stream.name or None  # the dataset names a single stream
         streams.append(Stream(**arguments))
     return streams

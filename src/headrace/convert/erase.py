@@ -71,8 +71,7 @@ from headrace.storage.stores.local import LocalStore
 
 Place = str | os.PathLike[str]
 _INDEX: Final = re.compile(r'(?:(?!\.headrace).*/)?index(\.\d{5,})?\.json')
-_TEMPORARY: Final = re.compile('[0-9a-f]{32}')
-"""Names of cache folders in the system's folder for temporary files."""
+_TEMPORARY: Final = re.compile('[0-9a-f]{32}')  # Names of cache folders in the system's folder for temporary files.
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,7 @@ def _as_texts(ids: Iterable[str | int]) -> set[str]:
     return {*map(str, found)}
 
 
-Hits = list[tuple[ShardInfo, list[int]]]
-"""Shards, named as at the root, and the rows to erase there."""
+Hits = list[tuple[ShardInfo, list[int]]]  # Shards, named as at the root, and the rows to erase there.
 
 
 class _Erasure:

@@ -149,10 +149,8 @@ class Job:
     size_limit: int | None
     on_error: OnError
     retry: Retry = field(default_factory=Retry)
-    first_shard: int = 0
-    """The number in the names of the first task's shards."""
-    meanings: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What columns mean; see `Schema.meanings`."""
+    first_shard: int = 0  # The number in the names of the first task's shards.
+    meanings: Mapping[str, str] = field(default_factory=dict[str, str])  # What columns mean; see `Schema.meanings`.
     cost: str | None = None
     encoder: Callable[[], Encode] | None = None
     """Makes, in each worker, the function between the columns that are read and those that are written. None: none."""

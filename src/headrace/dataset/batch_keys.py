@@ -33,10 +33,8 @@ class ReservedKey:
     """A key of batches that are dicts. For other batches the loader has a property instead."""
 
     key: str
-    what: str
-    """The setting and its meaning, for messages."""
-    instead: str
-    """The fix if the data has a column of that name, for messages."""
+    what: str  # The setting and its meaning, for messages.
+    instead: str  # The fix if the data has a column of that name, for messages.
 
     def check(self, names: Iterable[str]) -> None:
         if self.key in names:

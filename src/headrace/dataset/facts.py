@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.order import Run
 
-_MOST = 8
-"""Streams that are listed."""
+_MOST = 8  # Streams that are listed.
 
 
 def dataset_facts(dataset: StreamingDataset) -> Facts:

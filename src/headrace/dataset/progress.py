@@ -61,13 +61,11 @@ class Progress:
         self._slots: npt.NDArray[np.int64] = np.frombuffer(self._memory, np.int64)
         self._readers = weakref.WeakSet[Any]()
         self._reader: tuple[weakref.ref[Any], bool] | None = None  # of the last pass
-        self.trainer_epoch: int | None = None
-        """The epoch that a trainer is in, by its own count; None: it did not say."""
+        self.trainer_epoch: int | None = None  # The epoch that a trainer is in, by its own count; None: it did not say.
         self._loaded_trainer_epoch: int | None = None
         self.loaded_end: tuple[int, int] | None = None
         """The end of an epoch at which a state was taken, if the next pass shall be the next epoch."""
-        self.turn: object = None
-        """Identity of the last pass of a `StreamingDataLoader`."""
+        self.turn: object = None  # Identity of the last pass of a `StreamingDataLoader`.
 
     def _cells(self, rank: int) -> npt.NDArray[np.int64]:
         begin = _HEADER + rank % _RANKS * _WORKERS
@@ -230,12 +228,9 @@ class Cursor:
     __slots__ = ('begin', 'handed_out', 'is_decided', 'is_rescaled')
 
     def __init__(self) -> None:
-        self.begin: tuple[int, int] | None = None
-        """Epoch and first sample of a pass that has given no batch yet."""
-        self.handed_out: tuple[BatchPlan, int] | None = None
-        """The plan and number of the last batch."""
-        self.is_rescaled = False
-        """Whether the plan of the pass under way is over, because other ranks read on."""
+        self.begin: tuple[int, int] | None = None  # Epoch and first sample of a pass that has given no batch yet.
+        self.handed_out: tuple[BatchPlan, int] | None = None  # The plan and number of the last batch.
+        self.is_rescaled = False  # Whether the plan of the pass under way is over, because other ranks read on.
         self.is_decided = False
         """Whether it is over because of other proportions, so that leaving the pass still ends its epoch."""
 

@@ -32,26 +32,21 @@ class ReadCounts(NamedTuple):
     """A worker's reads of some streams since its start."""
 
     process: int
-    streams: npt.NDArray[np.integer[Any]]
-    """[n], their numbers."""
-    counts: CountTable
-    """int64[n, counters], a row of `CacheCounts` for each."""
+    streams: npt.NDArray[np.integer[Any]]  # [n], their numbers.
+    counts: CountTable  # int64[n, counters], a row of `CacheCounts` for each.
 
 
 class WorkerBatch(NamedTuple):
     """A batch on its way from the process that read it."""
 
     batch: Any
-    rows: int
-    """Its samples, padding included."""
+    rows: int  # Its samples, padding included.
     streams: npt.NDArray[np.unsignedinteger[Any]] | None
     """Stream number of each row, [rows]; None where there is one stream."""
     read: ReadCounts | None = None
     """Counters of streams that changed since the last batch; None if none did, or without workers."""
-    bad_rows: npt.NDArray[np.bool_] | None = None
-    """bool[rows], True where the sample could not be read; None: nowhere."""
-    unreadable: int = 0
-    """Unreadable documents since the batch before; they are in no sequence."""
+    bad_rows: npt.NDArray[np.bool_] | None = None  # bool[rows], True where the sample could not be read; None: nowhere.
+    unreadable: int = 0  # Unreadable documents since the batch before; they are in no sequence.
     stream_tokens: npt.NDArray[np.int64] | None = None
     """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
     padding: tuple[int, int] | None = None
@@ -90,24 +85,20 @@ class StreamStats(NamedTuple):
 
     # Those of reads are the fields of `CacheCounts`, in their order.
 
-    samples: int
-    """Rows handed out that are no padding; with packing, documents that were read."""
+    samples: int  # Rows handed out that are no padding; with packing, documents that were read.
     bad_samples: int
     bytes_downloaded: int
     bytes_unpacked: int
     requests: int
     shards_fetched: int
     cache_hits: int
-    evictions: int
-    """Its shards that were deleted to make room, for shards of any stream."""
+    evictions: int  # Its shards that were deleted to make room, for shards of any stream.
     retries: int
     shards_waited_for: int
     """Shards for which a process waited more than 1 ms, because they were not in the cache yet. A worker may wait while
     it is ahead of the trainer."""
-    seconds_waited: float
-    """Time of these waits, summed over the processes."""
-    seconds_unpacking: float = 0.0
-    """Time that threads took to decompress its shards, summed over them."""
+    seconds_waited: float  # Time of these waits, summed over the processes.
+    seconds_unpacking: float = 0.0  # Time that threads took to decompress its shards, summed over them.
     bytes_from_peers: int = 0
 
 
@@ -225,10 +216,8 @@ class LoaderCounters:
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
         self._busy: deque[float] = deque(maxlen=_RECENT)
-        self.own_samples = 0
-        """Rows of the last batch that are no padding."""
-        self.is_rescaled = False
-        """Whether the pass goes on after a rescale, in the same processes."""
+        self.own_samples = 0  # Rows of the last batch that are no padding.
+        self.is_rescaled = False  # Whether the pass goes on after a rescale, in the same processes.
         self._recent_tokens: deque[npt.NDArray[np.int64]] = deque(maxlen=2)
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
@@ -367,10 +356,8 @@ _MOST_UNCOUNTED = 1 << 18  # samples: some orders look each of them up, which mu
 class StreamCount(NamedTuple):
     """Samples of a stream, counted and expected; of packed data, tokens."""
 
-    samples: int
-    """Over all ranks, without padding; tokens of packed data are those of this rank."""
-    promised: float
-    """Expected for as many samples of all streams, by the proportions of the mixture or its schedule."""
+    samples: int  # Over all ranks, without padding; tokens of packed data are those of this rank.
+    promised: float  # Expected for as many samples of all streams, by the proportions of the mixture or its schedule.
 
 
 class MixtureCounts:

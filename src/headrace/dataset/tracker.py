@@ -488,20 +488,16 @@ class PositionTracker:
 class PositionSnapshot(NamedTuple):
     places: Places
     first_epochs: Sequence[int]
-    is_over: bool
-    """Whether a pass ends there."""
+    is_over: bool  # Whether a pass ends there.
 
 
 @dataclasses.dataclass(slots=True)
 class Pass:
-    places: Places
-    """The loaders' places at its start, or at a resume."""
-    first_epochs: Sequence[int]
-    """The loaders' epochs at its very beginning."""
+    places: Places  # The loaders' places at its start, or at a resume.
+    first_epochs: Sequence[int]  # The loaders' epochs at its very beginning.
     handed_out: int = 0
     trained: int = 0
-    is_over: bool = False
-    """Whether the trainer ended it, before its last batch or after."""
+    is_over: bool = False  # Whether the trainer ended it, before its last batch or after.
 
 
 def loader_entries(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -20,14 +20,10 @@ _CHUNK = 64  # batches whose shards are looked up together
 
 @dataclass(frozen=True)
 class WarmReport:
-    shards: int
-    """Shards that the batches need on this node."""
-    fetched: int
-    """Shards that came; the others were there."""
-    bytes: int
-    """Bytes that the fetched shards take in the cache."""
-    is_full: bool
-    """Whether `cache_limit` has no room for more; then `shards` counts those that were looked at."""
+    shards: int  # Shards that the batches need on this node.
+    fetched: int  # Shards that came; the others were there.
+    bytes: int  # Bytes that the fetched shards take in the cache.
+    is_full: bool  # Whether `cache_limit` has no room for more; then `shards` counts those that were looked at.
 
     def to_json(self) -> dict[str, int | bool]:
         return dataclasses.asdict(self)

@@ -44,19 +44,13 @@ class Rate:
     workers: int
     batches: int
     samples: int
-    seconds: float
-    """From the first batch to the last one; the first is not counted in any rate."""
-    first_batch_seconds: float
-    """From the begin to the first batch, start of workers included."""
-    wait_p50: float
-    """Median of the seconds for a batch."""
+    seconds: float  # From the first batch to the last one; the first is not counted in any rate.
+    first_batch_seconds: float  # From the begin to the first batch, start of workers included.
+    wait_p50: float  # Median of the seconds for a batch.
     wait_p99: float
-    cpu_seconds_per_batch: float
-    """Processor time of this process and of the workers, their start included."""
-    batch_bytes: int
-    """Bytes of the values of all batches but the first."""
-    bytes_downloaded: int
-    """From stores, as stored there."""
+    cpu_seconds_per_batch: float  # Processor time of this process and of the workers, their start included.
+    batch_bytes: int  # Bytes of the values of all batches but the first.
+    bytes_downloaded: int  # From stores, as stored there.
     network_share: float
     """Share of the processes' time in which they waited for shards; of present ones, until they were open."""
 

@@ -200,7 +200,7 @@ class ShardEncoder(ABC):
         self.hashes = check_hashes(hashes)
         self.size_limit = check_size_limit(size_limit)
         self._blocks = shared_pool()
-        self._config = config_json(self.get_config())
+        self._config = json.dumps(self.get_config(), sort_keys=True).encode('ascii')
         uncounted, self._empty_size = self._sizes_of_empty_shard()
         self._largest = MAX_OFFSET - uncounted
         self._limit = self._largest if self.size_limit is None else self.size_limit
@@ -470,11 +470,6 @@ class ShardEncoder(ABC):
     @abstractmethod
     def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         """The suffixes and bytes of the files of samples, of `sizes` bytes in all pieces. Any thread may call it."""
-
-
-def config_json(config: Mapping[str, Any]) -> bytes:
-    """The configuration as shards hold it: JSON in ASCII, keys sorted."""
-    return json.dumps(config, sort_keys=True).encode('ascii')
 
 
 def offset_table(sizes: array[int], start: int) -> bytes:

@@ -115,10 +115,8 @@ class Generation:
     Its text is the fingerprint of the data.
     """
 
-    digest: str
-    """Of the bytes of the index of then."""
-    first: int = 0
-    """Number of its first shard."""
+    digest: str  # Of the bytes of the index of then.
+    first: int = 0  # Number of its first shard.
 
     @classmethod
     def of(cls, fingerprint: str) -> Generation | None:
@@ -139,7 +137,7 @@ class Generation:
         """Its shards in the bytes of a valid index; None: these do not begin with it."""
         text = data.decode()
         begin, ends = 0, list[int]()
-        for _, value in top_level(text, lazy='shards'):
+        for _, value in top_level(text):
             if isinstance(value, Elements):
                 begin, ends = value.at + 1, [value.at for _ in value]
         if not ends:
@@ -266,7 +264,7 @@ def _without_erased(data: bytes) -> tuple[dict[str, Any], str]:
 def _with_entries(text: str, new: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """The text of an index with other entries of some shards, by the names of raw files; and their entries before."""
     pieces, before, copied = list[str](), dict[str, str](), 0
-    for _, value in top_level(text, lazy='shards') if new else ():
+    for _, value in top_level(text) if new else ():
         if isinstance(value, Elements):
             begin = skip(text, value.at + 1)
             for entry in value:
@@ -302,7 +300,7 @@ def _parse(
     collecting = gc.isenabled()
     gc.disable()  # a large index makes millions of objects: garbage collection takes a third of the time
     try:
-        for key, value in top_level(text, lazy='shards'):
+        for key, value in top_level(text):
             if key == 'version':
                 version = value
             elif key == 'meanings':
@@ -485,8 +483,8 @@ def expect(text: str, at: int, wanted: str) -> str:
     return char
 
 
-def top_level(text: str, lazy: str) -> Iterator[tuple[str, Any]]:
-    """The pairs of the outermost object; the value of `lazy` is its `Elements`, to be read before the next pair."""
+def top_level(text: str) -> Iterator[tuple[str, Any]]:
+    """The pairs of the outermost object; that of `shards` is its `Elements`, to be read before the next pair."""
     at = skip(text, 0)
     if at == len(text):
         raise json.JSONDecodeError('No content', text, at)
@@ -504,7 +502,7 @@ def top_level(text: str, lazy: str) -> Iterator[tuple[str, Any]]:
         at = skip(text, at)
         expect(text, at, ':')
         at = skip(text, at + 1)
-        if key == lazy and text[at : at + 1] == '[':
+        if key == 'shards' and text[at : at + 1] == '[':
             elements = Elements(text, at)
             yield key, elements
             at = elements.at

@@ -203,10 +203,8 @@ def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, st
 
 
 class Erasure(NamedTuple):
-    rows: tuple[int, ...] = ()
-    """Ascending."""
-    was: str = ''
-    """The text of the shard's entry before, by which checkpoints know the data."""
+    rows: tuple[int, ...] = ()  # Ascending.
+    was: str = ''  # The text of the shard's entry before, by which checkpoints know the data.
 
 
 _NONE: Final = Erasure()

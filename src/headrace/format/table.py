@@ -95,8 +95,7 @@ class Kind:
 
     schema: Schema
     compression: str | None
-    hashes: tuple[str, ...]
-    """Names of the hash algorithms in the writer's settings."""
+    hashes: tuple[str, ...]  # Names of the hash algorithms in the writer's settings.
     size_limit: int | None
     files: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...]
     """The hash algorithms of each file, raw and compressed; None for a missing one."""

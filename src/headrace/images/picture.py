@@ -34,8 +34,7 @@ class Picture(NamedTuple):
     width: int
     data: bytes
     encoding: str
-    image: Any
-    """Pillow's image, not yet loaded; None: the JPEG is decoded by libjpeg-turbo."""
+    image: Any  # Pillow's image, not yet loaded; None: the JPEG is decoded by libjpeg-turbo.
 
     def pixels(self, mode: Mode, *, at_least: tuple[int, int] | None = None, out: Pixels | None = None) -> Pixels:
         """The decoded pixels, in `out` if that is given: contiguous memory for the whole picture.

@@ -88,12 +88,9 @@ def _read_range(store: Store, info: FileInfo, offset: int, size: int, retry: Ret
 
 @dataclass(frozen=True)
 class Content:
-    format: str
-    """Name of the format; several with commas."""
-    is_estimate: bool
-    """Whether raw sizes of shards are estimates."""
-    shards: ShardTable
-    """Of another format than MDS and its sister formats: its parts, as the shards that they become."""
+    format: str  # Name of the format; several with commas.
+    is_estimate: bool  # Whether raw sizes of shards are estimates.
+    shards: ShardTable  # Of another format than MDS and its sister formats: its parts, as the shards that they become.
     read: Callable[[int, int], Sequence[Mapping[str, Any]]]
     """(shard, count) -> the stored values of its first samples; see `first_samples`."""
 

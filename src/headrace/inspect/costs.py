@@ -26,10 +26,8 @@ class CostSummary:
     column: str
     samples: int
     sum: int
-    quantiles: Mapping[str, int]
-    """'min', 'median', 'p90', 'p99' and 'max'."""
-    padding: float
-    """The mean share of padding in batches of `ROWS` random samples, 0 to 1."""
+    quantiles: Mapping[str, int]  # 'min', 'median', 'p90', 'p99' and 'max'.
+    padding: float  # The mean share of padding in batches of `ROWS` random samples, 0 to 1.
     histogram: Sequence[tuple[int, int]]
     """The lower edge and the samples of each bin, which ends before the next one. Edges are 0 and powers of 2."""
 

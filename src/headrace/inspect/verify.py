@@ -39,7 +39,7 @@ from headrace.errors import (
 from headrace.format import ShardInfo, ShardTable, open_shard
 from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.redaction import redact, without_credentials
-from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
+from headrace.storage import ObjectInfo, Store, StoreOptions, open_store
 
 _BLOCK_BYTES: Final = 4 << 20
 _BLOCK_ROWS: Final = 1024
@@ -67,7 +67,7 @@ class BadShard:
         return dataclasses.asdict(self)
 
 
-def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> BadShard | None:
+def check_shard(store: Store, number: int, info: ShardInfo) -> BadShard | None:
     """Read all files of a shard, compressed and raw ones, and check everything; None if all is right."""
     checking = 'size'
 
@@ -77,7 +77,7 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
 
     try:
         for is_compressed in _variants(store, info):
-            buffers = raw_files(store, info, retry, is_compressed=is_compressed, step=step)
+            buffers = raw_files(store, info, PATIENT, is_compressed=is_compressed, step=step)
             step('offsets')
             _check_content(info, buffers, step)
     except (MissingDependencyError, MemoryError):
@@ -390,7 +390,7 @@ Check = Callable[[Iterator[tuple[int, ShardInfo]]], Iterator[Checked]]
 def _checking(store: Store, count: int) -> Generator[Check]:
     """A function that checks shards in ``count`` processes, which end with the block and with this process."""
     if count == 1:
-        yield lambda shards: ((number, check_shard(store, number, info, PATIENT)) for number, info in shards)
+        yield lambda shards: ((number, check_shard(store, number, info)) for number, info in shards)
         return
     # A forked process knows encodings that the caller has registered.
     context = multiprocessing.get_context('fork' if sys.platform == 'linux' else None)
@@ -434,7 +434,7 @@ def _end_with_parent(reader: Connection) -> None:
 
 
 def _check_in_worker(number: int, info: ShardInfo) -> BadShard | None:
-    return check_shard(_store_of_worker[0], number, info, PATIENT)
+    return check_shard(_store_of_worker[0], number, info)
 
 
 def _in_order_of_ends(

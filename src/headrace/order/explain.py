@@ -13,14 +13,10 @@ class SampleUse:
     """Where a sample is handed out."""
 
     epoch: int
-    position: int
-    """In the epoch's sequence."""
-    batch: int
-    """Which batch of its plan it is in."""
-    rank: int
-    """The rank that gets it; with replication, the first of those that do."""
-    row: int
-    """The row of that rank's batch."""
+    position: int  # In the epoch's sequence.
+    batch: int  # Which batch of its plan it is in.
+    rank: int  # The rank that gets it; with replication, the first of those that do.
+    row: int  # The row of that rank's batch.
 
 
 def next_use(

@@ -46,16 +46,11 @@ def slowest_share(batches: Sequence[Sequence[IntArray]], power: float = 1.0) -> 
 class LengthWaste(NamedTuple):
     """The waste of a plan, and what `bucket` and `balance` would make of it; None: they are set, or cannot be."""
 
-    padding: float
-    """As `padding_share`, from 0 to 1."""
-    slowest: float
-    """As `slowest_share`."""
-    bucket: int
-    """The window that is proposed, in batches."""
-    bucketed: float | None
-    """`padding` with this window."""
-    balanced: float | None
-    """`slowest` with ``balance`` 1."""
+    padding: float  # As `padding_share`, from 0 to 1.
+    slowest: float  # As `slowest_share`.
+    bucket: int  # The window that is proposed, in batches.
+    bucketed: float | None  # `padding` with this window.
+    balanced: float | None  # `slowest` with ``balance`` 1.
 
     @classmethod
     def of(cls, plan: BatchPlan, config: OrderConfig, costs: Costs) -> LengthWaste | None:

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from headrace.order.skip import Skip, UnskippedPositions
     from headrace.order.topology import BatchSpec, Remainder
 
-CostsOf: TypeAlias = 'Callable[[IntArray], IntArray]'
-"""Gives the costs int64[n] of global sample ids int64[n]."""
+CostsOf: TypeAlias = 'Callable[[IntArray], IntArray]'  # Gives the costs int64[n] of global sample ids int64[n].
 
 
 class Costs(Protocol):
@@ -98,8 +97,7 @@ class BucketedOrder(Order):
         self._key = derive(_KEY, config.seed, self.epoch) if config.shuffle else None
         self._known: dict[int, tuple[IntArray, IntArray]] = {}
         self._ends: dict[int, IntArray] = {}
-        self.num_windows = -(-(len(self) - self.first) // self.window)
-        """How many windows there are."""
+        self.num_windows = -(-(len(self) - self.first) // self.window)  # How many windows there are.
 
     def at(self, positions: IntArray) -> IntArray:
         if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= len(self)):
@@ -394,10 +392,8 @@ class BalancedPlan(Plan):
     The last batch of an epoch is dealt by position if it is not full, or no multiple of ``batch_cost``'s.
     """
 
-    costs: CostsOf = lambda ids: ids
-    """Gives the costs of samples."""
-    power: float = 1.0
-    """The cost of a row is its sample's to this power: 2 for attention without a bound."""
+    costs: CostsOf = lambda ids: ids  # Gives the costs of samples.
+    power: float = 1.0  # The cost of a row is its sample's to this power: 2 for attention without a bound.
 
     def positions(self, k: int) -> IntArray:
         begin, rows = self._numbers(k)

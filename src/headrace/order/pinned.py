@@ -13,10 +13,8 @@ from headrace.order.decisions import decisions_of
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
-MAX_EPOCH_SIZE: Final = 10**12
-"""Samples of an epoch: products of two numbers of its parts fit 64 bits."""
-MAX_SEED: Final = 1 << 1024
-"""A seed may have any size; this one bounds messages."""
+MAX_EPOCH_SIZE: Final = 10**12  # Samples of an epoch: products of two numbers of its parts fit 64 bits.
+MAX_SEED: Final = 1 << 1024  # A seed may have any size; this one bounds messages.
 
 _MAX_SAMPLES: Final = 10**18  # of a run
 
@@ -51,6 +49,8 @@ def are_ranges(value: Any) -> bool:
 
 def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> Iterator[str]:
     """The rules that the values of a ``config`` break; absent ones break none here. `nodes`: canonical nodes."""
+    dealt: Any = pinned.get('dealt')
+    is_dealt = _are_counts(dealt, 3) and all(dealt) and dealt[1] % dealt[0] == 0 and dealt[2] % dealt[1] == 0
     rules: dict[str, tuple[bool, str]] = {
         'algorithm': (pinned.get('algorithm') in ALGORITHMS, f'one of {", ".join(ALGORITHMS)}'),
         'batching': (_is_text(pinned.get('batching')), 'text'),
@@ -66,7 +66,7 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         'costs': (_is_text(pinned.get('costs')), 'text'),
         'count': (is_count(pinned.get('count')), 'a number of samples'),
         'decided_since': (is_count(pinned.get('decided_since'), 0, 1 << 61), 'a number of samples'),
-        'dealt': (_are_dealt(pinned.get('dealt')), 'nodes, replicas and samples of a global batch'),
+        'dealt': (is_dealt, 'nodes, replicas and samples of a global batch'),
         'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),
         'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
         'skip': (are_ranges(pinned.get('skip')), 'a list of ranges [begin, end]'),
@@ -110,10 +110,6 @@ def _is_list(value: Any, of: int | None = None) -> bool:
 
 def _are_counts(value: Any, of: int | None = None) -> bool:
     return _is_list(value, of) and all(is_count(number) for number in value)
-
-
-def _are_dealt(value: Any) -> bool:
-    return _are_counts(value, 3) and all(value) and value[1] % value[0] == 0 and value[2] % value[1] == 0
 
 
 def _are_streams(value: Any, epoch_size: int) -> bool:

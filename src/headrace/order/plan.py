@@ -27,10 +27,8 @@ class Cuts(ABC):
 
     __slots__ = ('multiple', 'stop')
 
-    multiple: int
-    """Divides the rows of every batch, but perhaps of an epoch's last."""
-    stop: int
-    """The number after the last batch."""
+    multiple: int  # Divides the rows of every batch, but perhaps of an epoch's last.
+    stop: int  # The number after the last batch.
 
     @property
     @abstractmethod
@@ -54,8 +52,7 @@ class Cuts(ABC):
         """The batch that has a number; `count` for `stop`."""
 
 
-CutFrom: TypeAlias = 'Callable[[int, UnskippedPositions, Remainder], Cuts]'
-"""Cuts batches from a position on."""
+CutFrom: TypeAlias = 'Callable[[int, UnskippedPositions, Remainder], Cuts]'  # Cuts batches from a position on.
 
 
 class EqualCuts(Cuts):
@@ -103,10 +100,8 @@ class Plan(BatchPlan):
 
     order: Order
     topology: Topology
-    global_batch_size: int
-    """Samples in a batch of all replicas together."""
-    start: int = 0
-    """Position of the sequence where batch 0 begins, 0 <= start <= len(order)."""
+    global_batch_size: int  # Samples in a batch of all replicas together.
+    start: int = 0  # Position of the sequence where batch 0 begins, 0 <= start <= len(order).
     remainder: Remainder = 'repeat'
     """Handling of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a last,
     smaller batch. Its padding to a multiple of the replicas is the sequence's last samples, latest first; where batches

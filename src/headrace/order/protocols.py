@@ -33,14 +33,11 @@ class Order(ABC):
     An order may keep what it computed for the next call, and is used by one thread at a time.
     """
 
-    mixture: Mixture
-    """The streams and what an epoch draws from each."""
-    epoch: int
-    """Which epoch it is the sequence of."""
+    mixture: Mixture  # The streams and what an epoch draws from each.
+    epoch: int  # Which epoch it is the sequence of.
     first: int = 0
     """The first position that there is: 0, but where another mixture took over in the middle of the epoch."""
-    num_canonical_nodes: int
-    """Position p belongs to canonical node p modulo this."""
+    num_canonical_nodes: int  # Position p belongs to canonical node p modulo this.
     units: int = 0
     """Parts of a global batch that are of one stream each: unit h has its positions that are h modulo this. 0: batches
     are mixed."""
@@ -114,20 +111,13 @@ class BatchPlan(ABC):
 
     __slots__ = ()
 
-    order: Order
-    """The sequence that positions are of."""
-    topology: Topology
-    """For which rank of how many."""
-    global_batch_size: int
-    """Samples in a batch of all replicas together."""
-    remainder: Remainder
-    """The fate of the samples after the last full batch."""
-    uneven: Uneven | None
-    """How replicas share a batch that they do not divide; None: they divide it."""
-    skip: Ranges
-    """The positions of the epoch that no batch holds."""
-    start: int
-    """The position at which batch 0 begins."""
+    order: Order  # The sequence that positions are of.
+    topology: Topology  # For which rank of how many.
+    global_batch_size: int  # Samples in a batch of all replicas together.
+    remainder: Remainder  # The fate of the samples after the last full batch.
+    uneven: Uneven | None  # How replicas share a batch that they do not divide; None: they divide it.
+    skip: Ranges  # The positions of the epoch that no batch holds.
+    start: int  # The position at which batch 0 begins.
 
     @property
     def spec(self) -> BatchSpec:

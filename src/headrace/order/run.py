@@ -105,8 +105,7 @@ class Run:
         self._when_exhausted: Exhaustion = when_exhausted
         self._may_change_mixture = on_mixture_change == 'continue'
         self._skip, self._load = skip, load
-        self.mixture = self._mix(asked)
-        """The streams and what an epoch draws from each."""
+        self.mixture = self._mix(asked)  # The streams and what an epoch draws from each.
         self._frozen: OrderConfig | None = None
         self._initial_nodes: int | None = None
         self._start: tuple[object, ResumeState] | None = None  # State of this run at another position.

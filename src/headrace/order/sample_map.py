@@ -26,12 +26,9 @@ from headrace.order.random.hashing import KeyArray, derive, hash_text, hashes
 class Places(NamedTuple):
     """Samples, and where they lie; int64[n] each."""
 
-    ids: IntArray
-    """Global sample ids."""
-    shards: IntArray
-    """The shard of each."""
-    rows: IntArray
-    """The row of each in its shard."""
+    ids: IntArray  # Global sample ids.
+    shards: IntArray  # The shard of each.
+    rows: IntArray  # The row of each in its shard.
 
     def cut(self, part: slice) -> Places:
         """Some of them, as views."""
@@ -126,8 +123,7 @@ _CHUNK: Final = 1 << 14  # rows that are worked on at once: what stays in a core
 class RowSelection(Protocol):
     """The rows of a stream's shards that it offers."""
 
-    counts: IntArray
-    """int64[shards]: rows selected of each shard; may be 0."""
+    counts: IntArray  # int64[shards]: rows selected of each shard; may be 0.
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
         """Return the stored rows of selected ones: shards int64[n], and ranks int64[n] among those selected."""

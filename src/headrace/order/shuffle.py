@@ -38,12 +38,9 @@ Permutation: TypeAlias = 'Callable[[IntArray, IntArray, int, int, int, int], Non
 class Spans:
     """Runs of positions one after another, cut into parts of about equal numbers of positions."""
 
-    begins: IntArray
-    """int64[spans]: first position of each."""
-    lengths: IntArray
-    """int64[spans]: positions of each; 0 is allowed."""
-    bounds: IntArray
-    """int64[parts + 1]: part p has the spans from bounds[p] to bounds[p + 1]."""
+    begins: IntArray  # int64[spans]: first position of each.
+    lengths: IntArray  # int64[spans]: positions of each; 0 is allowed.
+    bounds: IntArray  # int64[parts + 1]: part p has the spans from bounds[p] to bounds[p + 1].
 
 
 def divide_spans(begins: IntArray, lengths: IntArray, num_parts: int) -> Spans:
@@ -212,5 +209,4 @@ PERMUTATIONS: Mapping[str, Permutation] = MappingProxyType(
 )
 """MosaicML Streaming's algorithms."""
 
-ALGORITHMS = ('native', *PERMUTATIONS)
-"""The names of all."""
+ALGORITHMS = ('native', *PERMUTATIONS)  # The names of all.

@@ -47,8 +47,7 @@ class Bound:
         return epoch * epoch_size + min(batch * global_batch_size, epoch_size)
 
 
-Skip: TypeAlias = tuple[tuple[Bound, Bound], ...]
-"""Ranges of a run as they were written: begin and end of each."""
+Skip: TypeAlias = tuple[tuple[Bound, Bound], ...]  # Ranges of a run as they were written: begin and end of each.
 
 
 def parse_skip(ranges: Iterable[SkipRange]) -> Skip:

@@ -54,21 +54,15 @@ class ResumeState:
     MosaicML Streaming's states, five keys without ``headrace``, load too; ``version`` is then None.
     """
 
-    epoch: int
-    """The epoch in progress; -1 in MosaicML's states from before the first pass, which say nothing."""
-    sample_in_epoch: int
-    """Position in that epoch: samples of the global sequence used so far, padding not counted."""
-    num_canonical_nodes: int
-    """Of the sequence; 0 if MosaicML's state was taken before it was known."""
+    epoch: int  # The epoch in progress; -1 in MosaicML's states from before the first pass, which say nothing.
+    sample_in_epoch: int  # Position in that epoch: samples of the global sequence used so far, padding not counted.
+    num_canonical_nodes: int  # Of the sequence; 0 if MosaicML's state was taken before it was known.
     shuffle_seed: int
     initial_physical_nodes: int | None = None
     """Nodes that the run began on; matters only to MosaicML's ``relaxed`` partition."""
-    version: int | None = STATE_VERSION
-    """Version of this format; None: MosaicML's."""
-    epoch_size: int | None = None
-    """Samples in an epoch; None in MosaicML's states."""
-    config: str | None = None
-    """JSON of `pinned_config`; None in MosaicML's states."""
+    version: int | None = STATE_VERSION  # Version of this format; None: MosaicML's.
+    epoch_size: int | None = None  # Samples in an epoch; None in MosaicML's states.
+    config: str | None = None  # JSON of `pinned_config`; None in MosaicML's states.
 
     @classmethod
     def of(

@@ -9,8 +9,7 @@ from headrace.errors import ConfigError
 from headrace.order.protocols import BatchPlan
 from headrace.order.skip import Skip
 
-PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'
-"""Gives the plan of an epoch from a position on, of any rank."""
+PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'  # Gives the plan of an epoch from a position on, of any rank.
 
 
 def find_batch(

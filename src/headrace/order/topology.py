@@ -129,8 +129,7 @@ row less than others repeats one, as padding. ``ragged``: it has a row less; onl
 class World(NamedTuple):
     """The ranks and the global batches, as far as an order depends on them."""
 
-    nodes: int = 1
-    """Nodes of the parallel world; any number where `Run.needs_nodes` says no."""
+    nodes: int = 1  # Nodes of the parallel world; any number where `Run.needs_nodes` says no.
     global_batch_size: int | None = None
     """Samples of a global batch, if it is known; no matter where `Run.needs_batch_size` says no."""
     replicas: int | None = None
@@ -141,14 +140,10 @@ class World(NamedTuple):
 class BatchSpec:
     """Everything that a pass needs to know beside its epoch and its start, with every default filled in."""
 
-    global_batch_size: int
-    """Samples in a batch of all replicas together."""
-    topology: Topology
-    """Which rank of how many reads."""
-    remainder: Remainder
-    """The fate of the samples after the last full batch."""
-    uneven: Uneven | None = None
-    """How replicas share a batch that they do not divide; None: they must divide it."""
+    global_batch_size: int  # Samples in a batch of all replicas together.
+    topology: Topology  # Which rank of how many reads.
+    remainder: Remainder  # The fate of the samples after the last full batch.
+    uneven: Uneven | None = None  # How replicas share a batch that they do not divide; None: they must divide it.
 
     @property
     def batch_size(self) -> int:

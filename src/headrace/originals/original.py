@@ -37,10 +37,8 @@ def flag(text: str) -> bool:
 class Option:
     """A setting of one dataset, besides those of all conversions."""
 
-    name: str
-    """Its keyword. On the command line: ``--min-size`` and ``--min_size`` for 'min_size'."""
-    parse: Callable[[str], Any]
-    """Makes of a text of the command line the value, which is JSON. It raises ValueError."""
+    name: str  # Its keyword. On the command line: ``--min-size`` and ``--min_size`` for 'min_size'.
+    parse: Callable[[str], Any]  # Makes of a text of the command line the value, which is JSON. It raises ValueError.
     default: Any
     help: str
 
@@ -49,22 +47,17 @@ class Option:
 class Original:
     """A known dataset in the layout of its owners' distribution."""
 
-    name: str
-    """As in ``headrace convert NAME``."""
-    title: str
-    """For the command's help: the full name, and what IN holds."""
+    name: str  # As in ``headrace convert NAME``.
+    title: str  # For the command's help: the full name, and what IN holds.
     module: str
     """Name of the module whose function `records` lists the records. It takes the folder or file IN, the split (`None`
     for a dataset without splits), and the options by name. It raises `ObjectNotFoundError` if IN has no such split."""
     splits: tuple[str, ...] = ()
     """Splits of the distribution, in the order of conversion. Each becomes a folder of OUT. Empty: there are none."""
     options: tuple[Option, ...] = ()
-    size_limit: int = 1 << 26
-    """Bytes of a shard, by default."""
-    reader: str = 'StreamingDataset'
-    """Name of the class that reads the new dataset, for the report."""
-    example: str = ''
-    """Arguments that the command needs beside IN and OUT, for the examples of its help."""
+    size_limit: int = 1 << 26  # Bytes of a shard, by default.
+    reader: str = 'StreamingDataset'  # Name of the class that reads the new dataset, for the report.
+    example: str = ''  # Arguments that the command needs beside IN and OUT, for the examples of its help.
 
     def convert(
         self,

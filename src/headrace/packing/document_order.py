@@ -42,12 +42,9 @@ def share(lane: Number, lanes: int, total: Number | int) -> Number:
 class Place(NamedTuple):
     """The place of a document in the run."""
 
-    mixture: int
-    """The number of the mixture in the run."""
-    epoch: int
-    """The pass over the documents."""
-    position: int
-    """Its position in that pass."""
+    mixture: int  # The number of the mixture in the run.
+    epoch: int  # The pass over the documents.
+    position: int  # Its position in that pass.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,16 +162,13 @@ class Packer:
     def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
         """Receive a little more than a batch of `rows` sequences needs, until lanes have enough."""
         wanted = _EAGERNESS * rows * self._packing.sequence_length
-        while self._received < wanted and self._tokens_ahead() < self._enough:
+        while self._received < wanted and sum(lane.tokens_ahead for lane in self._lanes.values()) < self._enough:
             self._receive(next(chunks))
 
     def take_unreadable(self) -> int:
         """The number of unreadable documents since the last call."""
         unreadable, self._unreadable = self._unreadable, 0
         return unreadable
-
-    def _tokens_ahead(self) -> int:
-        return sum(lane.tokens_ahead for lane in self._lanes.values())
 
     def _receive(self, received: WorkerBatch) -> None:
         chunk: Chunk = received.batch

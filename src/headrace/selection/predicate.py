@@ -32,8 +32,7 @@ T = TypeVar('T')
 class Mistake(NamedTuple):
     """One thing that is wrong with a value that describes a selection."""
 
-    path: tuple[str | int, ...]
-    """Where in the value."""
+    path: tuple[str | int, ...]  # Where in the value.
     value: object
     rule: str
 
@@ -153,8 +152,7 @@ Test: TypeAlias = 'tuple[tuple[str, Any], ...]'  # Operators and operands, sorte
 class Conditions:
     """A predicate that is written down: tests of columns, all of which must hold."""
 
-    tests: tuple[tuple[str, Test], ...]
-    """Columns and their tests, sorted by column."""
+    tests: tuple[tuple[str, Test], ...]  # Columns and their tests, sorted by column.
 
     @classmethod
     def read(cls, raw: object, mistakes: list[Mistake]) -> Conditions | None:
@@ -331,10 +329,6 @@ def _has_length(values: Any, test: Test, column: str) -> Mask:
     return _holds(test, lengths, column)
 
 
-def _is_not(values: Any, test: Test, column: str) -> Mask:
-    return ~_holds(test, values, column)
-
-
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     'equals': lambda value, operand: value == operand,
     'at_least': lambda value, operand: value >= operand,
@@ -344,7 +338,7 @@ _HOLDS: Final[dict[str, Callable[[Any, Any, str], Mask]]] = {
     **{operator: partial(_compare, operator) for operator in _COMPARE},
     'in': _is_in,
     'length': _has_length,
-    'not': _is_not,
+    'not': lambda values, test, column: ~_holds(test, values, column),
 }
 
 

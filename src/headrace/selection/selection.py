@@ -116,10 +116,8 @@ def _count(value: Any) -> int:
 class Fraction:
     """A random part of each shard, from `low` to `high` of it."""
 
-    low: str
-    """Where it begins, 0 to 1, as it was written: a decimal, or a fraction such as 1/3."""
-    high: str
-    """Where it ends, exclusive."""
+    low: str  # Where it begins, 0 to 1, as it was written: a decimal, or a fraction such as 1/3.
+    high: str  # Where it ends, exclusive.
 
     @classmethod
     def read(cls, raw: object, mistakes: list[Mistake]) -> Fraction | None:
@@ -171,17 +169,14 @@ class Shards:
     """The facts of a stream that its selection needs."""
 
     infos: Sequence[ShardInfo]
-    sizes: npt.NDArray[np.int64]
-    """int64[shards]: stored samples of each."""
+    sizes: npt.NDArray[np.int64]  # int64[shards]: stored samples of each.
     read: Callable[[int], AbstractContextManager[ShardReader]]
     """Fetches a shard and lends its reader; called by several threads."""
     lengths_of: Callable[[int, str], Iterable[Any] | None]
     """The values of a column of all rows of a shard, or their lengths, in runs: what is known without its data."""
     title: str
-    folder: Path
-    """Where bitmaps are kept."""
-    identity: str
-    """The identity of the stored samples, their place, and their time."""
+    folder: Path  # Where bitmaps are kept.
+    identity: str  # The identity of the stored samples, their place, and their time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

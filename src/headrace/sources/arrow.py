@@ -43,8 +43,7 @@ _MAX_STATE: Final = 64 << 20
 _PART: Final = 32 << 20
 _MAX_DICTIONARIES: Final = 256
 _BATCH_ROWS: Final = 1 << 12
-_MAX_END: Final = 64
-"""Bytes of the end mark of a file and of padding."""
+_MAX_END: Final = 64  # Bytes of the end mark of a file and of padding.
 _END: Final = b'\xff\xff\xff\xff\0\0\0\0'
 
 
@@ -100,14 +99,10 @@ def load(data: bytes) -> ArrowSource:
 class ArrowSource:
     columns: Mapping[str, str]
     meanings: Mapping[str, str]
-    with_nulls: Sequence[str]
-    """The columns with nulls or empty lists."""
-    parts: PartTable
-    """Runs of record batches."""
-    schema_of: np.ndarray[Any, np.dtype[np.int64]]
-    """int64[parts], number of each part's schema."""
-    schemas: Sequence[bytes]
-    """Messages with the different schemas."""
+    with_nulls: Sequence[str]  # The columns with nulls or empty lists.
+    parts: PartTable  # Runs of record batches.
+    schema_of: np.ndarray[Any, np.dtype[np.int64]]  # int64[parts], number of each part's schema.
+    schemas: Sequence[bytes]  # Messages with the different schemas.
 
     format = NAME
 

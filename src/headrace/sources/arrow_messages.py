@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 DICTIONARY: Final = 2
-BATCH: Final = 3
-"""Kinds of messages that are read."""
-MAGIC: Final = b'ARROW1'
-"""The first and the last bytes of a file."""
+BATCH: Final = 3  # Kinds of messages that are read.
+MAGIC: Final = b'ARROW1'  # The first and the last bytes of a file.
 _MAX_HEAD: Final = 64 << 20
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _NONE: Final[_Numbers] = np.empty((0, 2), np.int64)
@@ -42,22 +40,17 @@ _NONE: Final[_Numbers] = np.empty((0, 2), np.int64)
 @dataclass(frozen=True, slots=True)
 class Message:
     kind: int
-    start: int
-    """Offset of its first byte."""
+    start: int  # Offset of its first byte.
     body: int
     end: int
-    rows: int = 0
-    """Rows of a record batch."""
+    rows: int = 0  # Rows of a record batch.
     nodes: _Numbers = field(default_factory=lambda: _NONE)
     """int64[arrays, 2], of a record batch: length and number of nulls of each array, parents before children."""
     buffers: _Numbers = field(default_factory=lambda: _NONE)
     """int64[buffers, 2], of a record batch: offset in the body and size of each buffer."""
-    dictionary: int = 0
-    """Id of a dictionary."""
-    is_delta: bool = False
-    """Whether a dictionary adds to that before it, and does not replace it."""
-    codec: str | None = None
-    """Compression of the buffers of a record batch: 'lz4', 'zstd', or None."""
+    dictionary: int = 0  # Id of a dictionary.
+    is_delta: bool = False  # Whether a dictionary adds to that before it, and does not replace it.
+    codec: str | None = None  # Compression of the buffers of a record batch: 'lz4', 'zstd', or None.
 
 
 def read_messages(window: Window, where: str) -> Iterator[Message]:
@@ -192,8 +185,7 @@ class ArrowLayout:
         self._lists: list[tuple[str, int, int, np.dtype[Any]]] = []
         """For each column of lists of numbers: its array, the buffer of its offsets, and their dtype."""
         self._count = self._buffers = 0
-        self._known = True
-        """Whether all types so far have a known number of buffers."""
+        self._known = True  # Whether all types so far have a known number of buffers.
         for column in schema:
             kind, node, buffer = column.type, self._count, self._buffers
             nodes: list[int] = []

@@ -50,18 +50,15 @@ _Shape: TypeAlias = 'tuple[int, ...]'
 _MEANING: Final = re.compile(
     r'\b(?:timestamp|time32|time64|duration|date32|date64)\[[^]]*\]|\bdecimal\d+\(\d+, (-?\d+)\)'
 )
-_UTC: Final = re.compile(r'(?<=tz=)(?:[+-]00:00|Etc/(?:UTC|GMT)|GMT|Z|utc)(?=])')
-"""Other names of this zone."""
-_MAX_DEPTH: Final = 64
-"""Types nested in one another."""
+_UTC: Final = re.compile(r'(?<=tz=)(?:[+-]00:00|Etc/(?:UTC|GMT)|GMT|Z|utc)(?=])')  # Other names of this zone.
+_MAX_DEPTH: Final = 64  # Types nested in one another.
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumn:
     name: str
     encoding: str
-    convert: _Convert
-    """Makes values for the encoding of an Arrow array."""
+    convert: _Convert  # Makes values for the encoding of an Arrow array.
 
 
 class _NoEncodingError(Exception):

@@ -44,8 +44,7 @@ _CHECKPOINT: Final = re.compile(
 )
 _BESIDE: Final = re.compile(r'_delta_log/_sidecars/[\w.-]+\.parquet|(?:\w+/)?deletion_vector_[0-9a-f-]{36}\.bin')
 """Parts of checkpoints, and deleted rows."""
-_READER: Final = 3
-"""The newest version of the protocol."""
+_READER: Final = 3  # The newest version of the protocol.
 _FEATURES: Final = frozenset(
     {
         'columnMapping',

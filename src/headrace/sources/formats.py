@@ -31,8 +31,7 @@ _MODULES: Final = {
     'tokens': 'tokens',
 }
 """The module of each format, or an object in it."""
-FORMATS: Final = ('mds', *_MODULES)
-"""Values of a stream's `format`, without registered ones."""
+FORMATS: Final = ('mds', *_MODULES)  # Values of a stream's `format`, without registered ones.
 TABLES: Final = ('delta', 'iceberg')
 """Formats whose metadata say which of the files beside them are read. Their modules have a `decisive`."""
 _registered: dict[str, SourceFormat] = {}
@@ -40,10 +39,8 @@ _COMMON: Final = ('columns', 'allow_unsafe_types')
 """Keyword parameters of `SourceFormat.index` that are no options of the format."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
-SIDECARS: Final = ('.idx', '.index', '.metadata')
-"""Endings of files that describe the tokens in the file beside them."""
-_UNSURE: Final = 'tokens'
-"""The format whose files may be of many other programs, by their names."""
+SIDECARS: Final = ('.idx', '.index', '.metadata')  # Endings of files that describe the tokens in the file beside them.
+_UNSURE: Final = 'tokens'  # The format whose files may be of many other programs, by their names.
 _BESIDE_TOKENS: Final = re.compile(
     r'(.*/)?([^/]*\.(bin|npy|ds|u16|u32|index|metadata|md|txt|json|ya?ml|py|pkl|model)|LICENSE)', re.IGNORECASE
 )

@@ -33,8 +33,7 @@ load = parquet.load
 NAME: Final = 'iceberg'
 _METADATA: Final = re.compile(r'((?:.*/)?)metadata/(v?)(\d+)[^/]*?((?:\.gz)?\.metadata\.json|\.metadata\.json\.gz)')
 _HINT: Final = 'version-hint.text'
-_LARGEST: Final = 1 << 30
-"""Bytes of a metadata file, at most."""
+_LARGEST: Final = 1 << 30  # Bytes of a metadata file, at most.
 
 
 def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:

@@ -35,11 +35,9 @@ _idle: dict[int, tuple[threading.Lock, list[subprocess.Popen[bytes]]]] = {}
 
 
 class LanceFile(NamedTuple):
-    name: str
-    """Relative to the dataset's folder."""
+    name: str  # Relative to the dataset's folder.
     size: int
-    pieces: Sequence[tuple[int, bytes | memoryview]]
-    """Content at its offsets. The rest is a hole, which takes no room."""
+    pieces: Sequence[tuple[int, bytes | memoryview]]  # Content at its offsets. The rest is a hole, which takes no room.
 
 
 def ask_lance(files: Iterable[LanceFile], asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:

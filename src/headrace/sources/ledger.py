@@ -27,8 +27,7 @@ class LeftOut:
 
     reason: str
     files: int
-    example: str
-    """The name of one of them."""
+    example: str  # The name of one of them.
     may_be_data: bool
 
 
@@ -36,21 +35,15 @@ class LeftOut:
 class Ledger:
     """The parts of a source that were read, and those that were not."""
 
-    files: int = 0
-    """Files that were read; 0 for a source without files."""
+    files: int = 0  # Files that were read; 0 for a source without files.
     left_out: tuple[LeftOut, ...] = ()
-    keys: tuple[str, ...] = ()
-    """Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns."""
-    splits: tuple[str, ...] = ()
-    """Several splits that a glob names, and that are read as one."""
-    classes: tuple[str, ...] = ()
-    """Columns with numbers of classes, whose names are no values of the data."""
-    dropped: tuple[str, ...] = ()
-    """Columns of the source that `columns` leaves out."""
+    keys: tuple[str, ...] = ()  # Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns.
+    splits: tuple[str, ...] = ()  # Several splits that a glob names, and that are read as one.
+    classes: tuple[str, ...] = ()  # Columns with numbers of classes, whose names are no values of the data.
+    dropped: tuple[str, ...] = ()  # Columns of the source that `columns` leaves out.
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Nulls in each column that has any; of a conversion."""
-    notes: tuple[str, ...] = ()
-    """Sentences on what the format left out, or decided."""
+    notes: tuple[str, ...] = ()  # Sentences on what the format left out, or decided.
 
     @property
     def is_suspect(self) -> bool:

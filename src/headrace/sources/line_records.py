@@ -40,14 +40,10 @@ _BOM: Final = b'\xef\xbb\xbf'
 class Record(NamedTuple):
     """A record, and its place."""
 
-    value: Any
-    """The object of JSON, or the texts of a row."""
-    start: int
-    """Offset of its first byte."""
-    end: int
-    """Offset behind its line end."""
-    escapes: bool = False
-    """Whether text may hold lone surrogates, which JSON can write and UTF-8 cannot."""
+    value: Any  # The object of JSON, or the texts of a row.
+    start: int  # Offset of its first byte.
+    end: int  # Offset behind its line end.
+    escapes: bool = False  # Whether text may hold lone surrogates, which JSON can write and UTF-8 cannot.
 
 
 def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
@@ -76,10 +72,8 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
 
 
 _SPACE: Final = re.compile(r'[ \t\r\n]*')
-_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}
-"""What may follow a sign of an array."""
-_LITERAL: Final = 16
-"""More characters than a cut literal or escape has, such as ``-Infinity`` and a surrogate pair."""
+_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}  # What may follow a sign of an array.
+_LITERAL: Final = 16  # More characters than a cut literal or escape has, such as ``-Infinity`` and a surrogate pair.
 
 
 def read_array(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
@@ -157,10 +151,8 @@ def _utf8_pieces(chunks: Iterable[bytes], where: str) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     delimiter: str
-    quote: str = '"'
-    """The character around fields; '': none, so that quotes are text."""
-    has_header: bool = True
-    """Whether the first row names the columns."""
+    quote: str = '"'  # The character around fields; '': none, so that quotes are text.
+    has_header: bool = True  # Whether the first row names the columns.
 
 
 def read_texts(chunks: Iterable[bytes], dialect: Dialect, where: str) -> Iterator[Record]:
@@ -275,8 +267,7 @@ _JSON: Final = {
     _BOOL: 'uint8',
 }
 _MAX_COLUMNS: Final = 10_000
-_LONGEST: Final = 300
-"""Characters of a text that is never a number."""
+_LONGEST: Final = 300  # Characters of a text that is never a number.
 _INTEGER: Final = re.compile(r'-?(0|[1-9][0-9]{0,18})', re.ASCII)
 _DECIMAL: Final = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?', re.ASCII)
 

@@ -40,13 +40,11 @@ _log = logger_of(__name__)
 
 _COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
 _ARRAY: Final = re.compile(rb'(\xef\xbb\xbf)?\s*\[')
-_OTHERS: Final = re.compile(r'[;|\t,]')
-"""Delimiters that people use."""
+_OTHERS: Final = re.compile(r'[;|\t,]')  # Delimiters that people use.
 _PART: Final = 32 << 20
 _READ: Final = 4 << 20
 _LARGE: Final = 10 * 10**9
-_RATE: Final = 10**8
-"""Bytes a second of indexing, about."""
+_RATE: Final = 10**8  # Bytes a second of indexing, about.
 _BATCH_ROWS: Final = 1 << 12
 _BATCH_BYTES: Final = 8 << 20
 

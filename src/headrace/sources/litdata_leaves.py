@@ -43,8 +43,7 @@ _ENCODINGS: Final = {
     'bool': 'uint8',
     'pickle': 'pkl',
 }
-_PLAIN: Final = {'str', 'text', 'int', 'float', 'bool', 'json'}
-"""Serializers of values that JSON can express."""
+_PLAIN: Final = {'str', 'text', 'int', 'float', 'bool', 'json'}  # Serializers of values that JSON can express.
 _BFLOAT16: Final = 'bfloat16'
 _TORCH: Final = (
     *('float32', 'float32', 'float64', 'float64', 'complex64', 'complex64', 'complex128', 'complex128'),
@@ -63,13 +62,10 @@ _MAX_LEAVES: Final = 10_000
 @dataclass(frozen=True, slots=True)
 class LitdataColumn:
     name: str
-    encoding: str
-    """Its MDS encoding; empty: none can store it."""
-    path: tuple[str, ...]
-    """The keys from the item to the node."""
+    encoding: str  # Its MDS encoding; empty: none can store it.
+    path: tuple[str, ...]  # The keys from the item to the node.
     node: Node
-    problem: str = ''
-    """Why no encoding can store it."""
+    problem: str = ''  # Why no encoding can store it.
 
     def leaves(self) -> list[int]:
         return _leaves_of(self.node)
@@ -328,8 +324,7 @@ def _array(text: str, data: bytes) -> Array:
     return array if shape is None else array.reshape(shape)
 
 
-Node: TypeAlias = 'int | dict[str, Node] | list[Node] | None'
-"""A leaf's number, a container of nodes, or nothing."""
+Node: TypeAlias = 'int | dict[str, Node] | list[Node] | None'  # A leaf's number, a container of nodes, or nothing.
 
 _MAX_TREE_DEPTH: Final = 64
 

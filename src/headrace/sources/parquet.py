@@ -53,14 +53,11 @@ if TYPE_CHECKING:
 
 NAME: Final = 'parquet'
 
-GAP: Final = 128 << 10
-"""Bytes between two wanted column chunks that are read, too: fewer than a second request costs."""
+GAP: Final = 128 << 10  # Bytes between two wanted column chunks that are read, too: fewer than a second request costs.
 _ENDINGS: Final = ('.parquet', '.parq', '.pq')
 _OF_TABLES: Final = re.compile(r'(^|/)(_delta_log/|metadata/[^/]*\.metadata\.json)')
-LARGEST: Final = 1 << 32
-"""Bytes of an MDS shard, which is smaller."""
-_BATCH: Final = 4 << 20
-"""Bytes of the rows that are decoded at once, about."""
+LARGEST: Final = 1 << 32  # Bytes of an MDS shard, which is smaller.
+_BATCH: Final = 4 << 20  # Bytes of the rows that are decoded at once, about.
 _GROWTH: Final = {'json': 3, 'str': 2, 'bytes': 2}
 """How much larger values may be in MDS than their pages: JSON has more text, and pages may hold numbers of words."""
 
@@ -170,26 +167,19 @@ def load(data: bytes) -> ParquetSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParquetSource:
-    base: str
-    """The store's root, for messages."""
+    base: str  # The store's root, for messages.
     columns: Mapping[str, str]
     meanings: Mapping[str, str]
     with_nulls: Sequence[str]
-    parts: PartTable
-    """The row groups with rows."""
-    groups: np.ndarray[Any, np.dtype[np.int64]]
-    """int64[parts], number of each part's row group in its file."""
+    parts: PartTable  # The row groups with rows.
+    groups: np.ndarray[Any, np.dtype[np.int64]]  # int64[parts], number of each part's row group in its file.
     files: Sequence[str]
-    footers: Sequence[bytes | memoryview]
-    """The compressed footer of each file."""
-    table: TableFiles | None
-    """What is said of the files elsewhere. Its deleted rows are those of `deleted`."""
+    footers: Sequence[bytes | memoryview]  # The compressed footer of each file.
+    table: TableFiles | None  # What is said of the files elsewhere. Its deleted rows are those of `deleted`.
     deleted: np.ndarray[Any, np.dtype[np.int64]]
     """int64[n], the deleted rows of each part, ascending from the begin of its row group."""
-    deleted_ends: np.ndarray[Any, np.dtype[np.int64]]
-    """int64[parts], where those of each part end."""
-    marks: Mapping[str, str]
-    """What a table says of each file, as a digest, by its key."""
+    deleted_ends: np.ndarray[Any, np.dtype[np.int64]]  # int64[parts], where those of each part end.
+    marks: Mapping[str, str]  # What a table says of each file, as a digest, by its key.
     dropped: Sequence[str] = ()
     format: str = NAME
 
@@ -304,8 +294,7 @@ class _Columns:
         import pyarrow as pa
 
         self.read, self.physical = read, physical
-        self.schema = pa.schema([schema.field(name) for name in read])
-        """Those of the reader."""
+        self.schema = pa.schema([schema.field(name) for name in read])  # Those of the reader.
         self.own = list(_own_columns(self.schema, physical, by_id=by_id))
         self.ranges: list[tuple[tuple[int, int], ...]] = []
         """Offset and size of the bytes of one column that is read alone, by row group."""
@@ -356,10 +345,8 @@ class _Group(NamedTuple):
     number: int
     rows: int
     ranges: tuple[tuple[int, int], ...]
-    sizes: dict[str, int]
-    """Bytes of each column's pages, uncompressed."""
-    deleted: np.ndarray[Any, np.dtype[np.int64]]
-    """Rows of it that do not count."""
+    sizes: dict[str, int]  # Bytes of each column's pages, uncompressed.
+    deleted: np.ndarray[Any, np.dtype[np.int64]]  # Rows of it that do not count.
 
 
 class _FooterTable:
@@ -372,8 +359,7 @@ class _FooterTable:
         self.groups: list[_Group] = []
         self.gaps: list[ByteRange] = []
         """Where the file would begin whose parts end at the footer, of files with other data before it."""
-        self.schemas: list[tuple[Any, str]] = []
-        """The different ones, each with its first file."""
+        self.schemas: list[tuple[Any, str]] = []  # The different ones, each with its first file.
 
     def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
         metadata = parse_footer(footer, source)

@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
     from headrace.storage import ObjectInfo, Store
 
-MAGIC: Final = b'PAR1'
-"""The first and the last bytes of a file."""
-_LEAST: Final = 64 << 10
-"""Bytes of a file's end that are read at first, for small files."""
-_MOST: Final = 1 << 20
-"""The same for large files."""
-_LARGEST: Final = 256 << 20
-"""Bytes of a footer, at most."""
+MAGIC: Final = b'PAR1'  # The first and the last bytes of a file.
+_LEAST: Final = 64 << 10  # Bytes of a file's end that are read at first, for small files.
+_MOST: Final = 1 << 20  # The same for large files.
+_LARGEST: Final = 256 << 20  # Bytes of a footer, at most.
 
 
 def read_footers(store: Store, objects: Sequence[ObjectInfo]) -> Iterator[bytes]:
@@ -115,26 +111,19 @@ class DamagedFooterError(Exception):
 class ColumnChunk(NamedTuple):
     """The pages of one leaf column in one row group."""
 
-    path: str
-    """The leaf's path in the schema, its parts joined by dots."""
-    offset: int
-    """The first byte in the file."""
-    size: int
-    """Bytes in the file."""
-    unpacked_size: int
-    """Bytes of the pages, uncompressed."""
-    null_count: int | None
-    """Nulls and empty lists; None: the writer did not count."""
-    end: int
-    """Where its pages, indexes and Bloom filter end in the file, as far as the footer tells."""
+    path: str  # The leaf's path in the schema, its parts joined by dots.
+    offset: int  # The first byte in the file.
+    size: int  # Bytes in the file.
+    unpacked_size: int  # Bytes of the pages, uncompressed.
+    null_count: int | None  # Nulls and empty lists; None: the writer did not count.
+    end: int  # Where its pages, indexes and Bloom filter end in the file, as far as the footer tells.
 
 
 class RowGroup(NamedTuple):
     """The rows that a file stores together."""
 
     rows: int
-    columns: list[ColumnChunk]
-    """In the order of the schema's leaves."""
+    columns: list[ColumnChunk]  # In the order of the schema's leaves.
 
 
 def read_row_groups(footer: bytes) -> list[RowGroup]:

@@ -20,14 +20,11 @@ from headrace.storage import ObjectInfo
 class Part:
     """Rows of one object that are read together, and become one shard."""
 
-    key: str
-    """The object, relative to the store's root."""
+    key: str  # The object, relative to the store's root.
     ranges: tuple[tuple[int, int], ...]
     """Offset and size in bytes of each range with rows, ascending, without overlap. Empty: the whole object."""
-    rows: int
-    """Number of rows, at least 1."""
-    size: int
-    """Estimate of the bytes that the rows take as an MDS shard."""
+    rows: int  # Number of rows, at least 1.
+    size: int  # Estimate of the bytes that the rows take as an MDS shard.
     beside: tuple[tuple[str, int, int], ...] = ()
     """Key, offset and size in bytes of ranges of other objects that the rows need, such as their lengths."""
 

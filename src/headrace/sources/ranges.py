@@ -21,23 +21,17 @@ from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.transfer.download import GeneratorPool
 from headrace.storage.transfer.retry import BrokenTransferError
 
-REQUESTS: Final = 16
-"""Concurrent requests of one index."""
-WINDOW: Final = 64 << 20
-"""Bytes that may be read ahead of the caller."""
-PATIENT: Final = Retry(patience=30.0)
-"""Retries of a request: also for half a minute of an outage."""
+REQUESTS: Final = 16  # Concurrent requests of one index.
+WINDOW: Final = 64 << 20  # Bytes that may be read ahead of the caller.
+PATIENT: Final = Retry(patience=30.0)  # Retries of a request: also for half a minute of an outage.
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    key: str
-    """The object, relative to the store's root."""
+    key: str  # The object, relative to the store's root.
     offset: int
-    size: int
-    """Number of bytes. The object has them."""
-    etag: str = ''
-    """The version of the object, as `ObjectInfo.etag` names it; empty: any."""
+    size: int  # Number of bytes. The object has them.
+    etag: str = ''  # The version of the object, as `ObjectInfo.etag` names it; empty: any.
 
 
 def read_ranges(

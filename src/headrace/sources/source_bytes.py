@@ -27,10 +27,8 @@ _BESIDE: Final = ('beside_starts', 'beside')
 @dataclass(frozen=True, slots=True)
 class SourceBytes:
     settings: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray[Any, Any]]
-    """Read-only arrays over the packed bytes."""
-    pieces: Sequence[memoryview]
-    """The pieces, over the packed bytes."""
+    arrays: Mapping[str, np.ndarray[Any, Any]]  # Read-only arrays over the packed bytes.
+    pieces: Sequence[memoryview]  # The pieces, over the packed bytes.
 
 
 def pack_source(

@@ -207,8 +207,7 @@ def _is_same(one: ObjectInfo, other: ObjectInfo) -> bool:
     return one.size == other.size and versions[0] == versions[1] != ''
 
 
-_LARGEST: Final = (1 << 32) - 1
-"""The last offset of an MDS shard."""
+_LARGEST: Final = (1 << 32) - 1  # The last offset of an MDS shard.
 
 
 def size_at(rows: int) -> int:

@@ -118,11 +118,9 @@ class SourceStore:
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
         self.url = '/'.join([self._root.url.rstrip('/') if below else self._root.url, *below])
-        self.shown = without_credentials(remote) if self._glob else self.url
-        """The place for messages."""
+        self.shown = without_credentials(remote) if self._glob else self.url  # The place for messages.
         self.index: SourceIndex | None = None
-        self.ledger = Ledger()
-        """Of the index, where this store made it."""
+        self.ledger = Ledger()  # Of the index, where this store made it.
         self._split, self._format, self._columns = split, format_name, columns
         self.format_options = check_options(format_name, format_options)
         self._allow_unsafe_types = allow_unsafe_types

@@ -40,8 +40,7 @@ _PART: Final = re.compile(
 )
 """Such as ``train-00000-of-00007-0123456789abcdef.parquet``."""
 _PACKED: Final = re.compile(r'\.(gz|zst|zstd|bz2)$')
-_MOST: Final = 1_000_000
-"""Missing parts that are looked at."""
+_MOST: Final = 1_000_000  # Missing parts that are looked at.
 _SHOWN: Final = 5
 
 

@@ -42,12 +42,10 @@ class TableFiles:
 
     constants: pa.RecordBatch
     """A row for each file: the values of the columns that the file may lack. A file's own column is preferred."""
-    schema: pa.Schema | None = None
-    """The columns of the table; None: those of each file, then the constants."""
+    schema: pa.Schema | None = None  # The columns of the table; None: those of each file, then the constants.
     deleted: Mapping[int, IntArray] = field(default_factory=dict[int, 'IntArray'])
     """int64[n], ascending numbers of deleted rows in the file, by number of the file."""
-    snapshot: str = ''
-    """The version of the table, such as 'version 5'."""
+    snapshot: str = ''  # The version of the table, such as 'version 5'.
 
     @property
     def by_id(self) -> bool:

@@ -181,8 +181,7 @@ class _Scan:
     def __init__(self, store: Store, info: ObjectInfo, columns: Collection[str] | None) -> None:
         self.parts: list[Part] = []
         self.seen: set[str] = set()
-        self.lacking: dict[str, str] = {}
-        """An example of a sample for each extension that some lack."""
+        self.lacking: dict[str, str] = {}  # An example of a sample for each extension that some lack.
         self.first = ''
         algorithm = algorithm_of(info.key)
         window: Window = RangedWindow(store, info)
@@ -270,13 +269,11 @@ def _value(encoding: str, data: bytes, where: str) -> Any:
 
 
 _BLOCK: Final = 512
-_MAX_EXTENSION: Final = 1 << 20
-"""Bytes of a long name or of an extended header."""
+_MAX_EXTENSION: Final = 1 << 20  # Bytes of a long name or of an extended header.
 _REGULAR: Final = b'0', b'\0', b'7'
 _EXTENDED: Final = b'x', b'X'
 _FOLDER: Final = b'5'
-_LEFT_OUT: Final = _FOLDER, b'D', b'V'
-"""Folders, lists of their names, and the label of the tar."""
+_LEFT_OUT: Final = _FOLDER, b'D', b'V'  # Folders, lists of their names, and the label of the tar.
 _REFUSED: Final = {
     b'1': ('a hard link', ' with `tar --hard-dereference`'),
     b'2': ('a symbolic link', ' with `tar --dereference`'),
@@ -287,13 +284,10 @@ _REFUSED: Final = {
 
 class Member(NamedTuple):
     name: str
-    start: int
-    """Offset of its first header."""
-    data: int
-    """Offset of its bytes."""
+    start: int  # Offset of its first header.
+    data: int  # Offset of its bytes.
     size: int
-    end: int
-    """Offset behind its last block."""
+    end: int  # Offset behind its last block.
 
 
 def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Member]:

@@ -24,8 +24,7 @@ import numpy as np
 
 MAX_FEATURES: Final = 1000
 _MAX_NAME: Final = 1000
-_CHUNK: Final = 1 << 17
-"""Bytes of integers that are read together: they stay in the processor's cache."""
+_CHUNK: Final = 1 << 17  # Bytes of integers that are read together: they stay in the processor's cache.
 _BYTES, _FLOATS, _INTS, _MANY = 1, 2, 3, 4
 """Kinds of values: one of bytes, packed float32, packed int64, and a list of none or several of bytes."""
 _ENCODINGS: Final = {1 << _BYTES: 'bytes', 1 << _FLOATS: 'float32', 1 << _INTS: 'int64'}
@@ -53,10 +52,8 @@ class RecordError(Exception):
 class _Lists:
     """The values of one feature. Each array has an element for each record of the block."""
 
-    kinds: _Array
-    """uint8; 0: the record does not have the feature."""
-    starts: _Array
-    """int64, where the bytes of the values begin."""
+    kinds: _Array  # uint8; 0: the record does not have the feature.
+    starts: _Array  # int64, where the bytes of the values begin.
     stops: _Array
 
     @classmethod
@@ -302,15 +299,11 @@ def _parsed(encoding: str) -> tuple[bool, str, tuple[int, ...]]:
 class _Values:
     """The values of one feature in all records that were added."""
 
-    kinds: int = 0
-    """A bit for each kind."""
-    records: int = 0
-    """Records that have the feature."""
-    least: int = 2
-    """The smallest number of values of these, up to 2."""
+    kinds: int = 0  # A bit for each kind.
+    records: int = 0  # Records that have the feature.
+    least: int = 2  # The smallest number of values of these, up to 2.
     most: int = 0
-    is_text: bool = True
-    """Whether all bytes are UTF-8 text."""
+    is_text: bool = True  # Whether all bytes are UTF-8 text.
 
 
 class FeatureTypes:

@@ -51,24 +51,20 @@ _NAMES: Final = re.compile(
     r'\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zlib|zst|zstd|bz2))?$|(^|/)[^./]+-\d+-of-\d+$', re.IGNORECASE
 )
 """Such as ``a.tfrecord-00000-of-01024``, and ``train-00000-of-01024`` of ImageNet."""
-_RAW: Final = 'record'
-"""The column of whole records."""
+_RAW: Final = 'record'  # The column of whole records.
 _HEAD: Final = 12
-_FRAME: Final = 16
-"""Bytes of a record beside its data: the head, and the checksum behind them."""
+_FRAME: Final = 16  # Bytes of a record beside its data: the head, and the checksum behind them.
 _PART: Final = 32 << 20
 _READ: Final = 4 << 20
 _BLOCK: Final = 2 << 20
 _FIRST: Final = 1 << 16
-_MOST: Final = 4096
-"""Records of a block."""
+_MOST: Final = 4096  # Records of a block.
 _MAX_RECORD: Final = 1 << 30
 _SIZE: Final = struct.Struct('<Q')
 _HEAD_NUMBERS: Final = struct.Struct('<QI')
 _HOW_RAW: Final = "To read whole records as bytes, give `format_options={'raw': True}`."
 _LARGE: Final = 10 * 10**9
-_RATE: Final = 2 * 10**8
-"""Bytes a second of indexing, about."""
+_RATE: Final = 2 * 10**8  # Bytes a second of indexing, about.
 _Array: TypeAlias = 'np.ndarray[Any, np.dtype[Any]]'
 
 
@@ -130,8 +126,7 @@ class TfRecordSource:
     columns: Mapping[str, str]
     parts: Sequence[Part]
     raw: bool
-    singles: Collection[str]
-    """Features with one value at most in each record."""
+    singles: Collection[str]  # Features with one value at most in each record.
     dropped: Sequence[str] = ()
 
     format = NAME
@@ -177,10 +172,8 @@ class _Block:
     """Whole records, one after another."""
 
     data: bytes
-    at: int
-    """Where the bytes are in the object, or in its content."""
-    starts: _Array
-    """int64[records], where the data of each record begin in the bytes."""
+    at: int  # Where the bytes are in the object, or in its content.
+    starts: _Array  # int64[records], where the data of each record begin in the bytes.
     stops: _Array
     where: str
 

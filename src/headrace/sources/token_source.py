@@ -22,12 +22,9 @@ from headrace.sources.source_bytes import PartTable, pack_source, unpack_source
 from headrace.storage import ObjectInfo, Store
 
 _COLUMN: Final = 'tokens'
-PART: Final = 16 << 20
-"""Bytes of a part, about."""
-_ROW: Final = 16
-"""Bytes of a shard for each sample besides its tokens."""
-_BATCH: Final = 1 << 20
-"""Bytes of tokens of a batch."""
+PART: Final = 16 << 20  # Bytes of a part, about.
+_ROW: Final = 16  # Bytes of a shard for each sample besides its tokens.
+_BATCH: Final = 1 << 20  # Bytes of tokens of a batch.
 
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -36,10 +33,8 @@ Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 class TokenFile:
     """Tokens one after another, in one object or several."""
 
-    objects: Sequence[ObjectInfo]
-    """In order. The tokens go on from one to the next."""
-    begin: int = 0
-    """Bytes before the first token."""
+    objects: Sequence[ObjectInfo]  # In order. The tokens go on from one to the next.
+    begin: int = 0  # Bytes before the first token.
     dtype: str
     count: int
 
@@ -70,16 +65,11 @@ class TokenFile:
 class TokenRuns:
     file: TokenFile
     parts: Sequence[Part]
-    length: int
-    """Tokens of each sample, but for the last of a file of blocks; 0: documents differ."""
-    is_blocks: bool = False
-    """Whether documents are not known."""
-    rest: int = 0
-    """Tokens at the end that fill no block."""
-    empty: int = 0
-    """Documents without tokens, which are left out."""
-    lacks_end: bool = False
-    """Whether no token ends a document, though one should."""
+    length: int  # Tokens of each sample, but for the last of a file of blocks; 0: documents differ.
+    is_blocks: bool = False  # Whether documents are not known.
+    rest: int = 0  # Tokens at the end that fill no block.
+    empty: int = 0  # Documents without tokens, which are left out.
+    lacks_end: bool = False  # Whether no token ends a document, though one should.
 
 
 def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, empty: int | None = None) -> TokenRuns:
@@ -99,10 +89,8 @@ def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, emp
 class Cuts:
     places: Integers
     """int64[runs + 1, 2 + numbers], documents and samples before each run, and the numbers there; then after all."""
-    length: int
-    """Tokens of each document that is not empty; 0: they differ."""
-    empty: int
-    """Documents without tokens."""
+    length: int  # Tokens of each document that is not empty; 0: they differ.
+    empty: int  # Documents without tokens.
 
 
 def cut_documents(chunks: Iterable[Integers], step: int) -> Cuts:
@@ -239,15 +227,12 @@ class TokenSource:
 
     format: str
     dtype: str
-    length: int
-    """Tokens of every sample; 0: samples differ."""
-    end_of_document: int | None
-    """The token that ends a document, where no ranges beside a part tell the lengths."""
+    length: int  # Tokens of every sample; 0: samples differ.
+    end_of_document: int | None  # The token that ends a document, where no ranges beside a part tell the lengths.
     parts: PartTable
     lengths: Integers
     """int64[parts], tokens of each sample of a part, but for the last of a file of blocks; 0: documents differ."""
-    notes: Sequence[str] = ()
-    """For the ledger. A loaded source does not know them."""
+    notes: Sequence[str] = ()  # For the ledger. A loaded source does not know them.
 
     dropped = ()
     meanings = MappingProxyType({})

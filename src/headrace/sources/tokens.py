@@ -44,16 +44,13 @@ _INDEX: Final = '.index'
 _METADATA: Final = '.metadata'
 DTYPES: Final = ('uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64')
 _BLOCK: Final = 2048
-_MOST_TOKENS: Final = 1 << 28
-"""Tokens of a block, at most."""
-_HEAD: Final = 10 << 10
-"""Bytes that hold the head of a file."""
+_MOST_TOKENS: Final = 1 << 28  # Tokens of a block, at most.
+_HEAD: Final = 10 << 10  # Bytes that hold the head of a file.
 _LLM_C: Final = {20240520: (1, 'uint16'), 20240801: (7, 'uint32')}
 """The version and dtype of llm.c's files of tokens, by magic."""
 _LLM_C_QUESTIONS: Final = 20240522
 _LLM_C_HEAD: Final = 256 * 4
-_SCANNED: Final = 4 << 20
-"""Bytes of a request that looks for ends of documents."""
+_SCANNED: Final = 4 << 20  # Bytes of a request that looks for ends of documents.
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:

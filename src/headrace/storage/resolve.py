@@ -14,8 +14,7 @@ from headrace.errors import ConfigError
 from headrace.redaction import keep_secrets_of_url, without_credentials
 from headrace.storage.protocol import Store, StoreOptions
 
-StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
-"""Makes a store rooted at a URL."""
+StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]  # Makes a store rooted at a URL.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +25,10 @@ class Backend:
     """
 
     module: str
-    example: str
-    """A URL, for tests and messages; '' for the store that needs no SDK."""
+    example: str  # A URL, for tests and messages; '' for the store that needs no SDK.
     takes_credentials: bool = False
     """Whether the backend handles credentials in a URL itself, or its names may look like them."""
-    is_further: bool = False
-    """Whether the module is in `stores.further`."""
+    is_further: bool = False  # Whether the module is in `stores.further`.
 
     def __call__(self, url: str, options: StoreOptions) -> Store:
         if not self.takes_credentials:

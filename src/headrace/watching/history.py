@@ -23,10 +23,8 @@ _FORMAT = 1
 class Decisions:
     """Decisions of a run, as `StreamingDataset(decisions=...)` takes them in a list; a record has each once."""
 
-    last: str | None
-    """The digest of the last one; None: there are none."""
-    known: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    """The record's entries, by digest."""
+    last: str | None  # The digest of the last one; None: there are none.
+    known: Mapping[str, Mapping[str, Any]] = field(repr=False)  # The record's entries, by digest.
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         found: list[dict[str, Any]] = []

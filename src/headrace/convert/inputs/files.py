@@ -46,17 +46,13 @@ _ROWS: Final = 1024  # rows of a shard that are read at one time
 _AHEAD: Final = 2  # parts of a store that one process reads and decodes at the same time
 
 
-def is_image(key: str) -> bool:
-    return key.lower().endswith(_EXTENSIONS)
-
-
 def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[ObjectInfo], Ledger]:
     """The images of a tree, in torchvision's order, and what was left out.
 
     Unless they are known to be the data, images under half of all bytes do not count: they describe other data.
     """
     found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
-    images = [info for info in found if is_image(info.key)]
+    images = [info for info in found if info.key.lower().endswith(_EXTENSIONS)]
     if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
         return [], Ledger()
     if images and not is_known:

@@ -43,8 +43,7 @@ class BadRow:
 class Inputs(ABC):
     """Inputs by number, from 0: files, rows, parts. Picklable, so that each worker has its own."""
 
-    kind: str
-    """The kind of the source, such as 'imagefolder', for messages and the report."""
+    kind: str  # The kind of the source, such as 'imagefolder', for messages and the report.
     identity: Mapping[str, object]
     """JSON that tells the whole from others, in any process. A restart with another one is refused."""
     columns: Mapping[str, str] | None = None
@@ -53,15 +52,11 @@ class Inputs(ABC):
     """What columns mean that their encodings do not say: see `Schema.meanings`. None: nobody knows."""
     rows: int | None = None
     sizes: Sizes | None = None
-    files: Mapping[str, bytes] = {}
-    """Further files of the dataset, by name, such as the names of its classes."""
-    ledger: Ledger = Ledger()
-    """Files that are read, and those that are left out."""
+    files: Mapping[str, bytes] = {}  # Further files of the dataset, by name, such as the names of its classes.
+    ledger: Ledger = Ledger()  # Files that are read, and those that are left out.
     are_files: bool = False
-    reads_ahead: int = 1
-    """Number of inputs that threads of one process read at the same time; 1: one after another."""
-    gives_batches: bool = False
-    """Whether `read` gives batches of columns instead of single samples."""
+    reads_ahead: int = 1  # Number of inputs that threads of one process read at the same time; 1: one after another.
+    gives_batches: bool = False  # Whether `read` gives batches of columns instead of single samples.
 
     @abstractmethod
     def __len__(self) -> int: ...

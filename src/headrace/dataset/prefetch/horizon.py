@@ -40,8 +40,7 @@ class Located(Protocol):
         ...
 
 
-Upcoming = Iterator[UpcomingBatch]
-"""In the order of their numbers."""
+Upcoming = Iterator[UpcomingBatch]  # In the order of their numbers.
 
 
 def knows_of_node(source: Located, topology: Topology) -> bool:
@@ -83,10 +82,8 @@ class Horizon:
     """
 
     def __init__(self, limits: PrefetchLimits, size_of: Callable[[int], int]) -> None:
-        self.at = -1
-        """The reader's batch."""
-        self.limits = limits
-        """Those of the prefetch."""
+        self.at = -1  # The reader's batch.
+        self.limits = limits  # Those of the prefetch.
         self._size_of, self._is_limited = size_of, limits.cache_bytes < math.inf
         self._upcoming: Upcoming | None = None
         self._seen = -1  # last scanned batch
@@ -283,8 +280,7 @@ class CacheWindow:
         self._within: deque[tuple[int, list[int]]] = deque()
         self._beyond: deque[tuple[int, list[int]]] = deque()
         self._last_use: dict[int, tuple[int, int]] = {}  # of each shard within: batch, and the shard's bytes
-        self.batch = -1
-        """The last batch whose shards fit, together with those of all batches from the reader's on."""
+        self.batch = -1  # The last batch whose shards fit, together with those of all batches from the reader's on.
 
     @property
     def holds_all(self) -> bool:

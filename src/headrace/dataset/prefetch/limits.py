@@ -35,12 +35,9 @@ class PrefetchLimits:
     """
 
     batches: int
-    bytes: float = math.inf
-    """Bytes of shards that are fetched or queued, and not yet used."""
-    lag: int = 8
-    """Batches by which another rank may be behind: its workers read ahead of its trainer."""
-    shards: float = math.inf
-    """The same as ``bytes``, in shards."""
+    bytes: float = math.inf  # Bytes of shards that are fetched or queued, and not yet used.
+    lag: int = 8  # Batches by which another rank may be behind: its workers read ahead of its trainer.
+    shards: float = math.inf  # The same as ``bytes``, in shards.
     cache_bytes: float = math.inf
     """Bytes of shards that a cache with a limit holds ahead of the reader, for all ranks of a node; inf: no limit."""
     threads: int = 8
@@ -78,8 +75,7 @@ class ShardsAhead:
     def __init__(self, limits: PrefetchLimits) -> None:
         self._limits = limits
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
-        self.bytes = 0
-        """Bytes of all these shards."""
+        self.bytes = 0  # Bytes of all these shards.
 
     def __len__(self) -> int:
         return len(self._first_uses)

@@ -44,8 +44,7 @@ class Concurrency:
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, *, width: int = 1) -> None:
         """Take the highest width, a clock in seconds, and the first width."""
-        self.width = width
-        """Number of concurrent fetches allowed now."""
+        self.width = width  # Number of concurrent fetches allowed now.
         self._most, self._clock = most, clock
         self._before: float | None = None  # bytes a second before the running trial
         self._next_trial, self._pause = -float('inf'), _PAUSE
@@ -116,20 +115,16 @@ class Starvation:
         self._waited += self._clock() - self._since
 
 
-PATIENCE = 5.0
-"""Seconds for which a shard that does not come delays later ones."""
-NO_ROOM_PAUSE = 0.5
-"""Seconds before a retry of a shard without room, unless the reader advances earlier."""
-POLL = 0.02
-"""Seconds between two looks at whether another process is done."""
+PATIENCE = 5.0  # Seconds for which a shard that does not come delays later ones.
+NO_ROOM_PAUSE = 0.5  # Seconds before a retry of a shard without room, unless the reader advances earlier.
+POLL = 0.02  # Seconds between two looks at whether another process is done.
 _RETRIES = 5  # retries of a failed prefetch, after twice, four times, ... the patience
 
 
 class Fetch(NamedTuple):
     shard: int
     first: int
-    is_urgent: bool
-    """The reader is at that batch."""
+    is_urgent: bool  # The reader is at that batch.
     of_pass: int
 
 
@@ -147,8 +142,7 @@ class FetchSchedule:
     ) -> None:
         self._horizon, self._clock = horizon, clock
         self.concurrency = concurrency or Concurrency(horizon.limits.width, clock)
-        self.reader_fetches = False
-        """Whether the reader itself fetches a shard."""
+        self.reader_fetches = False  # Whether the reader itself fetches a shard.
         self._queue = _Queue(clock)
         self._running: dict[int, float] = {}  # shards that this process fetches, and until when each delays others
         self._others = _OtherFetches(clock)

@@ -48,43 +48,30 @@ Key = TypeVar('Key')
 class SampleSource:
     """What readers get of a dataset. It goes to workers."""
 
-    pool: SamplePool
-    """The samples by id, as they are stored."""
-    samples: SamplePool | StreamingDataset
-    """The dataset, if a user's code reads samples; else the pool."""
-    is_columnar: bool
-    """Whether no user's code reads samples, so that batches can be read column by column."""
-    skipping_reader: SkippingReader | None
-    """Replaces bad samples; None: they raise."""
+    pool: SamplePool  # The samples by id, as they are stored.
+    samples: SamplePool | StreamingDataset  # The dataset, if a user's code reads samples; else the pool.
+    is_columnar: bool  # Whether no user's code reads samples, so that batches can be read column by column.
+    skipping_reader: SkippingReader | None  # Replaces bad samples; None: they raise.
     shuffle_seed: int
-    predownload: int | None
-    """Samples to look ahead; None: the default."""
-    progress: Progress
-    """Has the time that the trainer has waited."""
-    peers: Peers | None
-    """The nodes that share their caches."""
+    predownload: int | None  # Samples to look ahead; None: the default.
+    progress: Progress  # Has the time that the trainer has waited.
+    peers: Peers | None  # The nodes that share their caches.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
-    batches: BatchSpec
-    """How the sequence is cut, with all defaults filled in."""
-    place: tuple[int, int]
-    """Epoch and first sample."""
-    collate_fn: Collate | None
-    """A user's; None: columns, or `default_collate`."""
+    batches: BatchSpec  # How the sequence is cut, with all defaults filled in.
+    place: tuple[int, int]  # Epoch and first sample.
+    collate_fn: Collate | None  # A user's; None: columns, or `default_collate`.
     mark_streams: bool
-    continues: bool
-    """Whether the processes that read it read the next epoch, too."""
-    pad: Pad | None = None
-    """The columns that are padded, without `collate_fn`."""
+    continues: bool  # Whether the processes that read it read the next epoch, too.
+    pad: Pad | None = None  # The columns that are padded, without `collate_fn`.
 
 
 class Pass(NamedTuple):
     """A pass over a dataset, in the process that iterates."""
 
-    plan: BatchPlan
-    """Its batches, their size and remainder, and the topology."""
+    plan: BatchPlan  # Its batches, their size and remainder, and the topology.
     reader: Reader[Any]
     keys: Iterator[Any]
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
@@ -142,8 +129,7 @@ class BatchKey(NamedTuple):
     epoch: int
     start: int
     number: int
-    continues: bool = False
-    """Whether the same process reads the next epoch, too."""
+    continues: bool = False  # Whether the same process reads the next epoch, too.
 
 
 class BatchReader(Reader[BatchKey]):
@@ -302,8 +288,7 @@ class _Chunk:
         self.places, self.erased = places, erased
         self.bounds: list[int] = [0, *np.cumsum(rows).tolist()]
         """The samples of batch i of the chunk are those from bound i on, and below bound i + 1."""
-        self.shards: list[int] | None = None
-        """The shard of each, once `list_shards` was called."""
+        self.shards: list[int] | None = None  # The shard of each, once `list_shards` was called.
 
     def list_shards(self) -> list[int]:
         """Make `shards`, which only joined rows need."""

@@ -61,8 +61,7 @@ class CachedShards:
     def __init__(self, streams: Sequence[OpenedStream]) -> None:
         self._streams = streams
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
-        self.bad = BadShards()
-        """Shards that are not tried again."""
+        self.bad = BadShards()  # Shards that are not tried again.
 
     @property
     def are_local(self) -> bool:
@@ -164,8 +163,7 @@ class DatasetShards:
     """
 
     def __init__(self, streams: Sequence[OpenedStream], *, cache_limit: int | None) -> None:
-        self.cached = CachedShards(streams)
-        """Their files."""
+        self.cached = CachedShards(streams)  # Their files.
         self._streams, self._limit = streams, math.inf if cache_limit is None else cache_limit
         self._leases: MapCache[ShardReader] | LeaseCache[ShardReader] = (
             MapCache() if cache_limit is None else LeaseCache()

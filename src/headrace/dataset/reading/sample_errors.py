@@ -15,8 +15,7 @@ from headrace.notes import add_note
 
 T = TypeVar('T')
 
-Describe = Callable[[int], str]
-"""Where a sample lies, by its id: stream, shard, row, id."""
+Describe = Callable[[int], str]  # Where a sample lies, by its id: stream, shard, row, id.
 
 _MOST = 8  # samples that a note names
 

@@ -79,8 +79,7 @@ class BadSampleLog:
             )
 
 
-BadRows = npt.NDArray[np.bool_]
-"""bool[rows], True where the sample could not be read."""
+BadRows = npt.NDArray[np.bool_]  # bool[rows], True where the sample could not be read.
 
 T = TypeVar('T')
 
@@ -99,8 +98,7 @@ class SkippingReader:
         self._pool = pool
         self._from_user = from_user
         self._log = BadSampleLog(pool)
-        self._stand_in: int | None = None
-        """The last sample that replaced a bad one."""
+        self._stand_in: int | None = None  # The last sample that replaced a bad one.
 
     def begin_pass(self) -> None:
         """Forget the bad shards, so that they are tried again."""

@@ -33,8 +33,7 @@ class TensorColumn:
 @dataclass(frozen=True)
 class TensorColumns:
     columns: Sequence[TensorColumn]
-    as_bytes: Schema
-    """The schema for a reader, whose values of these columns are the stored bytes."""
+    as_bytes: Schema  # The schema for a reader, whose values of these columns are the stored bytes.
 
 
 def tensor_columns(stream: StreamOptions, shards: ShardTable) -> list[TensorColumns]:

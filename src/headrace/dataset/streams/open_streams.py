@@ -123,22 +123,15 @@ class OpenedStream(StreamOptions):
     local: str = ''
     columns: tuple[str, ...] | None = None
     decode: Decode | None = None
-    shards: ShardTable
-    """Those that are offered: all of the index, unless it has grown since the run began."""
-    stored_shards: int
-    """Shards of the index."""
+    shards: ShardTable  # Those that are offered: all of the index, unless it has grown since the run began.
+    stored_shards: int  # Shards of the index.
     first_shard: int
-    fingerprint: str
-    """Tells data and selection from others."""
-    entries: ShardEntries
-    """By the number of the shard in the stream."""
+    fingerprint: str  # Tells data and selection from others.
+    entries: ShardEntries  # By the number of the shard in the stream.
     cache: ShardCache
-    tensor_columns: list[TensorColumns]
-    """By kind of shard; empty if none is read as tensors."""
-    row_selection: RowSelection | None = None
-    """The rows of the shards that are offered; None: all."""
-    costs: StoredCosts | None = None
-    """The costs of the samples that are offered, if batches depend on them."""
+    tensor_columns: list[TensorColumns]  # By kind of shard; empty if none is read as tensors.
+    row_selection: RowSelection | None = None  # The rows of the shards that are offered; None: all.
+    costs: StoredCosts | None = None  # The costs of the samples that are offered, if batches depend on them.
 
     def fix_of(self, info: ShardInfo) -> str:
         if self.is_local:
@@ -328,15 +321,12 @@ class _Opening:
     stream: StreamOptions
     selection: Selection | None
     allow_unsafe_types: bool
-    check: IndexCheck
-    """Asks the remote whether a cached index is still current."""
-    generation: Generation | None
-    """The shards to offer; None: all."""
+    check: IndexCheck  # Asks the remote whether a cached index is still current.
+    generation: Generation | None  # The shards to offer; None: all.
     only_grows: bool
     has_costs: bool = False
     measuring: Measuring = _MEASURING
-    source: SourceData | None = None
-    """The data, if they are not shards with an index.json."""
+    source: SourceData | None = None  # The data, if they are not shards with an index.json.
     store: Store | None = None
     index: CachedIndex | None = None
     found: SourceData | IndexFile = field(init=False)
@@ -567,8 +557,7 @@ def _refuse_shared(folders: Sequence[str], streams: Sequence[StreamOptions]) -> 
         here[folder] = stream
 
 
-_asked: Final = set[Path]()
-"""Folders of the streams that this process has opened."""
+_asked: Final = set[Path]()  # Folders of the streams that this process has opened.
 os.register_at_fork(after_in_child=_asked.clear)
 
 

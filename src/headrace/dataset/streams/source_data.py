@@ -21,8 +21,7 @@ from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import CachePart, Retry, local_path
 
 _log = logger_of(__name__)
-_LONGEST_NAME: Final = 255
-"""Bytes of a file's name."""
+_LONGEST_NAME: Final = 255  # Bytes of a file's name.
 _SURELY_SHORT: Final = 200
 
 
@@ -91,8 +90,7 @@ class SourceData:
 @dataclass(frozen=True, slots=True)
 class SourceFinder:
     stream: StreamOptions
-    columns: Collection[str] | None
-    """Those that shards need."""
+    columns: Collection[str] | None  # Those that shards need.
     allow_unsafe_types: bool
 
     def known(self) -> SourceData | None:

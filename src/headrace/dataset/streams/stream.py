@@ -67,6 +67,7 @@ class StreamDefaults:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> StreamDefaults:
+        """The options among a dataset's arguments."""
         return cls(**{one.name: arguments[one.name] for one in fields(cls)})
 
 
@@ -114,6 +115,7 @@ class StreamOptions(StreamDefaults):
 
     @property
     def folder(self) -> Path:
+        """The folder of the stream's index.json and shards."""
         assert self.local is not None  # since the end of the constructor
         return Path(self.local) / (self.split or '')
 
@@ -126,6 +128,7 @@ class StreamOptions(StreamDefaults):
 
     @property
     def title(self) -> str:
+        """The stream's name in errors."""
         place = self.url or str(self.folder)
         return f'{self.name} ({place})' if self.name else place
 
@@ -138,6 +141,7 @@ class StreamOptions(StreamDefaults):
         return path is not None and Path(path).resolve() == self.folder.resolve()
 
     def selection(self) -> Selection | None:
+        """The rows to offer; None: all."""
         return Selection.read(
             subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
@@ -150,6 +154,7 @@ class StreamOptions(StreamDefaults):
         return None if same_folder(store, self.folder) else store
 
     def for_store(self) -> StoreOptions:
+        """The options with which the store is opened."""
         extra = dict(self.store_options or {})
         options = StoreOptions(
             endpoint_url=self.endpoint_url,
@@ -266,8 +271,7 @@ class Stream(StreamOptions, FactsRepr):
         return stream_facts(self)
 
 
-_LONGEST = 300
-"""Characters of the columns in a repr."""
+_LONGEST = 300  # Characters of the columns in a repr.
 
 
 def stream_facts(stream: Stream) -> Facts:

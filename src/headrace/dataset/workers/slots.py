@@ -112,8 +112,7 @@ class Packer(pickle.Pickler):
     def __init__(self, memory: Bytes | None = None, used: int = 0) -> None:
         self.out = io.BytesIO()
         super().__init__(self.out, pickle.HIGHEST_PROTOCOL)
-        self.size = used
-        """Bytes of all arrays, with gaps."""
+        self.size = used  # Bytes of all arrays, with gaps.
         self._first = 0 if memory is None else memory.ctypes.data
         self._end = self._first + used
         self._arrays: list[tuple[int, Bytes]] = []
@@ -164,8 +163,7 @@ class Packer(pickle.Pickler):
         return at
 
 
-FREE: Final = struct.Struct('<BB')
-"""A free slot in the pipe: generation and slot."""
+FREE: Final = struct.Struct('<BB')  # A free slot in the pipe: generation and slot.
 
 Place = tuple[int, int]
 """A slot: its generation, and its number there."""
@@ -354,8 +352,7 @@ class SlotWriter:
         self._free: list[int] = []
         self._held: int | None = None  # the slot of the next batch, if arrays have been made in it
         self._used = 0  # bytes of these arrays
-        self.not_in_slots = 0
-        """Batches that had no slot, or that slots cannot hold."""
+        self.not_in_slots = 0  # Batches that had no slot, or that slots cannot hold.
 
     def send(self, read: Callable[[], Any]) -> _Message:
         """Read a batch, with its large arrays made in their slot, and `pack` it."""
@@ -508,12 +505,9 @@ class _Slot(NamedTuple):
     token: int
     worker: int
     generation: int
-    offset: int
-    """Of the generation in the memory."""
-    slots: int
-    """Of the generation."""
-    size: int
-    """Of each slot."""
+    offset: int  # Of the generation in the memory.
+    slots: int  # Of the generation.
+    size: int  # Of each slot.
     slot: int
     begin: int
     end: int

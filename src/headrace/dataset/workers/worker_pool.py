@@ -110,10 +110,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
     """PyTorch's iterator, but its end waits for no worker that sends a large batch, which nobody is going to read."""
 
     rings: SlotRings | None
-    current: Any
-    """The number of the pass that the workers read for, which they see."""
-    runs = True
-    """Whether the workers wait for keys."""
+    current: Any  # The number of the pass that the workers read for, which they see.
+    runs = True  # Whether the workers wait for keys.
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._ends_here = ending_here()
@@ -190,19 +188,15 @@ class _Keys:
 
 
 class ReadFor(NamedTuple):
-    batches: BatchSpec
-    """The rank, and its batches."""
+    batches: BatchSpec  # The rank, and its batches.
     decisions: tuple[Decision, ...]
-    nodes: Any = None
-    """`Peers.nodes`; None: no nodes share their caches."""
+    nodes: Any = None  # `Peers.nodes`; None: no nodes share their caches.
 
 
 class _PassKey(NamedTuple):
-    pass_number: int
-    """Counted from 1."""
+    pass_number: int  # Counted from 1.
     key: Any
-    read_for: ReadFor | None
-    """Of a worker's first key in a pass; None: that of the first pass."""
+    read_for: ReadFor | None  # Of a worker's first key in a pass; None: that of the first pass.
 
 
 class _WorkerReader(Dataset[Any]):
@@ -212,10 +206,8 @@ class _WorkerReader(Dataset[Any]):
         self._reader, self._first, self._read_for = reader, read_for, read_for
         self._prefetch_factor = prefetch_factor
         self._pass_number = 1
-        self.rings: SlotRings | None = None
-        """Memory for the batches of the workers that start next."""
-        self.current: Any = None
-        """The number of the pass that these workers read for; of evaluation, several may run."""
+        self.rings: SlotRings | None = None  # Memory for the batches of the workers that start next.
+        self.current: Any = None  # The number of the pass that these workers read for; of evaluation, several may run.
         self._writer: SlotWriter | None = None
         self._reads: WorkerReads | None = None
 

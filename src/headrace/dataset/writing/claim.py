@@ -33,26 +33,20 @@ from headrace.storage.cache.locks import held, hold, release, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
-_LONGEST: Final = 1 << 15
-"""Bytes of a mark that are read."""
+_LONGEST: Final = 1 << 15  # Bytes of a mark that are read.
 _TITLE: Final = 'unfinished'
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
-_own: Final[set[tuple[int, str]]] = set()
-"""Process and token of the marks that it made."""
+_own: Final[set[tuple[int, str]]] = set()  # Process and token of the marks that it made.
 
 
 @dataclasses.dataclass(frozen=True)
 class WriterMark:
-    token: str
-    """Of this writer alone."""
+    token: str  # Of this writer alone.
     host: str
-    boot: str
-    """The kernel's id of the host's boot; empty where the system has none."""
-    folder: str
-    """The absolute path of the local folder, whose mark the writer holds locked."""
-    before: str = ''
-    """How many shards the index had before, in digits: with more the dataset is finished."""
+    boot: str  # The kernel's id of the host's boot; empty where the system has none.
+    folder: str  # The absolute path of the local folder, whose mark the writer holds locked.
+    before: str = ''  # How many shards the index had before, in digits: with more the dataset is finished.
 
     @classmethod
     def of_this_process(cls, folder: Path, before: int) -> WriterMark:

@@ -18,10 +18,8 @@ class FirstSamples:
     """The first samples of a writer without columns: arrays of equal shapes in all of them get a fixed shape."""
 
     def __init__(self) -> None:
-        self.samples: list[Mapping[str, Any]] = []
-        """The samples that tell the columns."""
-        self.given = self.samples
-        """Those of them that wait to be encoded."""
+        self.samples: list[Mapping[str, Any]] = []  # The samples that tell the columns.
+        self.given = self.samples  # Those of them that wait to be encoded.
 
     def add(self, sample: Mapping[str, Any]) -> bool:
         """Keep a copy of a sample, since the caller may change it; whether there are enough now."""
@@ -43,11 +41,6 @@ class FirstSamples:
         columns = infer_columns(self.samples)
         print(f'Columns by the first {len(self.samples)} samples: {columns}', flush=True)
         return columns
-
-
-def plain_columns(columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Columns of formats of lines, in which floats are called 'float'."""
-    return {name: 'float' if encoding == 'float64' else encoding for name, encoding in columns.items()}
 
 
 def infer_columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:

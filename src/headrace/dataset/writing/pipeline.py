@@ -42,8 +42,7 @@ class ShardPipeline:
         self._lock = threading.Lock()
         self._waiting: dict[int, CollectedShard] = {}
         self._done: dict[int, ShardInfo] = {}
-        self.error: BaseException | None = None
-        """The first error of a thread."""
+        self.error: BaseException | None = None  # The first error of a thread.
 
     def put(self, shard: CollectedShard) -> None:
         """Take a shard; waits while too many are in memory. Raises an earlier shard's error, which its note names."""

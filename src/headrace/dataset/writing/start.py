@@ -22,11 +22,9 @@ from headrace.format import ShardInfo, dump_index, parse_index
 from headrace.format.compression import LONGEST_BLOCK, unpack_head
 from headrace.format.costs import stored_costs
 
-JOURNAL: Final = re.compile(r'\.headrace-written\.\d{5,}')
-"""Names of the journal's files."""
+JOURNAL: Final = re.compile(r'\.headrace-written\.\d{5,}')  # Names of the journal's files.
 _NUMBER: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
-_SHARDS: Final = 64
-"""Shards in a file of the journal: it is stored again after each of them."""
+_SHARDS: Final = 64  # Shards in a file of the journal: it is stored again after each of them.
 
 
 def shard_number(name: str) -> int:
@@ -107,8 +105,7 @@ _SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newl
 _ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
 PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
 """Names of the folders of parts, which a writer of parts makes."""
-ERASURE: Final = '.headrace-erasing'
-"""Name of the plan of an erasure, an index of the shards that it has written."""
+ERASURE: Final = '.headrace-erasing'  # Name of the plan of an erasure, an index of the shards that it has written.
 _REPLACED: Final = re.compile(rf'index\.\d{{5,}}\.json|{re.escape(ERASURE)}')
 """Names of indexes beside the dataset's, whose shards stay: those that were replaced, and can be brought back."""
 _FILE: Final = (
@@ -138,21 +135,15 @@ class Terms:
 class Start:
     """The files that a writer keeps, and those that it removes."""
 
-    before: tuple[ShardInfo, ...] = ()
-    """The shards of the finished dataset that it appends to."""
-    whole: tuple[ShardInfo, ...] = ()
-    """The shards of the killed writer that it continues."""
-    is_finished: bool = False
-    """Whether the killed writer had stored the index."""
+    before: tuple[ShardInfo, ...] = ()  # The shards of the finished dataset that it appends to.
+    whole: tuple[ShardInfo, ...] = ()  # The shards of the killed writer that it continues.
+    is_finished: bool = False  # Whether the killed writer had stored the index.
     obsolete: tuple[str, ...] = ()
     """Files to remove, in this order: at once, or when the writer finishes if the dataset is finished."""
-    journal: tuple[str, ...] = ()
-    """Files of the journal, which the next one replaces."""
-    taken: int = 0
-    """The least number above those of shards that stay."""
+    journal: tuple[str, ...] = ()  # Files of the journal, which the next one replaces.
+    taken: int = 0  # The least number above those of shards that stay.
 
-    replaced: frozenset[str] = frozenset()
-    """The files, or folders, of shards that replaced indexes name."""
+    replaced: frozenset[str] = frozenset()  # The files, or folders, of shards that replaced indexes name.
 
     @property
     def shards(self) -> list[ShardInfo]:

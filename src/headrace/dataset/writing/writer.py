@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, read_mark
-from headrace.dataset.writing.columns import FirstSamples, plain_columns
+from headrace.dataset.writing.columns import FirstSamples
 from headrace.dataset.writing.pipeline import Progress, ShardPipeline
 from headrace.dataset.writing.place import FolderPlace, Place, StorePlace
 from headrace.dataset.writing.start import INDEX, Journal, Start, Terms
@@ -565,7 +565,7 @@ def _known(writer: type[Writer], arguments: dict[str, Any], *refused: str) -> di
 
 
 def _of_lines(encoder: Callable[[Mapping[str, Any]], ShardEncoder]) -> Callable[[Mapping[str, Any]], ShardEncoder]:
-    return lambda columns: encoder(plain_columns(columns))
+    return lambda columns: encoder({name: 'float' if kind == 'float64' else kind for name, kind in columns.items()})
 
 
 def _checked(size_limit: int | str | None) -> int | None:

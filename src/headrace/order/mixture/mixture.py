@@ -38,16 +38,11 @@ class StreamSize:
     """Unique within a mixture. The stream's random numbers are keyed by it: a renamed stream is shuffled anew."""
     shard_sizes: IntArray
     """int64[shards]: samples of each shard, in stored order. Anything that makes such an array is accepted."""
-    proportion: float | None = None
-    """Share of the epoch, relative to the other streams' proportions."""
-    repeat: float | None = None
-    """Samples drawn in an epoch, as a multiple of the stream's size."""
-    choose: int | None = None
-    """Samples drawn in an epoch."""
-    fingerprint: str = ''
-    """The identity of the data, pinned in states. Empty: derived from the shard sizes."""
-    size: int = field(init=False)
-    """Samples of the stream."""
+    proportion: float | None = None  # Share of the epoch, relative to the other streams' proportions.
+    repeat: float | None = None  # Samples drawn in an epoch, as a multiple of the stream's size.
+    choose: int | None = None  # Samples drawn in an epoch.
+    fingerprint: str = ''  # The identity of the data, pinned in states. Empty: derived from the shard sizes.
+    size: int = field(init=False)  # Samples of the stream.
 
     def __post_init__(self) -> None:
         sizes = np.array(self.shard_sizes, dtype=np.int64)
@@ -77,20 +72,15 @@ class Mixture:
     """Samples drawn from each stream in an epoch; they sum to ``epoch_size``. Under a schedule: after its end."""
     proportions: tuple[float, ...]
     """Each stream's share of the epoch as asked for: proportion / sum of proportions, or choose / epoch_size."""
-    epoch_size: int
-    """Samples in an epoch."""
-    stages: tuple[tuple[int, ...], ...] = ()
-    """Draws of each stream in each stage of an epoch; by default one stage."""
-    schedule: Schedule | None = None
-    """Proportions that change in the course of the run."""
-    takeover: Takeover = field(default_factory=Takeover)
-    """Where this mixture took over from another one."""
+    epoch_size: int  # Samples in an epoch.
+    stages: tuple[tuple[int, ...], ...] = ()  # Draws of each stream in each stage of an epoch; by default one stage.
+    schedule: Schedule | None = None  # Proportions that change in the course of the run.
+    takeover: Takeover = field(default_factory=Takeover)  # Where this mixture took over from another one.
     sample_offsets: IntArray = field(init=False, repr=False)
     """int64[streams + 1]: global id of each stream's first sample; the last entry is the number of samples."""
     shard_offsets: IntArray = field(init=False, repr=False)
     """int64[streams + 1]: global number of each stream's first shard; the last entry is the number of shards."""
-    shard_sizes: IntArray = field(init=False, repr=False)
-    """int64[shards]: samples of each shard, stream after stream."""
+    shard_sizes: IntArray = field(init=False, repr=False)  # int64[shards]: samples of each shard, stream after stream.
 
     def __post_init__(self) -> None:
         derived = {

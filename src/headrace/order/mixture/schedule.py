@@ -25,8 +25,7 @@ class SchedulePoint:
         ConfigError: a value is out of range.
     """
 
-    at: int
-    """Samples of the run's global sequence, over all epochs and ranks, before this point."""
+    at: int  # Samples of the run's global sequence, over all epochs and ranks, before this point.
     proportions: Mapping[str, float]
     """Stream name to its share, relative to the sum; streams that are not named have none."""
     change: Change = 'step'
@@ -43,10 +42,8 @@ class SchedulePoint:
 class ScheduleStep:
     """A stretch of the run with one mixture."""
 
-    begin: int
-    """Position of the run."""
-    weights: tuple[int, ...]
-    """For each stream, its share; at least one is above 0."""
+    begin: int  # Position of the run.
+    weights: tuple[int, ...]  # For each stream, its share; at least one is above 0.
 
 
 @dataclass(frozen=True, slots=True)

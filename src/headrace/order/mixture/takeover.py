@@ -15,32 +15,24 @@ from headrace.order.mixture.schedule import apportion
 class OpenCell:
     """A canonical node's share of a pass, of which samples are left that other nodes draw."""
 
-    number: int
-    """The pass."""
+    number: int  # The pass.
     node: int
-    begin: int
-    """Where the share begins in the stream's line of shards, in samples."""
+    begin: int  # Where the share begins in the stream's line of shards, in samples.
     end: int
-    block: int
-    """Samples over which it is shuffled."""
-    left: tuple[int, ...]
-    """The draws of the share that are left, ascending; the share's first one is 0."""
+    block: int  # Samples over which it is shuffled.
+    left: tuple[int, ...]  # The draws of the share that are left, ascending; the share's first one is 0.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
     """How far a stream is: which of its draws were used, on each canonical node."""
 
-    fingerprint: str
-    """Of the data that this is a position of."""
-    node_draws: tuple[int, ...]
-    """For each canonical node, the stream's draws that it has had."""
-    first_pass: int
-    """The last pass that every node has begun or is about to."""
+    fingerprint: str  # Of the data that this is a position of.
+    node_draws: tuple[int, ...]  # For each canonical node, the stream's draws that it has had.
+    first_pass: int  # The last pass that every node has begun or is about to.
     begins: tuple[tuple[int, ...], ...]
     """For this pass and those after it, up to the first that no node has begun: each node's draws before it."""
-    blocks: tuple[int, ...]
-    """For all of these but the last: the block size that it is shuffled with, in samples."""
+    blocks: tuple[int, ...]  # For all of these but the last: the block size that it is shuffled with, in samples.
     cells: tuple[OpenCell, ...] = ()
     """Samples left of passes before the first; nodes whose draws are below its begin draw them."""
 
@@ -89,10 +81,8 @@ class Takeover:
     """Where a mixture took over. The default is the begin of a run."""
 
     epoch: int = 0
-    sample: int = 0
-    """Position in that epoch."""
-    begin: int = 0
-    """Samples of the run before that epoch. Epochs before it may have had another size."""
+    sample: int = 0  # Position in that epoch.
+    begin: int = 0  # Samples of the run before that epoch. Epochs before it may have had another size.
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
     """By name, all streams drawn before, even if they left the mixture."""
     rule: int = 1

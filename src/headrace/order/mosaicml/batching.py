@@ -28,14 +28,10 @@ _ALL = slice(None)
 class Devices:
     """The parallel world that an epoch is dealt to."""
 
-    nodes: int
-    """P."""
-    ranks: int
-    """R, ranks of each node."""
-    batch_size: int
-    """B, samples of a rank's batch."""
-    initial_nodes: int | None = None
-    """Number of nodes that the run began on, if known."""
+    nodes: int  # P.
+    ranks: int  # R, ranks of each node.
+    batch_size: int  # B, samples of a rank's batch.
+    initial_nodes: int | None = None  # Number of nodes that the run began on, if known.
 
     @property
     def row_length(self) -> int:
@@ -48,8 +44,7 @@ class Batching(ABC):
 
     __slots__ = ('num_rows',)
 
-    num_rows: int
-    """Number of rows; the last ones may be without samples."""
+    num_rows: int  # Number of rows; the last ones may be without samples.
 
     @abstractmethod
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:

@@ -76,14 +76,10 @@ def _fill(mixture: Mixture, config: OrderConfig, epoch: int, out: IntArray, stre
 class Draws:
     """The draws of an epoch before the shuffle, of all streams or of one."""
 
-    sizes: IntArray
-    """int64[shards], samples of each shard."""
-    chosen: IntArray
-    """int64[shards], samples to draw from each."""
-    first_id: int
-    """Id of the first shard's first sample."""
-    seed: int
-    """Of the draws from shards of which a part is drawn."""
+    sizes: IntArray  # int64[shards], samples of each shard.
+    chosen: IntArray  # int64[shards], samples to draw from each.
+    first_id: int  # Id of the first shard's first sample.
+    seed: int  # Of the draws from shards of which a part is drawn.
 
     @classmethod
     def of(cls, mixture: Mixture, config: OrderConfig, epoch: int, stream: int | None) -> Draws:

@@ -145,14 +145,15 @@ class MosaicMLPlan(BatchPlan):
             initial_nodes=initial_nodes,
         )
         # Repeats may lead further than MosaicML Streaming can resume; the end of the epoch is a place like another.
-        self._is_empty = start > 0 and start == self._from(0)._end
+        self._is_empty = start > 0 and start == self._whole._end
         self._batching = order.batches(self._devices, 0 if self._is_empty else start)
 
-    def _from(self, start: int) -> MosaicMLPlan:
-        if start == self.start:
+    @property
+    def _whole(self) -> MosaicMLPlan:
+        if self.start == 0:
             return self
         order, batches, initial_nodes = self._asked
-        return MosaicMLPlan(order, replace(batches, topology=self.topology), start, initial_nodes, self.skip)
+        return MosaicMLPlan(order, replace(batches, topology=self.topology), 0, initial_nodes, self.skip)
 
     def of_rank(self, rank: int) -> MosaicMLPlan:
         plan = copy.copy(self)  # its batches are the same for all ranks
@@ -231,20 +232,20 @@ class MosaicMLPlan(BatchPlan):
 
     @property
     def total_batches(self) -> int:
-        return self._from(0).num_batches
+        return self._whole.num_batches
 
     @property
     def epoch_rows(self) -> int:
-        return self._from(0)._num_rows
+        return self._whole._num_rows
 
     @property
     def epoch_batches(self) -> int:
-        return self._from(0)._own_rows
+        return self._whole._own_rows
 
     @property
     def batches_before(self) -> int:
         rows = self.start // self.global_batch_size
-        return self._from(0)._unskipped.before(rows) if self.skip else rows
+        return self._whole._unskipped.before(rows) if self.skip else rows
 
     @property
     def stop(self) -> int:
@@ -253,7 +254,7 @@ class MosaicMLPlan(BatchPlan):
     @property
     def epoch_samples(self) -> int:
         """Number of samples that a whole epoch, from position 0, delivers, repeats included."""
-        whole = self._from(0)
+        whole = self._whole
         return sum(end - begin for begin, end in whole.spans(0, whole.num_batches))
 
     def end(self, k: int) -> int:

@@ -93,18 +93,12 @@ _SLACK = 32  # 1/32 of a track is not rounded up: a single shard below the block
 class Parts:
     """The parts of shards that a cell consists of, in any fixed order; int64[parts] each, sizes above 0."""
 
-    sizes: IntArray
-    """Samples of the part."""
-    skipped: IntArray
-    """Samples of the shard that belong to cells before this one."""
-    starts: IntArray
-    """The shard's first sample, numbered within its stream."""
-    shard_sizes: IntArray
-    """Samples of the whole shard."""
-    bits: IntArray
-    """`column_bits` of that."""
-    keys: KeyArray
-    """Keys of the permutations within shards, of this pass; uint64[parts]."""
+    sizes: IntArray  # Samples of the part.
+    skipped: IntArray  # Samples of the shard that belong to cells before this one.
+    starts: IntArray  # The shard's first sample, numbered within its stream.
+    shard_sizes: IntArray  # Samples of the whole shard.
+    bits: IntArray  # `column_bits` of that.
+    keys: KeyArray  # Keys of the permutations within shards, of this pass; uint64[parts].
 
 
 class CellTable:
@@ -217,22 +211,14 @@ class CellTable:
 class _Runs:
     """Runs of rows between which nothing opens or closes, of a cell; head and tail are folded onto them."""
 
-    positions: IntArray
-    """int64[runs]: position of the run's first sample, row after row."""
-    rows: IntArray
-    """int64[runs]: its first row."""
-    tracks: IntArray
-    """int64[runs]: tracks open in these rows themselves, at least one."""
-    head_tracks: IntArray
-    """int64[runs]: tracks open in the rows before `begin` that are folded onto these."""
-    tail_tracks: IntArray
-    """int64[runs]: tracks open in the rows from `end` on that are folded onto these."""
-    closing: NDArray[np.bool_]
-    """bool[runs]: whether a track has closed before it."""
-    begin: int
-    """The first row onto which rows are folded: the k-th before it lies on the k-th from it on."""
-    end: int
-    """The row after the last, likewise."""
+    positions: IntArray  # int64[runs]: position of the run's first sample, row after row.
+    rows: IntArray  # int64[runs]: its first row.
+    tracks: IntArray  # int64[runs]: tracks open in these rows themselves, at least one.
+    head_tracks: IntArray  # int64[runs]: tracks open in the rows before `begin` that are folded onto these.
+    tail_tracks: IntArray  # int64[runs]: tracks open in the rows from `end` on that are folded onto these.
+    closing: NDArray[np.bool_]  # bool[runs]: whether a track has closed before it.
+    begin: int  # The first row onto which rows are folded: the k-th before it lies on the k-th from it on.
+    end: int  # The row after the last, likewise.
 
     @classmethod
     def of(cls, opening: IntArray, closing: IntArray) -> _Runs:

@@ -33,14 +33,11 @@ from headrace.order.native.units import listed_quotas, unit_quotas
 class Segment:
     """A stretch of an epoch with one mixture."""
 
-    begin: int
-    """Position in the epoch."""
-    counts: IntArray
-    """int64[streams]: draws of each stream; they sum to the segment's length."""
+    begin: int  # Position in the epoch.
+    counts: IntArray  # int64[streams]: draws of each stream; they sum to the segment's length.
     kind: Literal['mixed', 'stratified', 'units', 'listed'] = 'mixed'
     """How streams share it: at random; each batch in the streams' shares; by units; or as ``streams`` says."""
-    streams: IntArray | None = None
-    """int64[positions]: the stream of each position of a ``listed`` segment."""
+    streams: IntArray | None = None  # int64[positions]: the stream of each position of a ``listed`` segment.
 
     @property
     def end(self) -> int:
@@ -92,14 +89,10 @@ class _Epochs:
 
     first: int
     segments: list[Segment]
-    draws: IntArray
-    """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""
-    node_draws: IntArray
-    """int64[segments + 1, streams, nodes]: node draws, likewise."""
-    draws_before: IntArray
-    """int64[streams]: draws before the first epoch."""
-    node_draws_before: IntArray
-    """int64[streams, nodes]: node draws, likewise."""
+    draws: IntArray  # int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it.
+    node_draws: IntArray  # int64[segments + 1, streams, nodes]: node draws, likewise.
+    draws_before: IntArray  # int64[streams]: draws before the first epoch.
+    node_draws_before: IntArray  # int64[streams, nodes]: node draws, likewise.
 
 
 class NodeQuotas:

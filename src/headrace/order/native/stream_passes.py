@@ -59,18 +59,15 @@ class StreamPasses:
         `block_size` is of passes that are begun now. `rule` is the takeover's. `key` is that of the order of the rest;
         None: it is in stored order.
         """
-        self.cells: tuple[OpenCell, ...] = ()
-        """The shares that the rest is of."""
+        self.cells: tuple[OpenCell, ...] = ()  # The shares that the rest is of.
         self._key = key
         self._node_quotas, self._stream, self._block_size = node_quotas, stream, block_size
-        self.size = size
-        """Samples of a pass."""
+        self.size = size  # Samples of a pass.
         self._known: dict[int, IntArray] = {}
         self._first_inherited = self._first_computed = 0
         self._inherited: list[IntArray] = []
         self._blocks: dict[int, int] = {}
-        self.node_draws = np.zeros(node_quotas.num_nodes, np.int64)
-        """int64[nodes], draws before the mixture took over."""
+        self.node_draws = np.zeros(node_quotas.num_nodes, np.int64)  # int64[nodes], draws before the mixture took over.
         self.first_regular = 0
         """The first pass of those whose numbers are draws / size: all whose begins follow from the mixture alone."""
         self._difference = np.zeros(node_quotas.num_nodes, np.int64)

@@ -30,10 +30,8 @@ from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.resolve import local_path
 
-REMOTE_MARKER: Final = '.headrace-remote'
-"""File in a cache folder that names the remote."""
-_LONGEST: Final = 1 << 16
-"""Bytes of it that are read."""
+REMOTE_MARKER: Final = '.headrace-remote'  # File in a cache folder that names the remote.
+_LONGEST: Final = 1 << 16  # Bytes of it that are read.
 
 _BLOCK: Final = 1 << 20  # Bytes of an index that a comparison reads at once.
 

@@ -25,8 +25,7 @@ from headrace.errors import CacheError
 from headrace.redaction import without_credentials
 from headrace.storage.cache.locks import held
 
-_SHARED: Final = 0o022
-"""Mode bits of a folder that other users may write to."""
+_SHARED: Final = 0o022  # Mode bits of a folder that other users may write to.
 
 
 def open_folder(path: Path) -> int:

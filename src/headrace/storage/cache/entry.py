@@ -16,8 +16,7 @@ from headrace.storage.cache.locks import cannot_use, held, lock_file, open_to_lo
 from headrace.storage.protocol import check_key
 from headrace.storage.transfer.download import DEFAULT, Transfer
 
-OWN_NAMES: Final = '.headrace'
-"""Prefix of the names of the cache's own files in its folder."""
+OWN_NAMES: Final = '.headrace'  # Prefix of the names of the cache's own files in its folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +157,10 @@ def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
     entry: CacheEntry
-    next_use: NextUse | None = None
-    """See `ShardCache.fetch`, as for the next two."""
+    next_use: NextUse | None = None  # See `ShardCache.fetch`, as for the next two.
     wait: bool = True
     how: Transfer = DEFAULT
-    ahead: bool = True
-    """The shard is not needed yet: nothing that is needed sooner is evicted for it."""
+    ahead: bool = True  # The shard is not needed yet: nothing that is needed sooner is evicted for it.
 
 
 class FetchStatus(enum.Enum):

@@ -118,21 +118,15 @@ class Fetcher:
     """Makes the shards of one folder present, for one process. Thread-safe."""
 
     folder: Path
-    store: Store | None
-    """Where shards come from; None: only from compressed files in the folder."""
+    store: Store | None  # Where shards come from; None: only from compressed files in the folder.
     keep_packed: bool
     retry: Retry
     stats: CacheStats
-    files: PresentFiles
-    """Learns which shards have been verified."""
-    index: CachedIndex
-    """The folder's; no shard is published beside another one."""
-    room: FolderRoom | None
-    """The room under a limit; None: there is no limit."""
-    peers: StreamPeers | None = None
-    """The caches of other nodes, which are asked before the store."""
-    _reclaimed: int = field(default=0, init=False)
-    """By which process; a forked one may find what one before it left."""
+    files: PresentFiles  # Learns which shards have been verified.
+    index: CachedIndex  # The folder's; no shard is published beside another one.
+    room: FolderRoom | None  # The room under a limit; None: there is no limit.
+    peers: StreamPeers | None = None  # The caches of other nodes, which are asked before the store.
+    _reclaimed: int = field(default=0, init=False)  # By which process; a forked one may find what one before it left.
 
     def fetch(self, request: FetchRequest) -> FetchResult:
         entry = request.entry

@@ -29,18 +29,15 @@ from headrace.storage.cache.entry import CacheEntry, space_needed
 from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, release, try_lock_file
 from headrace.storage.cache.mapped_file import check_inside
 
-FETCHES: Final = '.headrace'
-"""Subfolder of a cache folder for fetches in progress; it exists only during fetches."""
+FETCHES: Final = '.headrace'  # Subfolder of a cache folder for fetches in progress; it exists only during fetches.
 
 LEDGER: Final = 'ledger'
 """File in that folder which remembers a count (`limit`); the only one that is no part of a fetch."""
 
 _NAMES: Final = re.compile(rf'{LEDGER}|[0-9a-f]{{32}}\.(lock|\d+\.[0-9a-f]{{8}}\.(raw|packed))')
-_LONGEST: Final = 1 << 17
-"""Bytes of a note that are read."""
+_LONGEST: Final = 1 << 17  # Bytes of a note that are read.
 
-TRIES: Final = 10
-"""How often a file is fetched for one call when something deletes it each time."""
+TRIES: Final = 10  # How often a file is fetched for one call when something deletes it each time.
 
 
 def fetch_folder(cache: Path) -> ControlFolder:
@@ -101,10 +98,8 @@ class FetchLock:
         self._name = f'{self._digest}.lock'
         self.path = self._state.path / self._name
         self._ahead, self._patience = ahead, patience
-        self.waited = 0.0
-        """Seconds spent waiting for another fetcher."""
-        self.reserved = 0
-        """Bytes of the folder's limit that this fetch takes while it runs."""
+        self.waited = 0.0  # Seconds spent waiting for another fetcher.
+        self.reserved = 0  # Bytes of the folder's limit that this fetch takes while it runs.
         self._token = os.urandom(4).hex()
         self._handle = self._pid = -1
 

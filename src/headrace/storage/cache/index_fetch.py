@@ -145,12 +145,9 @@ class IndexReader(Protocol):
 class _Note:
     """Which version of the remote's index a file is."""
 
-    digest: str
-    """Of the file's bytes."""
-    version: str
-    """As the store names it; empty if it did not say."""
-    asked: float
-    """When, by `time.time`."""
+    digest: str  # Of the file's bytes.
+    version: str  # As the store names it; empty if it did not say.
+    asked: float  # When, by `time.time`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +156,8 @@ class _Fetched:
 
     target: Path
     note: _Note
-    has_changed: bool
-    """Whether the cached one is known to be another."""
-    is_cache: bool
-    """Whether headrace provably fetched the cached one."""
+    has_changed: bool  # Whether the cached one is known to be another.
+    is_cache: bool  # Whether headrace provably fetched the cached one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,15 +167,11 @@ class IndexFetch:
     index: CachedIndex
     store: Store
     reader: IndexReader
-    check: IndexCheck
-    """Asks the store whether a cached index is still its own."""
-    refuses_changes: bool = False
-    """Raise if it is not, instead of taking the new one."""
-    expects_changes: bool = False
-    """Note a change that removes nothing at level INFO."""
+    check: IndexCheck  # Asks the store whether a cached index is still its own.
+    refuses_changes: bool = False  # Raise if it is not, instead of taking the new one.
+    expects_changes: bool = False  # Note a change that removes nothing at level INFO.
     retry: Retry
-    stats: CacheStats
-    """Counts what is transferred."""
+    stats: CacheStats  # Counts what is transferred.
 
     def run(self) -> None:
         """Bring the index of the folder up to date with the store, and read it.

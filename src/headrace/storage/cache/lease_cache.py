@@ -24,20 +24,16 @@ from headrace.storage.transfer.process_local import PerProcess
 
 T = TypeVar('T')
 
-PERIOD: Final = 0.5
-"""Seconds between two moments at which no process of the machine keeps a lease."""
+PERIOD: Final = 0.5  # Seconds between two moments at which no process of the machine keeps a lease.
 
-GAP: Final = 0.08
-"""The last seconds of each period, in which no lease is cached under a limit."""
+GAP: Final = 0.08  # The last seconds of each period, in which no lease is cached under a limit.
 
-PAUSE: Final = 1.0
-"""Seconds without cached leases after a fetch of this process had to wait for room."""
+PAUSE: Final = 1.0  # Seconds without cached leases after a fetch of this process had to wait for room.
 
 MAPPED_SHARDS = 1024
 """Shards that one process keeps mapped at most; without a limit a map costs address space, not memory."""
 
-LEASED_SHARDS = 128
-"""Leases that are cached under a limit at most; each has a descriptor open."""
+LEASED_SHARDS = 128  # Leases that are cached under a limit at most; each has a descriptor open.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +42,7 @@ class CachedLease(Generic[T]):
 
     lease: Lease
     value: T
-    until: float
-    """Until when the lease may be cached; seconds of the clock that all processes of the machine share."""
+    until: float  # Until when the lease may be cached; seconds of the clock that all processes of the machine share.
 
     @classmethod
     def now(cls, lease: Lease, value: T) -> CachedLease[T]:
@@ -102,13 +97,11 @@ class LeaseCache(Generic[T]):
     """Under a limit: leases between two reads, for a short time. Thread-safe; not for use after a fork."""
 
     def __init__(self) -> None:
-        self.recent: Mapping[int, CachedLease[T]] = {}
-        """Empty: a kept lease must be taken."""
+        self.recent: Mapping[int, CachedLease[T]] = {}  # Empty: a kept lease must be taken.
         self._leased: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self.has_room = True
-        """Whether leases are cached; False if the cache cannot hold the next reads."""
+        self.has_room = True  # Whether leases are cached; False if the cache cannot hold the next reads.
         _of_process.get().add(self)
 
     def take(self, shard: int) -> CachedLease[T] | None:

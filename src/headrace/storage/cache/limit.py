@@ -53,17 +53,12 @@ from headrace.storage.cache.locks import cannot_write, held, locked_folders, ope
 from headrace.storage.cache.mapped_file import delete_file
 from headrace.storage.stats import CacheCounts, CacheStats
 
-CHEAP: Final = 0.002
-"""Seconds that a count may take each time."""
-SHARE: Final = 100
-"""How long a count that is not cheap stays valid, in multiples of its duration."""
-SURE: Final = 25
-"""The same factor, where older counts show too little that could be evicted."""
+CHEAP: Final = 0.002  # Seconds that a count may take each time.
+SHARE: Final = 100  # How long a count that is not cheap stays valid, in multiples of its duration.
+SURE: Final = 25  # The same factor, where older counts show too little that could be evicted.
 
-KEPT: Final = 0.75
-"""The share of a limit that shards may take which are kept for other nodes."""
-_LAST: Final = 1.0
-"""Their rank, above all others: those are negative, or 0."""
+KEPT: Final = 0.75  # The share of a limit that shards may take which are kept for other nodes.
+_LAST: Final = 1.0  # Their rank, above all others: those are negative, or 0.
 
 USE_COUNTS: Final = 1.5
 """A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
@@ -76,8 +71,7 @@ class Present:
     limited: LimitedFolder
     entry: CacheEntry
     size: int = 0
-    used: float = 0.0
-    """Seconds since the epoch."""
+    used: float = 0.0  # Seconds since the epoch.
 
     def next_use(self, of_entry: Callable[[CacheEntry], float]) -> float:
         """The time at which any stream of its folder needs it next."""
@@ -90,17 +84,14 @@ class LimitedFolder:
     """One cache folder under a limit."""
 
     folder: Path
-    find: Callable[[str], CacheEntry | None]
-    """The entry of a file, by its name in the folder; None for other files."""
+    find: Callable[[str], CacheEntry | None]  # The entry of a file, by its name in the folder; None for other files.
     stats: CacheStats
     other_files: set[str] = field(default_factory=set[str])
     """Files that count but are never evicted, such as index.json."""
     present: list[Present] = field(default_factory=list[Present])
     """The entries that the last count of this process found."""
-    counted_at: float = -math.inf
-    """The time of that count, by ``time.monotonic``."""
-    cost: float = 0.0
-    """Seconds that it took; 0 before the first."""
+    counted_at: float = -math.inf  # The time of that count, by ``time.monotonic``.
+    cost: float = 0.0  # Seconds that it took; 0 before the first.
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """Results of ``find`` from the last count, since ``find`` may have to build an entry."""
     owned: Callable[[str], int] | None = None
@@ -250,20 +241,17 @@ def drop_ledger(folder: Path) -> None:
         raise cannot_write(folder, error) from error
 
 
-_Ranked: TypeAlias = 'tuple[float, float, int, Present]'
-"""(-next use, last use, tie-breaker, entry)"""
+_Ranked: TypeAlias = 'tuple[float, float, int, Present]'  # (-next use, last use, tie-breaker, entry)
 
 
 @dataclass(frozen=True, slots=True)
 class _RoomRequest:
     """The room that one fetch needs."""
 
-    into: LimitedFolder
-    """The folder that the entry goes to."""
+    into: LimitedFolder  # The folder that the entry goes to.
     needed: Callable[[], int]
     """The most bytes that the fetch adds to the folder. Needs the folder's lock: an eviction may be under way."""
-    lock: FetchLock
-    """The fetch, which carries the reservation."""
+    lock: FetchLock  # The fetch, which carries the reservation.
     fetch: FetchRequest
 
     @property
@@ -275,14 +263,10 @@ class _RoomRequest:
 
 @dataclass(slots=True)
 class _Totals:
-    fixed: int = 0
-    """Those that are never evicted."""
-    reserved: int = 0
-    """Those of fetches in progress."""
-    fetching: list[Path] = field(default_factory=list[Path])
-    """The lock files of these fetches."""
-    shards: dict[Path, int] = field(default_factory=dict[Path, int])
-    """Those of shards, by folder."""
+    fixed: int = 0  # Those that are never evicted.
+    reserved: int = 0  # Those of fetches in progress.
+    fetching: list[Path] = field(default_factory=list[Path])  # The lock files of these fetches.
+    shards: dict[Path, int] = field(default_factory=dict[Path, int])  # Those of shards, by folder.
     counted: list[LimitedFolder] = field(default_factory=list[LimitedFolder])
     """Folders that were counted for this, so that their ledgers did not have to be believed."""
 

@@ -24,23 +24,16 @@ from typing import Final
 from headrace.errors import AccessDeniedError, CacheError, DiskFullError, ObjectNotFoundError, StorageError
 from headrace.redaction import logger_of
 
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a full disk or a used up quota."""
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # Errors of a full disk or a used up quota.
 
-SAID: Final = 3.0
-"""Seconds of a wait after which a user is told."""
-BOUND: Final = 1800.0
-"""Seconds after which a wait is an error."""
-BOUND_STOPPED: Final = 20.0
-"""The same if the holder of the lock is stopped."""
-TURN: Final = 0.01
-"""Seconds between two attempts to lock, at most."""
-LOOK: Final = 1.0
-"""Seconds between two looks at what the holder of a lock does."""
+SAID: Final = 3.0  # Seconds of a wait after which a user is told.
+BOUND: Final = 1800.0  # Seconds after which a wait is an error.
+BOUND_STOPPED: Final = 20.0  # The same if the holder of the lock is stopped.
+TURN: Final = 0.01  # Seconds between two attempts to lock, at most.
+LOOK: Final = 1.0  # Seconds between two looks at what the holder of a lock does.
 
 _log = logger_of(__name__)
-_held: set[int] = set()
-"""Descriptors of locks that this process holds; a forked child must not keep them alive."""
+_held: set[int] = set()  # Descriptors of locks that this process holds; a forked child must not keep them alive.
 
 
 def _forget() -> None:

@@ -23,8 +23,7 @@ from headrace.storage.cache.locks import lock_file, unlock_file
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 
-USE_NOTED: Final = 1.0
-"""Seconds after which a file's time of last use is written again."""
+USE_NOTED: Final = 1.0  # Seconds after which a file's time of last use is written again.
 
 
 def open_file(folder: str, name: str) -> int | None:
@@ -210,8 +209,7 @@ def close_files(files: Iterable[MappedFile]) -> None:
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-        """Those that this thread holds under a limit."""
+        self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # Those that this thread holds under a limit.
 
 
 _mine = _OfThread()

@@ -67,8 +67,7 @@ SAS_TOKEN: Final = 'AZURE_STORAGE_SAS_TOKEN'  # noqa: S105 - a variable's name
 SECRET_VARIABLES: Final = ('AZURE_ACCOUNT_ACCESS_KEY', CONNECTION_STRING, 'AZURE_STORAGE_KEY', SAS_TOKEN)
 ENDPOINT_VARIABLE: Final = 'AZURE_STORAGE_SERVICE_ENDPOINT'
 DEFAULT_CREDENTIAL: Final = 'DefaultAzureCredential'
-ONE_REQUEST: Final = 1 << 50
-"""Bytes; more than any blob has. The SDK cuts a download into requests of this size."""
+ONE_REQUEST: Final = 1 << 50  # Bytes; more than any blob has. The SDK cuts a download into requests of this size.
 
 EXTRA: Final = frozenset({'account_name', 'max_pool_connections'})
 
@@ -88,10 +87,8 @@ MEANINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    service: Any
-    """A BlobServiceClient."""
-    source: str
-    """Of the credentials: a variable, `DEFAULT_CREDENTIAL` or `ANONYMOUS`."""
+    service: Any  # A BlobServiceClient.
+    source: str  # Of the credentials: a variable, `DEFAULT_CREDENTIAL` or `ANONYMOUS`.
     credential: Any = field(repr=False)
 
     @property

@@ -63,11 +63,9 @@ HMAC: Final = S3Service(
 
 class Connection(NamedTuple):
     client: Any
-    session: Any
-    """Of the same credentials: the client hides the answers that bodies are read from."""
+    session: Any  # Of the same credentials: the client hides the answers that bodies are read from.
     credentials: Any
-    payer: str | None
-    """The project that is billed, if it is not the bucket's own."""
+    payer: str | None  # The project that is billed, if it is not the bucket's own.
 
 
 def connect(url: str, options: StoreOptions, connections: int) -> Connection:

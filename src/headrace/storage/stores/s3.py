@@ -81,12 +81,9 @@ class S3Service:
     """Another service with S3's protocol, its own keys and its own URL scheme."""
 
     scheme: str
-    endpoint_url: str
-    """Where it is, unless `StoreOptions.endpoint_url` names another place."""
-    region: str
-    """The region in its signatures, unless `StoreOptions.region` is set."""
-    access_key_variable: str
-    """The environment variable that holds the access key."""
+    endpoint_url: str  # Where it is, unless `StoreOptions.endpoint_url` names another place.
+    region: str  # The region in its signatures, unless `StoreOptions.region` is set.
+    access_key_variable: str  # The environment variable that holds the access key.
     secret_key_variable: str
 
 
@@ -234,8 +231,7 @@ class _Connections:
                     del self._shared[key]
 
 
-connections: Final = PerProcess(_Connections)
-"""This process' own."""
+connections: Final = PerProcess(_Connections)  # This process' own.
 
 
 @functools.cache

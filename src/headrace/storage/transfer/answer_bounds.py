@@ -20,10 +20,8 @@ from headrace.errors import StorageError
 
 T = TypeVar('T')
 
-HEAD: Final = 1 << 20
-"""Bytes of status lines and headers, those of interim answers included."""
-ERROR_BODY: Final = 1 << 20
-"""The most bytes of an error, both as received and unpacked. The rest is cut off."""
+HEAD: Final = 1 << 20  # Bytes of status lines and headers, those of interim answers included.
+ERROR_BODY: Final = 1 << 20  # The most bytes of an error, both as received and unpacked. The rest is cut off.
 EMPTY_PAGES: Final = 1000
 """Pages of a listing in a row that may bring nothing; some servers send a few where many objects were deleted."""
 SLOWEST: Final = 1 << 10

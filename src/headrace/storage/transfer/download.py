@@ -24,11 +24,9 @@ RANGE: Final = 8 << 20
 """Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection
 is slower than the network. Smaller ranges cost servers more than they gain."""
 
-UNKNOWN: Final = 1 << 30
-"""The most bytes of an object of unknown size, such as an index."""
+UNKNOWN: Final = 1 << 30  # The most bytes of an object of unknown size, such as an index.
 
-REQUESTS: Final = 8
-"""The most concurrent requests of a process for prefetches, and again as many for waiting readers."""
+REQUESTS: Final = 8  # The most concurrent requests of a process for prefetches, and again as many for waiting readers.
 
 
 class GeneratorPool(ThreadPoolExecutor):
@@ -195,8 +193,7 @@ class TransferPool:
             del together, call, failure  # they hold files and buffers, and the next one may be long in coming
 
 
-transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
-"""This process' own."""
+transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))  # This process' own.
 
 
 def download(

@@ -14,11 +14,9 @@ from headrace.errors import AccessDeniedError, ChecksumError, ConfigError, Objec
 from headrace.storage.protocol import ObjectInfo
 from headrace.storage.transfer.retry import BrokenTransferError
 
-ANONYMOUS = 'no credentials (anonymous)'
-"""The credentials of an unsigned request, for messages."""
+ANONYMOUS = 'no credentials (anonymous)'  # The credentials of an unsigned request, for messages.
 
-BUSY = frozenset({408, 425, 429})
-"""Statuses below 500 that waiting may cure."""
+BUSY = frozenset({408, 425, 429})  # Statuses below 500 that waiting may cure.
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of clients at malformed answers: a header is missing, or is no number."""
@@ -136,14 +134,10 @@ class SourcePart:
 
 
 class ReadRequest(NamedTuple):
-    url: str
-    """Of the object."""
-    offset: int = 0
-    """The first byte."""
-    size: int | None = None
-    """Number of bytes; None: to the end."""
-    etag: str | None = None
-    """The version; None: any."""
+    url: str  # Of the object.
+    offset: int = 0  # The first byte.
+    size: int | None = None  # Number of bytes; None: to the end.
+    etag: str | None = None  # The version; None: any.
 
     @property
     def range(self) -> str | None:

@@ -18,10 +18,8 @@ from headrace.storage.resolve import split_url
 
 logger = logger_of(__name__)
 
-SILENCE: Final = 3.0
-"""Seconds without a byte after which a user is told."""
-FORGOTTEN: Final = 600.0
-"""Seconds after the last failure, when the next one is of another outage."""
+SILENCE: Final = 3.0  # Seconds without a byte after which a user is told.
+FORGOTTEN: Final = 600.0  # Seconds after the last failure, when the next one is of another outage.
 
 
 class Server:
@@ -117,12 +115,9 @@ _jitter = random.SystemRandom()
 class BrokenTransferError(TransferError):
     """One attempt failed, and the store knows more about it than a message. Stores raise it to `Retry`."""
 
-    etag: str | None = None
-    """The version whose beginning has been delivered."""
-    retry_after: float | None = None
-    """Seconds that the server asked to wait."""
-    changed: bool = False
-    """The version that was asked for is gone: what has been delivered is of no use."""
+    etag: str | None = None  # The version whose beginning has been delivered.
+    retry_after: float | None = None  # Seconds that the server asked to wait.
+    changed: bool = False  # The version that was asked for is gone: what has been delivered is of no use.
 
     @classmethod
     def at(

@@ -31,8 +31,7 @@ class FixedSubset:
         order = keyed_order(derive(key, _LINE), len(self._sizes))
         self._parts = np.empty_like(self._sizes)
         self._parts[order] = _spread(self._sizes[order], rest, granularity, derive(key, _OFFSET))
-        self.sizes = self._sizes * copies + self._parts
-        """int64[shards]: numbers that stand for samples of each shard."""
+        self.sizes = self._sizes * copies + self._parts  # int64[shards]: numbers that stand for samples of each shard.
         self._ends, self._stored_ends = np.cumsum(self.sizes), np.cumsum(self._sizes)
 
     def samples(self, numbers: IntArray) -> IntArray:

@@ -90,8 +90,7 @@ class CellInverse:
         """int64[units]: units in order of their shards, and of their place in the shard's order of draws."""
         self._firsts = firsts[order]
         """int64[units]: the shard's first sample plus the number of the unit's first draw, of these; ascending."""
-        self._starts = table.units.rows[order, 1]
-        """int64[units]: the shard's first sample, of these; ascending."""
+        self._starts = table.units.rows[order, 1]  # int64[units]: the shard's first sample, of these; ascending.
         slots = table.slots.keys.reshape(2, -1)
         self._ranks = np.empty_like(slots)
         """int64[2, tracks]: the tracks' ranks in order of opening, and of closing, last first."""

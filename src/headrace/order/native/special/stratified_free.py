@@ -47,10 +47,8 @@ class _Grid:
         self.num_nodes = num_nodes
         self.num_batches = int(self._ends[-1]) // batch_size
         self.groups = math.gcd(num_nodes, batch_size)
-        self.rows = batch_size // self.groups
-        """H, slots of a group in a batch."""
-        self.nodes_per_group = num_nodes // self.groups
-        """T, nodes of a group."""
+        self.rows = batch_size // self.groups  # H, slots of a group in a batch.
+        self.nodes_per_group = num_nodes // self.groups  # T, nodes of a group.
         self._inverse = pow(self.rows, -1, self.nodes_per_group)
         self.multiplier = multiplier(self.num_batches, self.groups, self.nodes_per_group)
 

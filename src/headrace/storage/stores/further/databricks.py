@@ -60,8 +60,7 @@ MEANINGS: Final = {
 
 API: Final = '/api/2.0/dbfs'
 
-BLOCK: Final = 1 << 20
-"""Bytes that one request reads or writes at most, as the API has it."""
+BLOCK: Final = 1 << 20  # Bytes that one request reads or writes at most, as the API has it.
 
 FILES = '/api/2.0/fs/files'
 

@@ -40,26 +40,22 @@ from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, descr
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-MAX_TEXT = 1 << 20
-"""Bytes of an answer that is no object and is read whole, such as an error."""
+MAX_TEXT = 1 << 20  # Bytes of an answer that is no object and is read whole, such as an error.
 REDIRECTS = 5
-LINKED_ETAG = 'x-linked-etag'
-"""The header with which the Hub names the version of an object that lies elsewhere."""
+LINKED_ETAG = 'x-linked-etag'  # The header with which the Hub names the version of an object that lies elsewhere.
 
 KINDS: Final = {'datasets': 'dataset', 'models': 'model', 'spaces': 'space'}
 
 LFS: Final = {'Accept': 'application/vnd.git-lfs+json', 'Content-Type': 'application/vnd.git-lfs+json'}
 
-CONFLICTS: Final = {409, 412}
-"""Statuses of a commit that another one came before."""
+CONFLICTS: Final = {409, 412}  # Statuses of a commit that another one came before.
 
 URL: Final = re.compile(
     r'(?P<kind>datasets|models|spaces)/(?P<repo>[\w.-]+/[\w.-]+)'
     r'(?:@(?P<revision>refs/(?:convert/[^/]+|pr/\d+)|[^/]+))?(?:/(?P<prefix>.*))?'
 )
 
-SAMPLE: Final = 512
-"""Bytes of a file by which the Hub tells whether it is text."""
+SAMPLE: Final = 512  # Bytes of a file by which the Hub tells whether it is text.
 
 
 class UploadBody(SourcePart):
@@ -75,8 +71,7 @@ class Answer:
     """An answer whose body has not been read."""
 
     status: int
-    headers: Mapping[str, str]
-    """Of the last server; the case of names does not matter."""
+    headers: Mapping[str, str]  # Of the last server; the case of names does not matter.
     hub_headers: Mapping[str, str]
     """Of the Hub: of its redirection to where the object is, which describes it, else as ``headers``."""
     url: str

@@ -74,8 +74,7 @@ OVERRIDES: Final = {
     'security_token_file': 'OCI_CLI_SECURITY_TOKEN_FILE',
 }
 """Entries of a profile, and the variables that replace them."""
-CHASSIS: Final = Path('/sys/class/dmi/id/chassis_asset_tag')
-"""Says on the machines of the cloud that they are."""
+CHASSIS: Final = Path('/sys/class/dmi/id/chassis_asset_tag')  # Says on the machines of the cloud that they are.
 
 EXTRA: Final = frozenset({'auth', 'config_file', 'max_pool_connections', 'profile'})
 
@@ -84,10 +83,8 @@ ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
 
 class OCICredentials(NamedTuple):
     config: dict[str, Any]
-    signer: Any
-    """None if the SDK makes one from the configuration."""
-    source: str
-    """Of the credentials, without saying what they are."""
+    signer: Any  # None if the SDK makes one from the configuration.
+    source: str  # Of the credentials, without saying what they are.
 
 
 def find_credentials(url: str, options: StoreOptions) -> OCICredentials:
@@ -246,8 +243,7 @@ def open_oci_store(url: str, options: StoreOptions) -> OCIStore:
 
 class _Connection(NamedTuple):
     client: Any
-    source: str
-    """Of the credentials."""
+    source: str  # Of the credentials.
 
 
 @sealed
@@ -259,8 +255,7 @@ class OCIStore(BucketStore):
     ) -> None:
         self.bucket = bucket
         super().__init__(prefix, options, extra=EXTRA, title='an OCI store')
-        self.namespace = namespace
-        """Empty for that of the tenancy."""
+        self.namespace = namespace  # Empty for that of the tenancy.
         self._own_namespace = PerProcess(self._ask_for_namespace)
 
     @property

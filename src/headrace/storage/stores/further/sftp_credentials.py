@@ -36,18 +36,13 @@ _QUIET = logging.NullHandler()
 class SftpCredentials:
     """The server to log in to, the user and the credentials."""
 
-    host: str
-    """As the user names it."""
-    address: str
-    """Its HostName in ``~/.ssh/config``; the host itself if there is none."""
+    host: str  # As the user names it.
+    address: str  # Its HostName in ``~/.ssh/config``; the host itself if there is none.
     port: int
     user: str
-    key_files: tuple[str, ...]
-    """Tried first."""
-    other_keys: bool
-    """Whether the ssh-agent's keys and the default ones of ``~/.ssh`` are tried too."""
-    known_hosts: tuple[str, ...]
-    """Files; those that do not exist hold nothing."""
+    key_files: tuple[str, ...]  # Tried first.
+    other_keys: bool  # Whether the ssh-agent's keys and the default ones of ``~/.ssh`` are tried too.
+    known_hosts: tuple[str, ...]  # Files; those that do not exist hold nothing.
     has_password: bool
 
     @property

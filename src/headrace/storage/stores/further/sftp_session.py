@@ -27,26 +27,19 @@ from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http import SourcePart
 
 FOR_READING: Final = 0x01
-FOR_NEW_FILE: Final = 0x02 | 0x08 | 0x20
-"""Write, create, and fail if it exists."""
+FOR_NEW_FILE: Final = 0x02 | 0x08 | 0x20  # Write, create, and fail if it exists.
 
-BLOCK: Final = 1 << 15
-"""Bytes of a request that every server accepts."""
+BLOCK: Final = 1 << 15  # Bytes of a request that every server accepts.
 
-LARGEST_BLOCK: Final = 1 << 18
-"""Bytes of a request, at most, to a server that says that it accepts as many."""
+LARGEST_BLOCK: Final = 1 << 18  # Bytes of a request, at most, to a server that says that it accepts as many.
 
-REQUESTS: Final = 64
-"""Reads or writes under way, at most, as in OpenSSH's own client: some servers lose more of them."""
+REQUESTS: Final = 64  # Reads or writes under way, at most, as in OpenSSH's own client: some servers lose more of them.
 
-WINDOW: Final = 8 << 20
-"""Bytes that were asked for and not yet delivered, at most."""
+WINDOW: Final = 8 << 20  # Bytes that were asked for and not yet delivered, at most.
 
-FOLDER_REQUESTS: Final = 8
-"""Requests for the names of one folder under way."""
+FOLDER_REQUESTS: Final = 8  # Requests for the names of one folder under way.
 
-LARGEST_PACKET: Final = 1 << 20
-"""Bytes; a packet that claims more is none."""
+LARGEST_PACKET: Final = 1 << 20  # Bytes; a packet that claims more is none.
 
 RECEIVE: Final = 1 << 20
 
@@ -98,8 +91,7 @@ class Attributes:
 
     size: int | None
     mode: int | None
-    modified: int | None
-    """Seconds since 1970."""
+    modified: int | None  # Seconds since 1970.
 
     @property
     def is_file(self) -> bool:
@@ -193,8 +185,7 @@ class SftpSession:
         if kind != Kind.VERSION:
             raise self._break(f'it answered with packet type {kind}, not with its version of SFTP')
         fields.uint32()
-        self.extensions: dict[str, bytes] = {}
-        """Names and data of the server's extensions of the protocol."""
+        self.extensions: dict[str, bytes] = {}  # Names and data of the server's extensions of the protocol.
         while fields:
             name = fields.text()
             self.extensions[name] = fields.string()
