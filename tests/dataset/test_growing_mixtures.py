@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset import growth
 from headrace.order import Mixture, StreamSize
-from tests.dataset.test_growth import append
+from tests.support.datasets.growing import append
 from tests.support.orders.order_cases import examples
 
 FIRST = {'old': 0, 'web': 1000, 'new': 2000}

@@ -17,23 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import MDSWriter, PositionTracker, Stream, StreamingDataLoader, StreamingDataset
+from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingDataset
 from headrace.convert import convert, copy_dataset, merge_index
 from headrace.dataset import growth
 from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
 from headrace.format.index import Generation, IndexFile, dump_index
 from headrace.format.table import ShardTable
 from headrace.order import Topology
+from tests.support.datasets.growing import append
 from tests.support.trainers.growing_run import chain, check
 from tests.support.trainers.ranks import run_ranks
-
-
-def append(remote: Path, first: int, samples: int, **options: Any) -> None:
-    """Add samples `first` and following, of 10 in a shard."""
-    options = {'columns': {'id': 'int'}, 'size_limit': 280, 'append': True, **options}
-    with MDSWriter(out=str(remote), **options) as writer:
-        for i in range(first, first + samples):
-            writer.write({'id': i})
 
 
 def loader(*remotes: Path, cache: Path, **options: Any) -> StreamingDataLoader:

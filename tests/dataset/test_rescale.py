@@ -14,6 +14,7 @@ from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingData
 from headrace.dataset.reading.batch_reader import BatchKey
 from headrace.dataset.workers.worker_pool import _PassKey
 from headrace.errors import ResumeError, TopologyError
+from tests.support.orders.mixtures import LOADER_KINDS
 from tests.support.packings.packed_streams import packed, write_streams
 
 SIZE = 8
@@ -22,12 +23,7 @@ WORLDS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1), (8, 4, 1), (8, 
 UNEVEN = [*WORLDS, (3, 1, 1), (5, 1, 1), (6, 2, 1), (7, 1, 1)]
 
 KINDS: dict[str, dict[str, Any]] = {
-    'native': {},
-    'exact': {'remainder': 'exact'},
-    'drop': {'remainder': 'drop'},
-    'skip': {'skip': [['3ba', '5ba'], [130, 140]]},
-    'lengths': {'cost': 'id', 'bucket': 3, 'balance': 1},
-    'stratified': {'batching_method': 'stratified'},
+    **LOADER_KINDS,
     'py1s': {'shuffle_algo': 'py1s'},
     'pad': {'uneven': 'pad'},
     'ragged': {'uneven': 'ragged'},

@@ -14,19 +14,15 @@ from hypothesis import strategies as st
 
 from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError
+from tests.support.orders.mixtures import LOADER_KINDS
 from tests.support.orders.order_cases import examples
 from tests.support.packings.packed_streams import packed, write_streams
 
 SIZE = 8
 EPOCHS = 2
 KINDS: dict[str, dict[str, Any]] = {
-    'native': {},
-    'exact': {'remainder': 'exact'},
-    'drop': {'remainder': 'drop'},
-    'skip': {'skip': [['3ba', '5ba'], [130, 140]]},
-    'window': {'cost': 'id', 'bucket': 3, 'balance': 1},
+    **LOADER_KINDS,
     'budget': {'cost': 'id', 'batch_cost': {'budget': 9000, 'multiple': 4}},
-    'stratified': {'batching_method': 'stratified'},
     'per_stream': {'batching_method': 'per_stream'},
 }
 Decided = dict[int, dict[str, float]]
@@ -102,7 +98,7 @@ def test_resumes_and_replays_on_other_ranks_have_the_batches_of_the_run(
     assert [one.at for one in resumed[0].dataset.run.decisions] == [one.at for one in decisions]
 
 
-@pytest.mark.parametrize('kind', ['native', 'window'])
+@pytest.mark.parametrize('kind', ['native', 'lengths'])
 def test_workers_go_on_and_read_what_was_decided(folder: Path, kind: str) -> None:
     decided: Decided = {3: {'a': 0, 'b': 1, 'c': 1}, 5: {'a': 1, 'b': 0, 'c': 0}, 6: {'a': 1, 'b': 1, 'c': 1}}
     expected = play([loader_of(folder, kind)], decided)

@@ -137,6 +137,10 @@ def test_other_data_under_the_same_name_begins_anew() -> None:
     run.draw(changed, epoch, sample, 440)
     assert run.counts['a'].sum() == 340
     assert run.counts['a'].max() == 1
+    # Shuffled anew: a stream that grows in each epoch, which takes a part of it, has not the same part in each.
+    again, _, _ = run.change(changed, Mixture.resolve([StreamSize(name='a', shard_sizes=[40] * 12)]), 1, 0)
+    first, second = (make_order(mix, CONFIG.resolve_defaults(mix), 1).at(np.arange(100)) for mix in (changed, again))
+    assert len(set(first.tolist()) & set(second.tolist())) < 50
 
 
 def test_a_position_beyond_the_new_epoch_continues_with_the_next() -> None:

@@ -21,17 +21,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace import StreamingDataLoader, StreamingDataset
 from headrace.watching.record import RunRecorder, read_record
+from tests.support.datasets.growing import append
 from tests.support.programs.processes import end_rank
 
 GLOBAL_BATCH = 12
-
-
-def append(folder: Path, first: int, samples: int) -> None:
-    with MDSWriter(out=str(folder / 'data'), columns={'id': 'int'}, size_limit=200, append=True) as writer:
-        for number in range(first, first + samples):
-            writer.write({'id': number})
 
 
 def loader_of(folder: Path, cache: str, data: str = 'data', **options: Any) -> StreamingDataLoader:
@@ -64,7 +59,7 @@ def train(folder: Path, leg: int, mode: Any, seconds: float, steps: int) -> None
             done.append([told[0][0][0], sorted(number for ids, _ in told for number in ids[1:])])
             record.batch_done()
             if rank == 0 and steps and len(done) % 7 == 0:
-                append(folder, 40 + 5 * (len(done) // 7 - 1), 5)
+                append(folder / 'data', 40 + 5 * (len(done) // 7 - 1), 5)
             if rank == 0 and len(done) % 3 == 0:
                 (folder / 'new').write_text(json.dumps({'state': loader.state_dict(), 'done': done}))
                 (folder / 'new').rename(checkpoint)
@@ -86,7 +81,7 @@ def environment(rank: int, world: int) -> dict[str, str]:
 def chain(folder: Path, mode: str, *, kills: int, seed: int, most_ranks: int, seconds: tuple[float, float]) -> int:
     """Train with kills on changing ranks, while samples are appended; returns how many there are at the end."""
     rng = random.Random(seed)
-    append(folder, 0, 40)
+    append(folder / 'data', 0, 40)
     samples = 40
     for leg in range(kills + 1):
         world = rng.randint(1, most_ranks)
@@ -99,7 +94,7 @@ def chain(folder: Path, mode: str, *, kills: int, seed: int, most_ranks: int, se
             # A leg counts from its first batch, which a busy machine may delay.
             while time.monotonic() < end or (last and ranks[0].poll() is None):
                 count = rng.randint(1, 25)
-                append(folder, samples, count)
+                append(folder / 'data', samples, count)
                 samples += count
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     ranks[0].wait(1.0)
