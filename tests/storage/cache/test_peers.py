@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -320,7 +321,14 @@ def test_without_hosts_nodes_are_told_of_each_other(monkeypatch, caplog):
     assert {address for key in shards for address in peers.before(key)} == {('127.0.0.2', 7001), ('127.0.0.4', 7001)}
     copy.join(2)  # as one whose group has ended
     assert copy.nodes == peers.nodes
+    peers._meet = Mock(side_effect=RuntimeError('the store is gone'))
+    peers.join(2)
+    assert copy.nodes == peers.nodes
+    assert 'goes on with those of before: the store is gone' in caplog.text
+    with pytest.raises(RuntimeError):
+        Peers(options, peers._meet).join(2)
     nodes['192.0.2.1'] = ''
+    peers._meet = meet
     with pytest.raises(ConfigError, match='of which no other machine reaches a loopback address'):
         peers.join(2)
     monkeypatch.setenv('RUN', 'a token of this run')

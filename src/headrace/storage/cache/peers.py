@@ -326,7 +326,13 @@ class Peers:
         # Ranks that go on keep the token of now; one of the environment is told to nobody.
         secret = self.token.decode() if options.token_env is None else ''
         secret = secret or secrets.token_hex(SHORTEST_TOKEN)
-        met = None if self._meet is None else self._meet(own, secret)
+        try:
+            met = None if self._meet is None else self._meet(own, secret)
+        except RuntimeError as error:  # torch.distributed's
+            if not self._peers:
+                raise
+            _log.warning('`peers` could not ask which nodes there are now, and goes on with those of before: %s', error)
+            return
         if met is None:
             if len(self._peers) > 1:  # the process group has ended
                 return
