@@ -85,7 +85,7 @@ class _Lists:
         if self.kinds[row] == _BYTES:
             return [piece]
         try:
-            return [value for number, _, value in message_fields(piece) if number == 1 and isinstance(value, bytes)]
+            return [*_messages(piece, 1)]
         except ValueError as error:
             raise RecordError(row, f'is no tf.train.Example: {error}') from None
 

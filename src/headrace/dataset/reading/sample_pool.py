@@ -292,12 +292,14 @@ class SamplePool:
         # Rows of one shard are read together; the order of shards inside a batch is free.
         by_shard = shards.argsort(kind='stable')
         shards, rows = shards[by_shard], rows[by_shard]
-        cuts = ((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()
-        firsts = [0, *cuts] if len(ids) else []
+        cuts, numbers = list[int](), shards[:1].tolist()
+        if numbers != shards[-1:].tolist():
+            cuts = ((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()
+            numbers = shards[[0, *cuts]].tolist()
         row_list, out_list = rows.tolist(), by_shard.tolist()
         _, opened, tensors, _ = self.opened
         open_shard, give_back = opened.open, opened.give_back
-        for shard, begin, end in zip(shards[firsts].tolist(), firsts, [*cuts, len(ids)], strict=False):
+        for shard, begin, end in zip(numbers, [0, *cuts], [*cuts, len(ids)], strict=False):
             try:
                 held = open_shard(shard)
                 try:
