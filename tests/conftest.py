@@ -37,7 +37,7 @@ _SHARED_MEMORY = Path('/dev/shm')
 settings.register_profile(
     'headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=USUAL, derandomize=True
 )
-settings.register_profile('few', settings.get_profile('headrace'), max_examples=15)
+settings.register_profile('few', settings.get_profile('headrace'), max_examples=10)
 settings.register_profile('many', settings.get_profile('headrace'), max_examples=300, derandomize=False)
 settings.load_profile('headrace')
 

@@ -16,7 +16,11 @@ from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_
 from tests.support.sources.converted import convert
 from tests.support.sources.sources_to_convert import digests, rows_of
 
-ERRORS = [pytest.param(DISK, id='disk'), pytest.param(FULL, id='full'), pytest.param(STOP, id='ctrl-c')]
+ERRORS = [
+    pytest.param(DISK, id='disk'),
+    pytest.param(FULL, id='full', marks=pytest.mark.slow),
+    pytest.param(STOP, id='ctrl-c'),
+]
 
 
 def squares(number: int) -> dict[str, int]:

@@ -15,7 +15,11 @@ from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from tests.support.programs.failing_calls import DISK, FULL, STOP, calls_of, in_a_child
 
-ERRORS = [pytest.param(DISK, id='disk'), pytest.param(FULL, id='full'), pytest.param(STOP, id='ctrl-c')]
+ERRORS = [
+    pytest.param(DISK, id='disk'),
+    pytest.param(FULL, id='full', marks=pytest.mark.slow),
+    pytest.param(STOP, id='ctrl-c'),
+]
 MERGED, OWN, LATER = range(20), range(20, 30), range(30, 40)
 
 

@@ -21,7 +21,6 @@ USUAL = {
     'none': {
         'latency of 200 ms',
         'each first body is cut short',
-        'each first body stalls',
         'each first body has a wrong bit',
         '500 for 3 s',
         '500 for ever',

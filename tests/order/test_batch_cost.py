@@ -17,6 +17,7 @@ from headrace.order.config import BatchCost
 from headrace.order.run import Run
 from headrace.order.skip import parse_skip
 from headrace.order.topology import BatchSpec, Remainder, Uneven, World
+from tests.support.suite.example_counts import scaled
 
 
 class Costs:
@@ -97,7 +98,7 @@ def modelled(run: Run, costs: Costs, size: int, cost: BatchCost) -> list[list[li
     by_sum=st.booleans(),
     remainder=st.sampled_from(['repeat', 'drop', 'exact']),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30))
 def test_batches_agree_with_a_slow_model(
     samples: int, multiple: int, rows: int, room: float, longest: int, by_sum: bool, remainder: Remainder
 ) -> None:
@@ -245,7 +246,7 @@ def test_a_pass_cuts_only_the_windows_that_it_reads() -> None:
     remainder=st.sampled_from(['repeat', 'drop']),
     few=st.sampled_from([0, 1 << 20]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30))
 def test_counted_windows_give_the_batches_of_cut_ones(
     samples: int, gaps: list[int], start: int, remainder: Remainder, few: int
 ) -> None:

@@ -14,6 +14,7 @@ from headrace.order import OrderConfig, StreamSize, Topology
 from headrace.order.length_waste import LengthWaste, padding_share, slowest_share
 from headrace.order.run import Run
 from headrace.order.topology import BatchSpec
+from tests.support.suite.example_counts import scaled
 
 
 class Costs:
@@ -55,7 +56,7 @@ def rows_of(run: Run, costs: Costs, size: int, topology: Topology) -> list[list[
     rows=st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=4), min_size=1),
     power=st.sampled_from([0.5, 1, 2]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 def test_shares_agree_with_slow_models(rows: list[list[list[int]]], power: float) -> None:
     batches = [[np.array(of_rank) for of_rank in batch] for batch in rows]
     padding = places = 0

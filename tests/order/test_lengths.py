@@ -17,6 +17,7 @@ from headrace.order.lengths import BalancedPlan, BucketedOrder
 from headrace.order.run import Run
 from headrace.order.skip import parse_skip
 from headrace.order.topology import BatchSpec
+from tests.support.suite.example_counts import scaled
 
 
 class Costs:
@@ -58,7 +59,7 @@ def batches(run: Run, topology: Topology, size: int, *, start: int = 0, epoch: i
     batching=st.sampled_from(['random', 'stratified']),
     most=st.sampled_from([1, 3, 1000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60))
 def test_buckets_agree_with_a_slow_model(
     sizes: list[list[int]], size: int, window: int, nodes: int, shuffle: bool, batching: str, most: int
 ) -> None:
@@ -129,23 +130,22 @@ def test_every_topology_and_every_start_give_the_same_batches(balance: float | N
         return run_of(sizes, costs, balance=balance, bucket=3, **how)
 
     expected = batches(run(), Topology(), size)
-    for ranks, nodes in ((2, 1), (4, 2), (8, 4), (12, 1), (24, 4)):
-        for start in range(0, 180, size):
-            parts = [
-                batches(run(), Topology(rank=r, world_size=ranks, num_nodes=nodes), size, start=start)
-                for r in range(ranks)
-            ]
-            joined = [sorted(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
-            full = [sorted(batch) for batch in expected[start // size :]]
-            assert joined[: 180 // size - start // size] == full[: 180 // size - start // size]
-            # Each sample of the last batch is there, with padding at the end.
-            assert set(joined[-1]) == set(full[-1])
+    worlds = itertools.cycle([(2, 1), (4, 2), (8, 4), (12, 1), (24, 4)])
+    for start, (ranks, nodes) in zip([*range(0, 180, size), 0, 24], worlds, strict=False):
+        parts = [
+            batches(run(), Topology(rank=r, world_size=ranks, num_nodes=nodes), size, start=start) for r in range(ranks)
+        ]
+        joined = [sorted(itertools.chain(*rows)) for rows in zip(*parts, strict=True)]
+        full = [sorted(batch) for batch in expected[start // size :]]
+        assert joined[: 180 // size - start // size] == full[: 180 // size - start // size]
+        # Each sample of the last batch is there, with padding at the end.
+        assert set(joined[-1]) == set(full[-1])
 
 
 @given(
     seed=st.integers(0, 50), ranks=st.sampled_from([1, 2, 4, 8]), rows=st.integers(1, 8), power=st.sampled_from([1, 2])
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40))
 def test_balanced_shares_have_equal_counts_and_smaller_sums(seed: int, ranks: int, rows: int, power: float) -> None:
     size = ranks * rows
     costs = Costs(4 * size, seed)

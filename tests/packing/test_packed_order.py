@@ -68,7 +68,7 @@ def test_a_run_continues_on_other_ranks_from_the_state_of_any(many_documents, me
     whole = expected(folder, lengths, 400, lanes=12, method=method)
     draw = random.Random(f'{method}{exchange}')
     state, rows = None, 0
-    for _ in range(20):
+    for _ in range(8):
         ranks, batch, steps = draw.choice([1, 2, 3, 4, 6]), draw.choice([12, 24]), draw.randrange(1, 3)
         if rows + batch * steps > len(whole):
             state, rows = None, 0

@@ -116,13 +116,12 @@ def test_batches_are_the_same_on_any_ranks_and_workers(streams):
     assert train(streams, 12, num_workers=2)[0] == rows
 
 
-@pytest.mark.parametrize('sync', [True, False])
-def test_a_run_resumes_from_every_step_on_other_ranks(streams, sync):
+def test_a_run_resumes_from_every_step_on_other_ranks(streams):
     options = {'sequences_per_epoch': 6 * LANES}
     rows, _ = train(streams, 12, **options)
     for step in range(1, 12):
         before, after, batch = [(1, 4, LANES), (2, 1, LANES), (4, 8, LANES), (8, 2, LANES // 2)][step % 4]
-        first, states = train(streams, step, ranks=before, sync=sync, **options)
+        first, states = train(streams, step, ranks=before, sync=step % 3 != 0, **options)
         steps = (12 - step) * LANES // batch
         again, _ = train(streams, steps, json.loads(json.dumps(states[-1])), ranks=after, batch=batch, **options)
         assert first + again == rows

@@ -110,8 +110,12 @@ BATCHES: list[dict[str, Any]] = [{'bucket': 5}, {'balance': 1}, {'bucket': 5, 'b
 @pytest.mark.parametrize(
     ('how', 'batching'),
     [
-        *((how, batching) for how in BATCHES for batching in ('random', 'stratified')),
-        ({'batch_cost': BUDGET, 'bucket': 2}, 'random'),
+        *(
+            pytest.param(how, batching, marks=[] if (n + m) % 2 else [pytest.mark.slow])
+            for n, how in enumerate(BATCHES)
+            for m, batching in enumerate(['random', 'stratified'])
+        ),
+        pytest.param({'batch_cost': BUDGET, 'bucket': 2}, 'random', marks=pytest.mark.slow),
         ({'batch_cost': BUDGET, 'bucket': 2, 'balance': 1}, 'random'),
     ],
     ids=str,

@@ -107,7 +107,7 @@ class ComingDocuments:
             self._begins.append(_Begin(sequence + BLOCK / rate * lanes / self._sequence_length, ends))
 
 
-_LOCATED = 4096  # documents whose shards are found together for the prefetch, about
+_LOCATED = 4096  # documents whose shards are found together for the prefetch, about; of 64 passes, if that is fewer
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
 _NO_TOKENS = Document(np.empty(0, np.int32))
@@ -371,7 +371,7 @@ class PackedReader(Reader[ChunkKey]):
         self._pool.shards.advance(min(self._coming.block(*first) for first in firsts))
 
     def _blocks(self) -> Upcoming:
-        some = max(_LOCATED // (BLOCK * len(self._own)), 1)
+        some = max(min(_LOCATED, 64 * self._mixture.epoch_size) // (BLOCK * len(self._own)), 1)
         blocks = self._coming.blocks()
         while True:
             numbers, documents = zip(*itertools.islice(blocks, some), strict=True)

@@ -98,10 +98,16 @@ def fail_at(moments, make, place, error, tmp_path, *, for_good=False, append=Fal
     return outcomes
 
 
-ERRORS = [pytest.param(DISK, id='disk'), pytest.param(FULL, id='full'), pytest.param(STOP, id='ctrl-c')]
+ERRORS = [
+    pytest.param(DISK, id='disk'),
+    pytest.param(FULL, id='full', marks=pytest.mark.slow),
+    pytest.param(STOP, id='ctrl-c'),
+]
 
 
-@pytest.mark.parametrize(('place', 'append'), [('a folder', False), ('a folder', True), ('both', True)])
+@pytest.mark.parametrize(
+    ('place', 'append'), [('a folder', False), pytest.param('a folder', True, marks=pytest.mark.slow), ('both', True)]
+)
 @pytest.mark.parametrize('error', ERRORS)
 def test_any_call_fails_once(make, tmp_path, error, place, append):
     fail_at(

@@ -6,10 +6,10 @@ from hypothesis import settings
 
 __all__ = ['USUAL', 'scaled']
 
-USUAL = 30
+USUAL = 15
 """Examples in `make test` of a property that asks for no number."""
 
 
 def scaled(examples: int) -> int:
-    """So many examples in `make test`; fewer in a tier with few examples, and more in one with many."""
-    return max(2, round(examples * settings.default.max_examples / USUAL))
+    """So many examples where the usual number is 30: half of them in `make test`, and many more in `make test-all`."""
+    return max(2, round(examples * settings.default.max_examples / 30))
