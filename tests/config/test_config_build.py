@@ -158,7 +158,7 @@ def test_decisions_of_a_file_or_a_list_are_repeated(data: Path, tmp_path: Path) 
         again = build_loader(config(data, local=None, streams=streams, shuffle=True, decisions=given))
         assert [batch['id'].tolist() for batch in again] == [batch['id'].tolist() for batch in batches]
     (tmp_path / 'broken.json').write_text('{')
-    for wrong in ('broken.json', 'none.json', 'a'):
+    for wrong in ('broken.json', 'none.json', 'data'):  # the last is a folder
         with pytest.raises(ConfigError, match='train.decisions.* must be a list of decisions, or a JSON file of them:'):
             config(data, decisions=str(tmp_path / wrong))
 

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import pathlib
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +33,7 @@ from typing import (
 )
 
 from headrace.config.problems import LONGEST_NAME, Path, Problem, closest, did_you_mean, dotted, shown
+from headrace.config.yaml_reader import read_file
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order.config import BATCH_COST_RULE, BatchCost
@@ -129,9 +129,9 @@ def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
 def read_decisions(value: object, mistakes: list[Mistake]) -> tuple[Mapping[str, Any], ...]:
     """Read decisions, or a JSON file of them or of a position, for `Parsed`; add their mistake to `mistakes`."""
     try:
-        given = json.loads(pathlib.Path(value).read_text(encoding='utf-8')) if isinstance(value, str) else value
+        given = json.loads(read_file(value)) if isinstance(value, str) else value
         return tuple(one.to_json() for one in decisions_in(cast('Any', given)))
-    except (OSError, ValueError) as error:  # such as those of headrace
+    except (OSError, ValueError, RecursionError) as error:  # such as those of headrace
         mistakes.append(Mistake((), value, f'must be a list of decisions, or a JSON file of them: {error}'))
         return ()
 
