@@ -193,7 +193,7 @@ def test_a_copy_continues_after_a_kill(make_dataset: Any, tmp_path: Path) -> Non
 
 @pytest.mark.s3
 @pytest.mark.filterwarnings('ignore:The copy is whole')
-@pytest.mark.parametrize('error', [DISK, FULL, STOP])
+@pytest.mark.parametrize('error', [DISK, pytest.param(FULL, marks=pytest.mark.slow), STOP])
 def test_any_call_fails(make_dataset: Any, tmp_path: Path, error: BaseException) -> None:
     data = make_dataset()
     calls = calls_of(lambda: copy_dataset(data, tmp_path / 'out-'), tmp_path / 'out-', error)

@@ -221,8 +221,15 @@ def with_abort(dataset: PartedDataset) -> None:
 
 
 @pytest.mark.filterwarnings('ignore:The index of', 'ignore:Parts that do not count', 'ignore:Files of a writer')
-@pytest.mark.parametrize('has_remote', [False, True])
-@pytest.mark.parametrize('error', [DISK, STOP])
+@pytest.mark.parametrize(
+    ('error', 'has_remote'),
+    [
+        (DISK, True),
+        (STOP, False),
+        pytest.param(DISK, False, marks=pytest.mark.slow),
+        pytest.param(STOP, True, marks=pytest.mark.slow),
+    ],
+)
 def test_any_call_fails(tmp_path: Path, has_remote: bool, error: BaseException) -> None:
     numbers = itertools.count()
 

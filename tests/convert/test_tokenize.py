@@ -322,7 +322,11 @@ def test_continues_after_a_kill_at_any_step(lines: Path, tmp_path: Path, run: pa
 
 
 @pytest.mark.parametrize('share', [5, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('changes_again', [False, True], ids=['the same source', 'a source that changes again'])
+@pytest.mark.parametrize(
+    'changes_again',
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=['the same source', 'a source that changes again'],
+)
 def test_a_killed_second_call_leaves_a_dataset(
     changes_again: bool, share: int, lines: Path, tmp_path: Path, run: partial[Any]
 ) -> None:

@@ -319,12 +319,23 @@ def test_marks_are_in_memory_like_their_batch_whatever_the_default_device(make_d
     )
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize('world', [1, 2])
-@pytest.mark.parametrize('options', [{}, {'persistent_workers': True}, {'fixed_epoch': 1}], ids=str)
+@pytest.mark.parametrize(
+    ('workers', 'world', 'options'),
+    [
+        (0, 1, {}),
+        (0, 2, {'fixed_epoch': 1}),
+        (2, 1, {'persistent_workers': True}),
+        (2, 2, {}),
+        pytest.param(0, 2, {}, marks=pytest.mark.slow),
+        pytest.param(0, 1, {'fixed_epoch': 1}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {}, marks=pytest.mark.slow),
+        pytest.param(2, 2, {'persistent_workers': True}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {'fixed_epoch': 1}, marks=pytest.mark.slow),
+        pytest.param(2, 2, {'fixed_epoch': 1}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_peek_moves_nothing(make_dataset, workers, world, options):
-    if not workers and 'persistent_workers' in options:
-        options = {}
     data, read = str(make_dataset('data', 22)), []
 
     class Counted(StreamingDataset):

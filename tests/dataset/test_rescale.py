@@ -16,6 +16,7 @@ from headrace.dataset.workers.worker_pool import _PassKey
 from headrace.errors import ResumeError, TopologyError
 from tests.support.orders.mixtures import LOADER_KINDS
 from tests.support.packings.packed_streams import packed, write_streams
+from tests.support.suite.example_counts import scaled
 
 SIZE = 8
 WORLDS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1), (8, 4, 1), (8, 2, 2), (2, 1, 2)]
@@ -124,7 +125,7 @@ def expected_of(folders, kind: str) -> OneRank:
     return OneRank(functools.partial(loader_of, folders, kind))
 
 
-@settings(max_examples=16)
+@settings(max_examples=scaled(16))
 @given(st.sampled_from(list(KINDS)), st.data())
 def test_each_batch_is_that_of_one_rank_in_any_sequence_of_worlds(folders, kind, data):
     expected = expected_of(folders, kind)

@@ -99,7 +99,9 @@ def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
 
 
 @pytest.mark.parametrize('workers', FORKED)
-@pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
+@pytest.mark.parametrize(
+    'left_at', [pytest.param(None, id='whole', marks=pytest.mark.slow), pytest.param(5, id='left')]
+)
 def test_each_stream_has_its_own_counts(counted_remote, tmp_path, workers, left_at):
     folders, size = counted_remote
     data = counted_dataset(folders, tmp_path / 'cache', batch_size=8)

@@ -50,8 +50,18 @@ def alone(make_dataset: Any) -> tuple[Path, list[list[int]]]:
     return folder, global_batches(loaders(folder, 1))
 
 
-@pytest.mark.parametrize('uneven', ['pad', 'ragged'])
-@pytest.mark.parametrize('options', [{}, {'num_workers': 2}, {'remainder': 'exact'}], ids=['', 'workers', 'exact'])
+@pytest.mark.parametrize(
+    ('uneven', 'options'),
+    [
+        ('pad', {'num_workers': 2}),
+        ('ragged', {}),
+        ('ragged', {'remainder': 'exact'}),
+        pytest.param('pad', {}, marks=pytest.mark.slow),
+        pytest.param('pad', {'remainder': 'exact'}, marks=pytest.mark.slow),
+        pytest.param('ragged', {'num_workers': 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_seven_ranks_read_the_global_batches_of_one(alone: Any, uneven: Any, options: Any) -> None:
     folder, expected = alone
     ranks = loaders(folder, 7, uneven, **options)
