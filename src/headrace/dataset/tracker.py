@@ -46,10 +46,7 @@ class LoaderPosition:
     """Batches and positions of one training loader, and the place where its next pass begins.
 
     A *place* is an epoch and a position in it, as a checkpoint has them; at the end of an epoch it is that end.
-
-    Args:
-        batches: the loader, or its dataset and batch size. May be set, as when the batch size changes.
-        name: its name among several loaders; empty for the only one.
+    `batches`: the loader, or its dataset and batch size. It may be set, as when the batch size changes.
     """
 
     def __init__(self, batches: TrackedBatches, name: str = '') -> None:

@@ -123,10 +123,7 @@ class TrainPosition(PositionTracker):
     """A position tracker that reads trained batches from Lightning's counters.
 
     A batch counts when its gradients are in the weights. A failed batch does not count, nor do batches since the last
-    optimizer step of `accumulate_grad_batches`.
-
-    Args:
-        trainer: the trainer that trains on them. May be set.
+    optimizer step of `accumulate_grad_batches`. The `trainer` may be set.
     """
 
     advice = 'the learning rate, accumulate_grad_batches and an integer val_check_interval'

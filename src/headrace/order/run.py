@@ -82,13 +82,10 @@ class Run:
         balance: float | None = None,
         decisions: Sequence[Decision] = (),
     ) -> None:
-        """Arguments as those of `Mixture.resolve`, `make_order` and `make_plan`.
+        """Arguments as those of `Mixture.resolve`, `make_order` and `make_plan`, and so are errors.
 
-        ``balance``: the power of a row's cost by which rows are dealt to replicas; None: by position. ``decisions``:
-        of an earlier run, to be repeated.
-
-        Raises:
-            StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.
+        ``balance``: the power of a row's cost by which rows are dealt to replicas; None: by position. ``decisions``: of
+        an earlier run, to be repeated.
         """
         if on_mixture_change not in get_args(MixtureChange):
             raise ConfigError(

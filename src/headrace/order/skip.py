@@ -170,10 +170,8 @@ def skipped_ranges(
 ) -> Ranges:
     """Return the skipped positions of the run; arguments as those of `headrace.order.run.make_plan`.
 
-    ``batches``: batches of an epoch without skipped samples; None: as many as its samples make.
-
-    Raises:
-        ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
+    ``batches``: batches of an epoch without skipped samples; None: as many as its samples make. ConfigError: a range is
+    empty or reversed; or it counts batches, and epochs before had another size.
     """
     size, takeover = mixture.epoch_size, mixture.takeover
     if takeover.begin != takeover.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):

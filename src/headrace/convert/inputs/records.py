@@ -81,18 +81,13 @@ class Inputs(ABC):
 class RecordInputs(Inputs, Generic[T]):
     """Numbered records of a known dataset, each with a place in its files.
 
-    Args:
-        read: gives the sample of a record, or an iterable of samples. A `BadRow` among them is left out and reported.
-            Any exception means that the record is bad. With processes that are not forked, it can be pickled.
-        records: JSON values that can be pickled. Each one tells its file's size and time of change, so that a restart
-            reads changed files again.
-        kind: the name of the dataset, such as 'imagenet'.
-        columns: the MDS encoding of each column.
-        identity: JSON that tells the whole from others: the folder, and the settings of `read`.
-        label: names a record in messages.
-        sizes: bytes that each record takes in a shard, about; None: unknown.
-        one_row: whether each record gives exactly one sample.
-        files: further files of the new dataset, by name.
+    `read` gives the sample of a record, or an iterable of samples. A `BadRow` among them is left out and reported. Any
+    exception means that the record is bad. With processes that are not forked, it can be pickled.
+
+    `records`: JSON values that can be pickled. Each one tells its file's size and time of change, so that a restart
+    reads changed files again. `identity`: JSON that tells the whole from others: the folder, and the settings of
+    `read`. `label` names a record in messages. `sizes`: bytes that each takes in a shard, about; None: unknown.
+    `one_row`: whether each gives exactly one sample.
     """
 
     def __init__(

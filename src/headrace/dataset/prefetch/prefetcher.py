@@ -129,10 +129,8 @@ class Prefetcher:
     def wait(self, shard: int) -> None:
         """Wait for the running fetch of a shard. If the shard is still missing, the caller fetches it at once.
 
-        The caller then calls `finish_wait`.
-
-        Raises:
-            Exception: the error of an urgent fetch, or of bad data. The next call tries again.
+        The caller then calls `finish_wait`. An error of an urgent fetch, or of bad data, is raised; the next call tries
+        again.
         """
         with self._lock:
             self._starvation.begin()

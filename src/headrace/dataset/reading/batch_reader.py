@@ -138,13 +138,8 @@ class BatchReader(Reader[BatchKey]):
     A key has all that changes from batch to batch. So a worker holds no position, and needs no message from the main
     process at a new epoch or after a resume. Each batch comes with the streams of its rows, and its bad rows.
 
-    Args:
-        source, collate_fn: as `Reader`'s.
-        plan: the first pass.
-        run: gives the plans of later passes.
-        mark_streams: whether batches hold the streams of their rows.
-        pad: the columns that are padded, without `collate_fn`.
-        weigh: gives the weights of a batch's rows, for its number and samples; None: batches hold no weights.
+    `plan` is that of the first pass, and `run` gives those of later passes. `weigh` gives the weights of a batch's
+    rows, for its number and samples; None: batches hold no weights. Other arguments are as `PassRequest`'s.
     """
 
     def __init__(
@@ -331,10 +326,8 @@ def collate_columns(
 ) -> dict[str, Any]:
     """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
 
-    `Clips` become a list. Columns of `pad` become a tensor, with the lengths of the rows beside it.
-
-    Raises:
-        CollateError: the values of a column do not stack; it names the first sample that does not go with the others.
+    `Clips` become a list. Columns of `pad` become a tensor, with the lengths of the rows beside it. CollateError: the
+    values of a column do not stack; it names the first sample that does not go with the others.
     """
     asked = {} if pad is None else {column.name: column for column in pad.columns}
     out: dict[str, Any] = {}

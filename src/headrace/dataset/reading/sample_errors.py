@@ -40,10 +40,8 @@ def collated(
 ) -> Any:
     """A batch by `collate`, by default PyTorch's; an error names its samples.
 
-    A `collate` that handles rows one by one has the current row, or None, in an attribute `row_at_hand`.
-
-    Raises:
-        RuntimeError: `collate` raised StopIteration. Other errors stay what they are.
+    A `collate` that handles rows one by one has the current row, or None, in an attribute `row_at_hand`. RuntimeError:
+    it raised StopIteration. Other errors stay what they are.
     """
     try:
         return (collate or default_collate)(samples)

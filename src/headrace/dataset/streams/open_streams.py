@@ -198,25 +198,16 @@ def open_streams(
 ) -> list[OpenedStream]:
     """Open the streams of one dataset at the same time. The given ones stay as they are.
 
-    Args:
-        given: the streams.
-        defaults: the dataset's values for options that are left at None.
-        cache_limit: bytes that their folders may take together; None: no limit.
-        peers: other nodes, which are asked for shards before the remote.
-        allow_unsafe_types: whether to open data with pickled columns.
-        has_costs: whether to measure the costs of all samples.
-        measuring: how they are measured.
-        again: the same streams as they were opened before, whose counters go on.
-        generations: by name, the shards to offer of streams that have grown, as far as their indexes begin with them.
-        asks: whether remotes are asked for their indexes of now, where others are cached.
-        only_grows: whether data change by appending only, so that cached shards stay good.
+    `defaults`: the dataset's values for options that are None. `cache_limit`: bytes that their folders may take
+    together; None: no limit. `has_costs`: whether to measure the costs of all samples. `again`: the same streams as
+    they were opened before, whose counters go on. `generations`: by name, the shards to offer of streams that have
+    grown, as far as their indexes begin with them. `asks`: whether remotes are asked for their indexes of now, where
+    others are cached. `only_grows`: whether data change by appending only, so that cached shards stay good.
 
-    Raises:
-        StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one
-            of `columns`, a selection does not fit, or `on_changed_data` refuses changed data.
-        EmptyDatasetError, ObjectNotFoundError: there is no index, or nothing in it.
-        FormatError: an index breaks the format's rules, or holds an unsafe type.
-        CacheError, FileExistsError: a default local folder is another user's, or no folder.
+    StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one of
+    `columns`, a selection does not fit, or `on_changed_data` refuses changed data. EmptyDatasetError,
+    ObjectNotFoundError: there is no index, or nothing in it. FormatError: an index breaks the format's rules, or holds
+    an unsafe type. CacheError, FileExistsError: a default local folder is another user's, or no folder.
     """
     if len({id(stream) for stream in given}) < len(given):
         raise StreamError('One Stream is listed twice. List each once, and set its weight by `repeat` or `proportion`.')

@@ -21,12 +21,7 @@ class Partition:
     """An epoch's positions, or what is left of them, in rows of a global batch.
 
     A row holds P·R·B positions, B for each rank: those of node 0, rank 0 come first, then those of its rank 1. In the
-    last row, -1 marks the places of ranks that have run out.
-
-    Attributes:
-        row_length: P·R·B.
-        num_rows: number of rows.
-        num_full_rows: number of rows without -1.
+    last row, -1 marks the places of ranks that have run out. `num_full_rows` is the number of rows without -1.
     """
 
     __slots__ = (
