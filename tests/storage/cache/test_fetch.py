@@ -110,14 +110,14 @@ class TestBadDownloads:
 
     def test_a_bomb_is_not_unpacked(self, packed, tmp_path):
         part = packed.entries[0].parts[0]
-        lying = CachePart(part.name, 100, part.packed_name, part.packed_size, None, None, part.unpack)
+        lying = CachePart(part.name, 100, part.packed_name, part.packed_size, unpack=part.unpack)
         with pytest.raises(ChecksumError, match='more than 100 bytes'):
             cache_of(packed, tmp_path / 'cache').acquire(CacheEntry((lying,)))
         assert names(tmp_path / 'cache') == []
 
     def test_a_wrong_size_after_unpacking_is_an_error(self, packed, tmp_path):
         part = packed.entries[0].parts[0]
-        lying = CachePart(part.name, SIZE + 1, part.packed_name, part.packed_size, None, None, part.unpack)
+        lying = CachePart(part.name, SIZE + 1, part.packed_name, part.packed_size, unpack=part.unpack)
         with pytest.raises(ChecksumError, match=f'unpacks to {SIZE} bytes, the index gives {SIZE + 1}'):
             cache_of(packed, tmp_path / 'cache').acquire(CacheEntry((lying,)))
 
