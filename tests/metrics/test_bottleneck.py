@@ -26,6 +26,7 @@ class Loader:
     seconds_waiting: float = 0.0
     stalls: int = 0
     bytes_downloaded: int = 0
+    bytes_from_peers: int = 0
     first_batch: float = 0.1
     waited: dict[str, float] = field(default_factory=lambda: {'a': 0.0, 'b': 0.0})
     unpacking: float = 0.0
@@ -42,6 +43,7 @@ class Loader:
             seconds_waiting=self.seconds_waiting,
             stalls=self.stalls,
             bytes_downloaded=self.bytes_downloaded,
+            bytes_from_peers=self.bytes_from_peers,
             seconds_to_first_batch=self.first_batch,
             streams=streams,
             padded_places=self.places,
@@ -69,6 +71,12 @@ class World:
     ('world', 'more', 'part', 'text'),
     [
         ({}, {'waited': {'a': 1.0, 'b': 22.0}, 'bytes_downloaded': 60_000_000}, 'store', "stream 'b', .* 2.0 MB/s"),
+        (
+            {},
+            {'waited': {'a': 22.0}, 'bytes_downloaded': 6_000_000, 'bytes_from_peers': 54_000_000},
+            'store',
+            'downloads, which come at 2.0 MB/s, 90 % of them from peers',
+        ),
         ({}, {'waited': {'a': 1.0, 'b': 22.0}, 'unpacking': 20.0}, 'decompression', 'headrace reshard'),
         ({'num_workers': 0}, {}, 'workers', 'Set num_workers'),
         ({'cores': 8}, {'stalls': 5}, 'workers', '2 workers cannot .* 8 cores for 1 rank. Raise num_workers'),

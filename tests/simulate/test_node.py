@@ -7,6 +7,9 @@ import pytest
 
 from headrace import MDSWriter
 from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.simulate.node import Owners
+from headrace.storage.cache.limit import KEPT
+from headrace.storage.cache.peers import PORT, PeerOptions, Peers
 from tests.support.datasets.simulated import SAMPLES, SHARDS
 
 
@@ -23,6 +26,14 @@ def test_a_limit_costs_fetches_and_is_kept(simulated_run):
     simulated = simulated_run(epochs=2, loader={'shuffle': True, 'cache_limit': limit, 'shuffle_block_size': 40})
     assert simulated.fetched_shards > SHARDS
     assert simulated.cache_bytes <= limit
+
+
+def test_a_cache_that_is_not_full_yet_is_noted(simulated_run):
+    loader = {'shuffle': True, 'cache_limit': simulated_run().dataset_bytes // 2, 'shuffle_block_size': 40}
+    early, whole = simulated_run(loader=loader, batches=2), simulated_run(loader=loader)
+    assert early.epoch_fetched_bytes == early.planned_bytes == early.dataset_bytes
+    assert [note.split(',')[0] for note in early.notes()] == ['no shard was evicted in the simulated steps']
+    assert whole.notes() == []
 
 
 def test_a_limit_is_kept_where_a_batch_needs_more(simulated_run):
@@ -62,3 +73,35 @@ def test_a_prefetch_lives_as_long_as_its_process(simulated_run, monkeypatch, wor
     loader = {'loader': {'num_workers': workers, 'persistent_workers': persistent}}
     simulated_run(epochs=2, loader=loader)
     assert len(prefetchers) == made
+
+
+@pytest.mark.parametrize('limit', [None, 1, 1600, 2500])
+def test_owners_are_those_of_real_peers(limit):
+    nodes, sizes = 5, np.random.default_rng(0).integers(1, 200, 60)
+    owners = Owners(sizes, nodes, limit)
+    kept, largest = [], 0
+    for node in range(nodes):
+        peers = Peers(PeerOptions())
+        peers._peers = dict.fromkeys((f'node-{other}', PORT) for other in range(nodes))
+        peers.own = f'node-{node}', PORT
+        owned = sorted(
+            (shard for shard in range(60) if not peers.before(str(shard))), key=lambda s: -peers.owned(str(s))
+        )
+        assert sorted(owned) == np.flatnonzero(owners.owner == node).tolist()
+        largest = max(largest, sum(sizes[owned]))
+        while limit is not None and sum(sizes[owned]) > KEPT * limit:
+            owned.pop()
+        kept += owned
+    assert sorted(kept) == np.flatnonzero(owners.is_kept).tolist()
+    assert KEPT * (owners.limit_for_all - 1) < largest <= KEPT * owners.limit_for_all
+    assert Owners(sizes, nodes, owners.limit_for_all).is_kept.all()
+
+
+def test_a_shard_is_gone_once_its_owner_has_fetched_others_into_its_place():
+    owners = Owners(np.array([100]), 1, 50)
+    assert not owners.is_kept[0]
+    assert [owners.ask(0, 10.0, 2.0, fetched) for fetched in (0, 40, 90, 141)] == [2.0, 2.0, 2.0, 2.0]
+    assert owners.requests == 2
+    assert owners.ask(0, 11.5, 2.0, 150) == 0.5
+    owners.count_anew()
+    assert owners.requests == 1

@@ -78,14 +78,68 @@ def test_nodes_that_download_the_same_shards_are_noted(simulated_run, simulated_
     )
 
 
-def test_peers_are_said_not_to_be_simulated(simulated_run, monkeypatch):
-    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'a token of more than 16 characters')
-    peers = {'hosts': ['127.0.0.1:7001', '127.0.0.2:7001'], 'interface': '127.0.0.1'}
-    simulated = simulated_run(loader={'shuffle': True, 'num_canonical_nodes': 1, 'peers': peers}, nodes=2, ranks=2)
-    assert simulated.notes() == [
-        '`peers` are not simulated: each node fetches from the store what a peer could give it.'
-    ]
-    assert 'has_peers' not in simulated.to_json()
+SHARED = {'shuffle': True, 'num_canonical_nodes': 1, 'peers': {}}
+
+
+def test_nodes_that_share_their_caches_fetch_each_shard_once(simulated_run):
+    simulated = simulated_run(loader=SHARED, nodes=4, ranks=4)
+    alone = simulated.alone
+    assert alone.shared is alone.alone is None
+    assert alone.epoch_store_bytes == 4 * simulated.dataset_bytes
+    assert simulated.epoch_store_bytes == simulated.shared.used_bytes == simulated.dataset_bytes
+    assert simulated.epoch_fetched_bytes <= simulated.dataset_bytes  # some owned ones came for others before
+    assert 0.5 < simulated.shared.peer_share <= 1
+    rows = dict(simulated.rows())
+    assert rows['from the store'].endswith(' by all nodes: each shard 1.00 times in an epoch, without `peers` 4.00')
+    assert rows['from peers'].endswith(f', {100 * simulated.shared.peer_share:.0f} % of their bytes')
+    (note,) = simulated.notes()
+    assert note.startswith('the time in which nodes send shards, and fetch them for others, is not simulated')
+    found = json.loads(json.dumps(simulated.to_json(), allow_nan=False))
+    assert found['shared']['store_bytes'] == found['epoch_store_bytes'] == simulated.dataset_bytes
+    assert found['alone']['epoch_store_bytes'] == alone.epoch_store_bytes
+    assert simulated_run(loader=SHARED, nodes=2, ranks=2, epochs=2).epoch_store_bytes == 0
+
+
+def test_shards_that_no_owner_can_keep_leave_the_store_again(simulated_run):
+    size = simulated_run().dataset_bytes
+    loader = {**SHARED, 'shuffle_block_size': 40}
+    small = simulated_run(loader={**loader, 'cache_limit': size // 2}, nodes=2, ranks=2, epochs=2)
+    assert 0 < small.shared.gone_share < 1
+    assert 0 < small.epoch_store_bytes < small.alone.epoch_store_bytes
+    assert small.cache_bytes <= size // 2
+    (note,) = (note for note in small.notes() if 'owners cannot keep' in note)
+    assert f'{100 * small.shared.gone_share:.0f} % of the shards' in note
+    large = simulated_run(loader={**loader, 'cache_limit': small.shared.limit_for_all}, nodes=2, ranks=2, epochs=2)
+    assert large.shared.gone_share == large.epoch_store_bytes == 0
+    assert len(large.notes()) == 1
+
+
+def test_a_shard_of_a_peer_comes_unpacked(simulated_run, tmp_path):
+    with MDSWriter(
+        out=str(tmp_path / 'zip'), columns={'x': 'ndarray:uint8:1000'}, compression='zstd', size_limit=41_000
+    ) as writer:
+        writer.write_batch({'x': np.zeros((SAMPLES, 1000), np.uint8)})
+    shared = {**SHARED, 'remote': str(tmp_path / 'zip')}
+    simulated = simulated_run(loader=shared, nodes=2, ranks=2)
+    assert simulated.epoch_store_bytes == simulated.dataset_bytes
+    assert simulated.fetched_bytes > 5 * simulated.dataset_bytes
+
+
+def test_a_shard_of_a_peer_comes_once_its_owner_has_it(simulated_run):
+    late = simulated_run(loader={**SHARED, 'predownload': 0}, nodes=4, ranks=4, latency=0.25)
+    assert late.alone.first_batch_seconds == pytest.approx(0.25 * round(late.alone.first_batch_seconds / 0.25))
+    assert late.first_batch_seconds > late.alone.first_batch_seconds
+
+
+def test_egress_is_that_of_the_store(simulated_remote, tmp_path, capsys):
+    path, prices = tmp_path / 'train.yaml', tmp_path / 'prices.yaml'
+    train = {**SHARED, 'remote': str(simulated_remote), 'local': str(tmp_path / 'cache')}
+    path.write_text(json.dumps({'global_batch_size': 8, 'train': train}))
+    prices.write_text('ours: 1000000')
+    run = ['simulate', str(path), '--nodes', '8', '--ranks', '8', '--json', '--prices', str(prices)]
+    assert main(run) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found['egress_cost'] == {'ours': round(found['dataset_bytes'] / 1000, 2)}
 
 
 def test_padding_and_unequal_work_are_figures_where_a_cost_is_named(simulated_run, tmp_path):

@@ -130,3 +130,33 @@ def test_a_cache_that_saves_time_is_proposed_although_the_run_still_waits(tuned_
     assert before.waiting > 0.95
     assert tuning.changes['cache_limit'] > size // 8
     assert tuning.after.epoch_seconds < 0.7 * before.epoch_seconds
+
+
+@pytest.mark.parametrize('peers', [None, {}])
+def test_peers_are_weighed_against_canonical_nodes(tuned_config, peers):
+    shared = {'shuffle': True, 'num_canonical_nodes': 1, 'peers': peers}
+    conditions = Conditions(ranks=4, nodes=4, step_seconds=1.0)
+    note = tune(load_config(tuned_config(**shared)).train, conditions).notes()[-1]
+    assert note.startswith(
+        'In an epoch each shard leaves the store 4.00 times, and 1.00 times with `peers`; with `num_'
+    )
+    assert note.endswith(
+        'without peers 1.19 times. Set `num_canonical_nodes` in a new run, which sends nothing between nodes, and '
+        '`peers` in a run in progress.'
+    )
+    fitting = load_config(tuned_config(shuffle=True, num_canonical_nodes=4, peers=peers)).train
+    tuning = tune(fitting, conditions)
+    assert tuning.notes()[-1].endswith(' 1.19 times, and 1.00 times with `peers`: they save little.')
+    assert tuning.to_json()['peers'] == tuning.peers
+    zipped = load_config(tuned_config(**{**shared, 'peers': None, 'keep_zip': True})).train
+    assert tune(zipped, conditions).peers.startswith('`peers` do not go with this configuration: ')
+    assert tune(fitting, Conditions(step_seconds=1.0)).peers == ''
+
+
+def test_peers_are_proposed_where_other_canonical_nodes_cannot_help(tuned_config):
+    loader = {'shuffle': True, 'shuffle_algo': 'naive', 'num_canonical_nodes': 4}
+    tuning = tune(load_config(tuned_config(**loader)).train, Conditions(ranks=4, nodes=4, step_seconds=1.0))
+    assert tuning.peers == (
+        'In an epoch each shard leaves the store 4.00 times, and 1.00 times with `peers`. Set `peers` if the nodes are '
+        'connected faster than the store.'
+    )

@@ -35,6 +35,9 @@ def test_the_ranks_are_put_together(ranks: list[Rank], tmp_path: Path) -> None:
     waits = [rank['figures']['data/wait_share'] for rank in live['ranks']]
     assert live['total']['wait_share'] == pytest.approx(sum(waits) / 2)
     assert live['total']['slowest_rank'] == waits.index(max(waits))
+    assert 'peers' not in live_text(live)
+    shared = {**live, 'total': {**live['total'], 'bytes_from_peers': 3 << 20}}
+    assert ' in all, and 3 MiB from peers; ' in live_text(shared)
     # A damaged file is a rank that is missing; one of an earlier run on more ranks is left out.
     (tmp_path / 'headrace-status' / 'rank-00001.json').write_text('{"figures"')
     (tmp_path / 'headrace-status' / 'rank-00007.json').write_text(json.dumps({**live['ranks'][0], 'rank': 7}))

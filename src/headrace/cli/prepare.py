@@ -341,7 +341,7 @@ def _run_simulate(arguments: argparse.Namespace) -> int:
     if arguments.ui:
         return _serve(arguments, prices)
     simulated = simulate(train_config(arguments), read_conditions(arguments))
-    cost = costs(simulated.epoch_fetched_bytes * arguments.nodes, prices)
+    cost = costs(simulated.epoch_store_bytes, prices)
     if arguments.html is not None:
         arguments.html.write_text(page(simulated, cost, title=str(arguments.config)))
     dollars = (f'    {provider:34}  ${price:,.2f}' for provider, price in cost.items())

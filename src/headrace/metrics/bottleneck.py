@@ -116,11 +116,14 @@ class BottleneckWatch:
                     f'larger cache_limit.'
                 )
             name = max(waits, key=lambda stream: waits[stream])
-            rate = (now.bytes_downloaded - before.bytes_downloaded) / seconds / 1e6
+            of_peers = now.bytes_from_peers - before.bytes_from_peers
+            come = now.bytes_downloaded - before.bytes_downloaded + of_peers
+            rate = come / seconds / 1e6
+            from_peers = f', {100 * of_peers / come:.0f} % of them from peers' if of_peers else ''
             of_stream = f', mostly for stream {name!r}' if len(waits) > 1 else ''
             return 'store', (
-                f'The readers wait for downloads{of_stream}, which come at {rate:.1f} MB/s. Raise predownload and '
-                f'cache_limit, move the data nearer, or fill the cache before the run.'
+                f'The readers wait for downloads{of_stream}, which come at {rate:.1f} MB/s{from_peers}. Raise '
+                f'predownload and cache_limit, move the data nearer, or fill the cache before the run.'
             )
         if not workers:
             return 'workers', (

@@ -199,6 +199,7 @@ def _fetched(loaders: Iterable[StreamingDataLoader]) -> dict[str, float]:
     streams = [stream for stats in all_stats for stream in stats.streams.values()]
     return {
         'bytes': sum(stats.bytes_downloaded for stats in all_stats),
+        'bytes_from_peers': sum(stats.bytes_from_peers for stats in all_stats),
         'requests': sum(stats.requests for stats in all_stats),
         'shards': sum(stats.shards_fetched for stats in all_stats),
         'seconds_waited': sum(stream.seconds_waited for stream in streams),

@@ -291,6 +291,8 @@ class SharedShards(NamedTuple):
     """A sentence that says so."""
     fix: str
     """The setting that changes it, as an imperative."""
+    canonical_nodes: int
+    """The value of that setting."""
 
 
 def shared_shards(config: OrderConfig, shards: int, nodes: int) -> SharedShards | None:
@@ -311,4 +313,5 @@ def shared_shards(config: OrderConfig, shards: int, nodes: int) -> SharedShards 
         f'{copies} of {nodes} nodes download each shard, because num_canonical_nodes is {canonical}',
         f'set `num_canonical_nodes: {wanted}` in a new run, and each node downloads shards of its own; it changes the '
         f'order of the samples',
+        wanted,
     )

@@ -19,17 +19,80 @@ from headrace.order import BatchPlan
 from headrace.simulate.result import Conditions
 from headrace.simulate.world import Event, Link, Process, Processor, World
 from headrace.storage import FetchResult, FetchStatus
+from headrace.storage.cache.limit import KEPT
+from headrace.storage.cache.peers import PORT, scores
 from headrace.storage.transfer.download import RANGE, REQUESTS
 
 _THREADS = 8  # of a process' prefetch
 _PRESENT, _ELSEWHERE, _NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
 
 
+class Owners:
+    """The owner of each shard, as `Peers` finds it, and whether it keeps the shard, as `CacheLimit` does.
+
+    The nodes have names of their own here, which give other shards to each node, but as many. `sizes` are the unpacked
+    bytes of shards, int64[shards].
+    """
+
+    def __init__(self, sizes: npt.NDArray[np.int64], nodes: int, limit: int | None) -> None:
+        keys = [str(shard) for shard in range(len(sizes))]
+        self.owner = np.zeros(len(sizes), np.int64)
+        best = np.zeros(len(sizes), np.uint64)
+        for node in range(nodes):
+            score = np.array(scores((f'node-{node}', PORT), keys), np.uint64)
+            self.owner[score > best] = node
+            best = np.maximum(best, score)
+        firmest = np.lexsort((~best, self.owner))
+        owner, total = self.owner[firmest], sizes[firmest].cumsum()
+        first = np.searchsorted(owner, owner)
+        total -= total[first] - sizes[firmest[first]]
+        self.room = math.inf if limit is None else float(limit)
+        self.is_kept = np.zeros(len(sizes), bool)
+        passing = 2 * int(sizes.max())  # room for a shard that comes, and its compressed file
+        self.is_kept[firmest] = total <= min(KEPT * self.room, self.room - passing)
+        most = int(total.max())
+        self.limit_for_all = max(math.ceil(most / KEPT), most + passing)  # with which each owner keeps all its shards
+        self.room -= int(sizes[self.is_kept].sum()) / nodes  # for the shards that come and go
+        self.nodes: list[Node] = []  # that are simulated
+        self._come: dict[int, tuple[float, float]] = {}  # when the owner has it, and bytes of the node that asked last
+        self.count_anew()
+
+    def count_anew(self) -> None:
+        self._requests, self._asked = 0, set[int]()
+
+    @property
+    def requests(self) -> float:
+        """Requests of the store for a shard that is not kept, since `count_anew`."""
+        return self._requests / len(self._asked) if self._asked else 1.0
+
+    def has(self, shard: int, now: float) -> bool:
+        """Whether the owner has a shard that it keeps."""
+        return bool(self.is_kept[shard]) and shard in self._come and self._come[shard][0] <= now
+
+    def ask(self, shard: int, now: float, seconds: float, fetched: float) -> float:
+        """Seconds until the owner has a shard, whose fetch from the store takes `seconds`.
+
+        A shard that is not kept is there until its owner has fetched others that fill its room, or while a node has a
+        copy. Nodes fetch alike, so the bytes that the asking node has `fetched` stand for those of the owner.
+        """
+        come, before = self._come.get(shard, (math.inf, 0.0))
+        is_gone = not self.is_kept[shard] and fetched - before > self.room
+        is_gone = is_gone and not any(node.is_ready(shard) for node in self.nodes)
+        if come == math.inf or is_gone:
+            come = now + seconds
+            self._requests += not self.is_kept[shard]
+        if not self.is_kept[shard]:
+            self._asked.add(shard)
+        self._come[shard] = come, fetched
+        return max(0.0, come - now)
+
+
 class Node:
     """The shards of one machine. The prefetchers of its processes ask it as they ask the real cache.
 
     `stored`, `raw` and `kept` are bytes in the store, unpacked and in the cache, int64[shards]; shards `in_place`,
-    bool[shards], are neither fetched nor evicted.
+    bool[shards], are neither fetched nor evicted. With `owners` it is node `number` of those that share their caches.
+    The shards that it keeps for the others take their room from the start.
     """
 
     def __init__(
@@ -41,9 +104,16 @@ class Node:
         kept: npt.NDArray[np.int64],
         in_place: npt.NDArray[np.bool_],
         limit: int | None,
+        owners: Owners | None = None,
+        number: int = 0,
     ) -> None:
         self._world, self._stored, self._raw, self._limit = world, stored, raw, limit
         self._kept, self._in_place = kept, in_place
+        self._owners = owners
+        self._is_owned = np.zeros(len(raw), bool) if owners is None else (owners.owner == number) & ~in_place
+        self._is_own = self._is_owned & (owners is None or owners.is_kept)  # for all nodes, and never evicted
+        if owners is not None:
+            owners.nodes.append(self)
         self._conditions = conditions
         # Beside what stays: the compressed file, until its shard is unpacked.
         self._passing = np.where(stored == raw, 0, raw + stored - kept)
@@ -61,13 +131,20 @@ class Node:
         self._leased: dict[int, int] = {}
         self._passing_bytes = 0
         self.fetched = 0  # shards that were fetched so far; one that comes again counts again
-        self.cached = 0  # bytes in the cache
-        self.most_cached = 0
+        self.bytes_from_peers = 0
+        self.evicts = False  # whether it has evicted a shard
+        self.reads = self.hits = 0  # shards that batches needed, and those that were there
+        self.own_bytes = int(kept[self._is_own].sum())
+        self.cached = self.most_cached = self.own_bytes  # bytes in the cache
 
     # -- what a prefetcher asks ------------------------------------------------------------------------------------
 
     def is_ready(self, shard: int) -> bool:
-        return shard in self._present or bool(self._in_place[shard])
+        if shard in self._present or self._in_place[shard]:
+            return True
+        if self._owners is None or not self._is_own[shard] or shard in self._fetching:
+            return False
+        return self._owners.has(shard, self._world.now)  # another node has asked for it
 
     def size_of(self, shard: int) -> int:
         return int(self._kept[shard])
@@ -105,7 +182,7 @@ class Node:
         fetch = prefetcher.take(wait=False)
         if fetch is None:
             return False
-        if fetch.shard in self._present:
+        if self.is_ready(fetch.shard):
             prefetcher.ended(fetch, _PRESENT)
         elif fetch.shard in self._fetching:
             prefetcher.ended(fetch, _ELSEWHERE)
@@ -137,7 +214,18 @@ class Node:
         size, raw = int(self._stored[shard]), int(self._raw[shard])
         unpacking = 0 if size == raw else raw / self._conditions.unpack_rate
         processor = self._processors.setdefault(prefetcher, Processor(self._world))
-        self.cached += int(self._kept[shard])
+        wait = 0.0
+        if self._owners is not None:
+            conditions = self._conditions
+            rate = min(conditions.bandwidth, REQUESTS * conditions.connection_bandwidth)
+            there = conditions.latency + conditions.request_seconds + size / rate + unpacking
+            wait = self._owners.ask(shard, self._world.now, there, self.link.bytes)
+            if self._is_owned[shard]:
+                wait = 0.0
+            else:
+                size, unpacking = raw, 0
+                self.bytes_from_peers += size
+        self.cached += self._takes(shard)
         self._passing_bytes += int(self._passing[shard])
         self.most_cached = max(self.most_cached, self.cached)
 
@@ -153,9 +241,13 @@ class Node:
             self._world.after(unpacking + processor.reserve(self._conditions.publish_seconds), arrive)
 
         connections = 1 if size < 2 * RANGE else min(REQUESTS, -(-size // RANGE))
-        sent_after = processor.reserve(self._conditions.request_seconds)
+        sent_after = wait + processor.reserve(self._conditions.request_seconds)
         self.link.fetch(size, connections, almost, unpack, sent_after=sent_after)
         return event
+
+    def _takes(self, shard: int) -> int:
+        """Bytes of a shard beside those that are kept for all nodes."""
+        return 0 if self._is_own[shard] else int(self._kept[shard])
 
     # -- the limit -------------------------------------------------------------------------------------------------
 
@@ -166,11 +258,12 @@ class Node:
         """Evict shards needed after minus `urgency`, a batch's number; False, and none, if they are not enough."""
         if self._limit is None:
             return True
-        needed = int(self._kept[shard] + self._passing[shard])
+        needed = self._takes(shard) + int(self._passing[shard])
         over = self.cached + self._passing_bytes + needed - self._limit
         if over <= 0:
             return True
-        evictable = sorted(self._present - self._leased.keys(), key=self._next_use)
+        others = (shard for shard in self._present - self._leased.keys() if not self._is_own[shard])
+        evictable = sorted(others, key=self._next_use)
         victims: list[int] = []
         while over > 0 and evictable and -self._next_use(evictable[-1]) < urgency:
             victims.append(evictable.pop())
@@ -178,6 +271,7 @@ class Node:
         if over > 0:
             return False
         self._present -= set(victims)
+        self.evicts = True
         self.cached -= sum(int(self._kept[victim]) for victim in victims)
         return True
 
@@ -258,6 +352,8 @@ class Rank:
         shards: list[int] = np.unique(self._shards(number)).tolist()
         for shard in shards:  # one after the other: under a limit the cache need not hold them all at once
             self.node.lease(shard)
+            self.node.reads += 1
+            self.node.hits += self.node.is_ready(shard)
             while not self.node.is_ready(shard):
                 yield self.node.coming(shard) or self._fetch_now(reader, shard)
             reader.wait(shard)

@@ -189,7 +189,7 @@ class _Simulations:
             replace_settings(self.config, cast('dict[str, int | None]', settings)),
             dataclasses.replace(self.conditions, **conditions),  # pyright: ignore[reportArgumentType]
         )
-        cost = costs(run.epoch_fetched_bytes * run.conditions.nodes, self.prices)
+        cost = costs(run.epoch_store_bytes, self.prices)
         return content(run, cost, self.before)
 
     def answer_in_time(self, given: Mapping[str, str]) -> str:

@@ -96,6 +96,21 @@ class SimulatedStep(NamedTuple):
     cached: int  # bytes in the cache of a node, of the fullest one
 
 
+class SharedCaches(NamedTuple):
+    """Caches that nodes share, by `peers`. Bytes are of all nodes in an epoch like the last one."""
+
+    used_bytes: int
+    """In the store, of the shards in use."""
+    store_bytes: int
+    """That leave the store."""
+    peer_share: float
+    """Of the bytes that nodes fetched in the simulated steps, those from peers; from 0 to 1."""
+    gone_share: float
+    """Of the shards in use, those that their owners cannot keep; from 0 to 1."""
+    limit_for_all: int
+    """The `cache_limit` with which each owner keeps all its shards."""
+
+
 @dataclass(frozen=True)
 class SimulatedRun:
     """A simulated run. Bytes are of one node, on average over the nodes."""
@@ -121,8 +136,14 @@ class SimulatedRun:
     """Whether several nodes download the same shards, and what avoids it."""
     lengths: LengthWaste | None = None
     """Padding and unequal work, where the configuration names a `cost`."""
-    has_peers: bool = False
-    """Whether the configuration has `peers`, which are not simulated."""
+    evicts: bool = False
+    """Whether shards were evicted in the simulated steps."""
+    hit_share: float = 0.0
+    """Of the shards that batches needed, those that were in the cache; from 0 to 1."""
+    shared: SharedCaches | None = None
+    """Where the configuration has `peers`."""
+    alone: SimulatedRun | None = None
+    """The same run without `peers`."""
 
     @property
     def first_batch_seconds(self) -> float:
@@ -176,25 +197,36 @@ class SimulatedRun:
         before = self.steps[-len(last) - 1].fetched if len(last) < len(self.steps) else 0.0
         if self.is_whole:
             return int(last[-1].fetched - before)
-        if not self.has_limit:
+        if not self.evicts:
             return self.planned_bytes
         half = last[len(last) // 2 :]
         per_step = (half[-1].fetched - half[0].fetched) / max(1, len(half) - 1)
         return max(self.planned_bytes, int(last[-1].fetched - before + per_step * (self.epoch_batches - len(last))))
 
+    @property
+    def epoch_store_bytes(self) -> int:
+        """Bytes that all nodes fetch from the store in an epoch like the last one, about."""
+        return self.epoch_fetched_bytes * self.conditions.nodes if self.shared is None else self.shared.store_bytes
+
+    def times(self, run: SimulatedRun) -> float:
+        """How often a shard in use leaves the store in an epoch of another run, or of this one, which has `peers`."""
+        return run.epoch_store_bytes / max(1, self.shared.used_bytes if self.shared else 0)
+
     def to_json(self) -> dict[str, Any]:
         """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
-        names = ('conditions', 'steps', 'shared_shards', 'lengths', 'has_peers')
+        names = ('conditions', 'steps', 'shared_shards', 'lengths', 'shared', 'alone')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
-            'epoch_seconds', 'epoch_waiting_share', 'epoch_fetched_bytes', 'is_whole',
+            'epoch_seconds', 'epoch_waiting_share', 'epoch_fetched_bytes', 'epoch_store_bytes', 'is_whole',
         )  # fmt: skip
         return {
             'conditions': _without_infinity(vars(self.conditions)),
             **figures,
             **_without_infinity({name: getattr(self, name) for name in derived}),
             'lengths': self.lengths and self.lengths._asdict(),
+            'shared': self.shared and self.shared._asdict(),
+            'alone': self.alone and {**self.alone.to_json(), 'steps': None},
             'notes': self.notes(),
             'steps': [list(step) for step in self.steps],
         }
@@ -212,7 +244,16 @@ class SimulatedRun:
             ('an epoch', f'{_duration(self.epoch_seconds)}, {self.epoch_batches:,} steps ({of})'),
             ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
             ('cache', f'{human_size(self.cache_bytes)} at most in {steps:,} steps'),
+            ('cache hits', f'{100 * self.hit_share:.1f} % of the shards that batches needed'),
         ]
+        if (shared := self.shared) is not None:
+            alone = '' if self.alone is None else f', without `peers` {self.times(self.alone):.2f}'
+            peers = self.epoch_fetched_bytes * self.conditions.nodes * shared.peer_share
+            times = f'each shard {self.times(self):.2f} times in an epoch{alone}'
+            found += [
+                ('from the store', f'{human_size(shared.store_bytes)} by all nodes: {times}'),
+                ('from peers', f'{human_size(peers)} by all nodes, {100 * shared.peer_share:.0f} % of their bytes'),
+            ]
         if self.lengths is not None:
             found += [
                 ('padding', f'{100 * self.lengths.padding:.1f} % of the places, if ranks pad to their longest row'),
@@ -223,10 +264,23 @@ class SimulatedRun:
     def notes(self) -> list[str]:
         """Sentences on gaps of the simulation, and on waste: shared shards, padding, unequal work."""
         found = self.shared_shards
-        shared = [] if found is None else [f'{found.text}: {found.fix}.']
-        if self.has_peers:
-            shared = ['`peers` are not simulated: each node fetches from the store what a peer could give it.']
-        return shared + ([] if self.lengths is None else self.lengths.notes())
+        notes = [] if found is None else [f'{found.text}: {found.fix}.']
+        if self.has_limit and not (self.evicts or self.is_whole):
+            notes.append(
+                'no shard was evicted in the simulated steps, so the bytes of an epoch are those of a cache without '
+                'limit: simulate more steps with --batches.'
+            )
+        if self.shared is not None:
+            notes.append(
+                'the time in which nodes send shards, and fetch them for others, is not simulated: peers are as '
+                'quick as the store.'
+            )
+            if self.shared.gone_share:
+                notes.append(
+                    f'owners cannot keep {100 * self.shared.gone_share:.0f} % of the shards, which leave the store '
+                    f'again: set `cache_limit` to {human_size(self.shared.limit_for_all)} or more.'
+                )
+        return notes + ([] if self.lengths is None else self.lengths.notes())
 
     def __str__(self) -> str:
         return '\n'.join([*text_table(self.rows()), *(f'  note: {note}' for note in self.notes())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ from headrace.dataset.prefetch.limits import downloads_of_nodes, fixed_bytes, ma
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
-from headrace.simulate.node import Node, Rank
-from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
+from headrace.simulate.node import Node, Owners, Rank
+from headrace.simulate.result import Conditions, SharedCaches, SimulatedRun, SimulatedStep
 from headrace.simulate.world import Event, Process, World
 
 _LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
@@ -23,7 +24,13 @@ _MOST_WORKERS = 256  # of a rank; each is a process with its own prefetch
 _NODES = 4  # simulated at most; others do the same with other shards
 
 
-def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[], None] = lambda: None) -> SimulatedRun:
+def simulate(
+    config: LoaderConfig,
+    conditions: Conditions,
+    *,
+    check: Callable[[], None] = lambda: None,
+    without_peers: bool = True,
+) -> SimulatedRun:
     """Simulate the first epochs of a run.
 
     It reads the indexes of the streams, and shards only for a new filter `where` or `cost`. The order, the batches, the
@@ -34,6 +41,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         config: the training loader.
         conditions: machines, network and model.
         check: called now and then; what it raises ends the simulation.
+        without_peers: of a loader with `peers`, also simulate one without them, as `SimulatedRun.alone`.
 
     Raises:
         ConfigError: the loader packs documents, whose number of tokens is not known before they are read; an epoch has
@@ -60,15 +68,24 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     keeps_zip = np.repeat([bool(stream.keep_zip) for stream in dataset.streams], sizes)
     kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
     limit, max_bytes = dataset.cache_limit, math.inf
+    owners = None
+    if dataset.peers is not None:
+        owners = Owners(np.where(in_place, 0, raw), conditions.nodes, limit)
     if limit is not None:
-        limit, max_bytes = limit - fixed_bytes(dataset.pool.streams), max_bytes_ahead(limit, dataset.pool.streams)
-    nodes = [Node(world, conditions, stored, raw, kept, in_place, limit) for _ in range(min(conditions.nodes, _NODES))]
+        room = math.floor(limit if owners is None else owners.room)
+        limit, max_bytes = limit - fixed_bytes(dataset.pool.streams), max_bytes_ahead(room, dataset.pool.streams)
+    nodes = [
+        Node(world, conditions, stored, raw, kept, in_place, limit, owners, number)
+        for number in range(min(conditions.nodes, _NODES))
+    ]
     steps: list[SimulatedStep] = []
     total = 0
     before: list[Rank] = []
     for epoch in range(conditions.epochs):
         plan = dataset.plan(epoch=epoch, topology=topology)
         total = plan.num_batches
+        if owners is not None:
+            owners.count_anew()
         ranks = [
             Rank(
                 world,
@@ -104,32 +121,52 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
             f'a simulation needs a batch, and {len(dataset)} samples fill no global batch of {global_batch_size}. '
             'Lower the batch size, or set `remainder` to repeat or exact.'
         )
-    return SimulatedRun(
+    arriving = stored if owners is None else np.where(owners.owner == 0, stored, raw)
+    run = SimulatedRun(
         conditions=conditions,
         steps=tuple(steps),
         epoch_batches=total,
         global_batch_size=global_batch_size,
         dataset_bytes=int(stored.sum()),
         dataset_shards=len(stored),
-        planned_bytes=_planned_bytes(dataset, plan, np.where(in_place, 0, stored)),
+        planned_bytes=_used_bytes(dataset, plan, np.where(in_place, 0, arriving)),
         has_limit=dataset.cache_limit is not None,
+        evicts=any(node.evicts for node in nodes),
         fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
         fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
         cache_bytes=max(node.most_cached for node in nodes),
         shared_shards=downloads_of_nodes(dataset.pool.streams, *dataset.read_order(), conditions.nodes),
         lengths=dataset.run.length_waste(plan),
-        has_peers=dataset.peers is not None,
+        hit_share=sum(node.hits for node in nodes) / max(1, sum(node.reads for node in nodes)),
     )
+    if owners is None:
+        return run
+    remote, is_first = np.where(in_place, 0, stored), conditions.epochs == 1
+    used = _used_bytes(dataset, plan, remote, of_all=True)
+    again = _used_bytes(dataset, plan, np.where(owners.is_kept, 0, remote), of_all=True)
+    shared = SharedCaches(
+        used_bytes=used,
+        # What owners keep leaves the store in the first epoch.
+        store_bytes=int((used - again) * is_first + again * owners.requests),
+        peer_share=sum(node.bytes_from_peers for node in nodes) / max(1, sum(node.link.bytes for node in nodes)),
+        gone_share=again / max(1, used),
+        limit_for_all=owners.limit_for_all,
+    )
+    alone = simulate(replace(config, peers=None), conditions, check=check) if without_peers else None
+    return replace(run, shared=shared, alone=alone)
 
 
-def _planned_bytes(dataset: StreamingDataset, plan: BatchPlan, stored: npt.NDArray[np.int64]) -> int:
-    """Bytes of the shards that the first node fetches in an epoch. Rows of some batches meet nearly every shard."""
-    rows = max(1, plan.batch_size * plan.topology.replicas_per_node)
-    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(stored) // rows))
-    used = np.zeros(len(stored), bool)
+def _used_bytes(
+    dataset: StreamingDataset, plan: BatchPlan, sizes: npt.NDArray[np.int64], *, of_all: bool = False
+) -> int:
+    """Bytes of the shards of an epoch, of the first node or of all. Rows of some batches meet nearly every shard."""
+    rows = max(1, plan.global_batch_size if of_all else plan.batch_size * plan.topology.replicas_per_node)
+    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(sizes) // rows))
+    used = np.zeros(len(sizes), bool)
     for number in np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist():
-        used[dataset.locate(plan.order.at(plan.node_positions(number)))[0]] = True
-    return int(stored[used].sum())
+        positions = plan.global_positions(number) if of_all else plan.node_positions(number)
+        used[dataset.locate(plan.order.at(positions))[0]] = True
+    return int(sizes[used].sum())
 
 
 def _train(

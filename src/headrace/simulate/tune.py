@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import LoaderConfig
 from headrace.simulate.result import Conditions, SimulatedRun
 from headrace.simulate.run import simulate
+from headrace.storage.cache.peers import PeerOptions
 
 SETTINGS: Final = ('predownload', 'num_workers', 'cache_limit', 'shuffle_block_size', 'num_canonical_nodes')
 """Keys of `LoaderConfig`, and `num_workers` of its `loader`, in the order in which they are tuned."""
@@ -73,6 +74,7 @@ _USELESS: Final = 2  # values without a gain, after which no farther ones are tr
 _GAIN: Final = 0.95  # of the waiting above the target; a change that leaves more is not worth making
 _SMALLEST_BLOCK: Final = 1024
 _MOST_CANONICAL_NODES: Final = 1024
+_SAME: Final = 1.25  # times as many bytes from the store; a saving of less is none
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Tuning:
     """The limit of the run, if it waits more than it should; else empty."""
     is_complete: bool = True
     """Whether the search ended before its time was up."""
+    peers: str = ''
+    """Whether `peers` are worth it, or other canonical nodes; empty for one node, and for local data."""
 
     @property
     def is_reached(self) -> bool:
@@ -140,7 +144,7 @@ class Tuning:
                 f'For a new run only: the order of the samples depends on {names}, so a checkpoint from before '
                 'refuses to continue. For a run in progress, search with --keep-order.'
             )
-        return notes
+        return [*notes, self.peers] if self.peers else notes
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -153,6 +157,7 @@ class Tuning:
             'before': self.before,
             'after': dataclasses.asdict(self.after),
             'trials': [dataclasses.asdict(trial) for trial in self.trials],
+            'peers': self.peers,
             'notes': self.notes(),
         }
 
@@ -234,6 +239,7 @@ def tune(
                     search.try_all(setting, most_workers)
             if search.is_reached or search.chosen == before:
                 break
+        search.weigh_peers()
     except _TimeIsUpError:
         return search.result(is_complete=False)
     return search.result()
@@ -255,7 +261,8 @@ class _Search:
     ) -> None:
         self._config, self._conditions, self._target = config, conditions, target
         self._check, self._progress = check, progress
-        self._run = simulate(config, conditions, check=check)
+        self._peers = ''
+        self._run = self._simulate(config)
         dataset = build_dataset(config, topology=conditions.topology(config))
         self._before = settings_in_use(config, dataset)
         all_bytes = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)
@@ -308,7 +315,7 @@ class _Search:
                 continue
             self._tried.add(frozenset(values.items()))
             try:
-                run = simulate(replace_settings(self._config, values), self._conditions, check=self._check)
+                run = self._simulate(replace_settings(self._config, values))
             except HeadraceError:  # a value that the data or the order do not allow, such as a cache of half a shard
                 continue
             trial = _trial(setting, value, run)
@@ -346,11 +353,47 @@ class _Search:
             value = min(value, self._samples // canonical)  # a larger block is the same as all of them
             yield from (value // factor for factor in (2, 4, 8, 16) if value // factor >= _SMALLEST_BLOCK)
 
+    def _simulate(self, config: LoaderConfig) -> SimulatedRun:
+        return simulate(config, self._conditions, check=self._check, without_peers=False)
+
+    def weigh_peers(self) -> None:
+        """Compare what leaves the store with and without `peers`, and with canonical nodes that the nodes divide."""
+        if self._conditions.nodes == 1 or not self._run.planned_bytes:
+            return
+        config = replace_settings(self._config, self.chosen)
+
+        def run(**values: Any) -> SimulatedRun:
+            return self._simulate(dataclasses.replace(config, **values))
+
+        alone = self._run if config.peers is None else run(peers=None)
+        try:
+            peers = self._run if config.peers is not None else run(peers=PeerOptions())
+        except HeadraceError as error:
+            self._peers = f'`peers` do not go with this configuration: {error}'
+            return
+        now, then, shared = peers.times(alone), peers.times(peers), alone.shared_shards
+        found = f'In an epoch each shard leaves the store {now:.2f} times, and {then:.2f} times with `peers`'
+        if now <= _SAME * then:
+            self._peers = f'{found}: they save little.'
+            return
+        advice = 'Set `peers` if the nodes are connected faster than the store.'
+        if shared is not None:
+            name, value = 'num_canonical_nodes', shared.canonical_nodes
+            other = peers.times(run(peers=None, **{name: value}))
+            found = f'{found}; with `{name}: {value}` and without peers {other:.2f} times'
+            if other <= _SAME * then:
+                advice = (
+                    f'Set `{name}` in a new run, which sends nothing between nodes, and `peers` in a run in progress.'
+                )
+        self._peers = f'{found}. {advice}'
+
     def result(self, *, is_complete: bool = True) -> Tuning:
         changes = {name: self.chosen[name] for name in SETTINGS if name in self.chosen}
         changes = {name: value for name, value in changes.items() if value != self._before[name]}
         limit = '' if self.is_reached else self._limit()
-        return Tuning(self._target, tuple(self._trials), self._before, changes, self._best, limit, is_complete)
+        return Tuning(
+            self._target, tuple(self._trials), self._before, changes, self._best, limit, is_complete, self._peers
+        )
 
     def _limit(self) -> str:
         """The limit of a run that waits, with the change outside of the loader's settings."""

@@ -107,6 +107,7 @@ def _total(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         'samples_per_second': max(of('data/samples_per_second')),  # each counts those of all ranks
         'bytes_per_second': sum(of('data/bytes_per_second')),
         'bytes_downloaded': sum(of('data/bytes_downloaded')),
+        'bytes_from_peers': sum(of('data/bytes_from_peers')),
         'retries': sum(of('data/retries')),
         'wait_share': sum(waits) / len(waits),
         'slowest_rank': ranks[slowest]['rank'],
@@ -128,6 +129,8 @@ def live_text(live: dict[str, Any]) -> str:
         return f'{live["run"]}: no rank has written its status yet.'
     total = live['total']
     downloads = f'{human_size(total["bytes_per_second"])}/s, {human_size(total["bytes_downloaded"])} in all'
+    if total['bytes_from_peers']:
+        downloads += f', and {human_size(total["bytes_from_peers"])} from peers'
     waits = f'{total["wait_share"]:.1%}, rank {total["slowest_rank"]} most with {total["slowest_wait_share"]:.1%}'
     if total['padding_share'] is not None:
         waits += f'; padding {total["padding_share"]:.1%}'

@@ -26,7 +26,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, TypeAlias, cast
@@ -234,6 +234,12 @@ def text_of(address: tuple[str, int]) -> str:
     return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
 
 
+def scores(address: tuple[str, int], keys: Iterable[str]) -> list[int]:
+    """How firmly a node would keep each of these shards, below 2**64: the one with the highest score owns it."""
+    prefix = f'{text_of(address)} '.encode()
+    return [xxh64_intdigest(prefix + key.encode()) for key in keys]
+
+
 def proof(token: bytes, path: str) -> str:
     """Shows for one path that its sender knows the token, which itself never goes over the network."""
     return hmac.new(token, path.encode(), hashlib.sha256).hexdigest()
@@ -372,7 +378,7 @@ class Peers:
         return len(self._peers)
 
     def _score(self, address: tuple[str, int], key: str) -> tuple[int, tuple[str, int]]:
-        return xxh64_intdigest(f'{text_of(address)} {key}'.encode()), address
+        return scores(address, [key])[0], address
 
     def before(self, key: str) -> list[tuple[str, int]]:
         """The nodes that come before this one in the order of a shard, its owner first; none if this one owns it."""
