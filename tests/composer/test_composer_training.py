@@ -480,7 +480,15 @@ def go_on(first: Any, second: Any, durations: Sequence[str], path: Path | None =
 
 
 @pytest.mark.parametrize(
-    ('durations', 'spin'), [(['3ba'], True), (['1ep'], True), (['1ep', '3ba'], True), (['1ep', '3ba'], False)], ids=str
+    ('durations', 'spin'),
+    [
+        (['1ep', '3ba'], True),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [(['3ba'], True), (['1ep'], True), (['1ep', '3ba'], False)]
+        ),
+    ],
+    ids=str,
 )
 def test_a_trainer_that_goes_on_with_other_data_trains_it_as_a_new_one(
     data: str, uneven: str, tokens: str, tmp_path: Path, durations: list[str], spin: bool

@@ -465,10 +465,19 @@ class Noisy(Model):
         return self.layer(batch['row']).mean()
 
 
-@pytest.mark.parametrize('persistent', [False, True])
 @pytest.mark.parametrize(
-    ('at', 'accumulate', 'workers'),
-    [(5, 1, 0), (12, 1, 0), (5, 1, 2), (12, 1, 1), (5, 2, 0), (13, 3, 1)],
+    ('at', 'accumulate', 'workers', 'persistent'),
+    [
+        (5, 1, 0, False),
+        (12, 1, 1, True),
+        (13, 3, 1, False),
+        pytest.param(12, 1, 0, False, marks=pytest.mark.slow),
+        pytest.param(5, 1, 2, False, marks=pytest.mark.slow),
+        pytest.param(5, 1, 2, True, marks=pytest.mark.slow),
+        pytest.param(12, 1, 1, False, marks=pytest.mark.slow),
+        pytest.param(5, 2, 0, False, marks=pytest.mark.slow),
+        pytest.param(13, 3, 1, True, marks=pytest.mark.slow),
+    ],
 )
 def test_random_generators_may_be_restored(run, at: int, accumulate: int, workers: int, persistent: bool) -> None:
     """`at`: number of the batch that fails, or that a checkpoint is saved before."""
@@ -479,7 +488,7 @@ def test_random_generators_may_be_restored(run, at: int, accumulate: int, worker
         pl.seed_everything(1 if checkpoint is None else 2)
         sections = {name: dataset(run) for name in ('train', 'val')}
         module = StreamingDataModule(
-            **sections, batch_size=8, num_workers=workers, save_rng=True, persistent_workers=persistent and workers > 0
+            **sections, batch_size=8, num_workers=workers, save_rng=True, persistent_workers=persistent
         )
         callbacks = [
             pl.callbacks.OnExceptionCheckpoint(one.checkpoints, 'last'),

@@ -82,7 +82,7 @@ def test_the_uninterrupted_run_trains_the_plan(whole, mixes):
     assert global_batches(whole) == expected
 
 
-@pytest.mark.parametrize('devices', [1, 4])
+@pytest.mark.parametrize('devices', [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_two_ranks_continues_exactly(whole, devices):
     legs = resumed(whole, devices=devices)
     if devices == 1:

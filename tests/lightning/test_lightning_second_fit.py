@@ -242,7 +242,15 @@ def alone() -> dict[str, list[str]]:
     return {}
 
 
-@pytest.mark.parametrize('first', ['skipped', 'several', 'packed', 'hidden', 'inside', 'by hand', 'bare'])
+@pytest.mark.parametrize(
+    'first',
+    [
+        'skipped',
+        'packed',
+        'bare',
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ('several', 'hidden', 'inside', 'by hand')),
+    ],
+)
 def test_a_trainer_that_goes_on_with_other_data_trains_it_as_a_new_one(run, tokens, alone, first: str) -> None:
     make = kinds_of_data(run, tokens)
     for second in KINDS:
