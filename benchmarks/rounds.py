@@ -23,8 +23,10 @@ def in_rounds(
     columns: Mapping[str, str],
     *,
     rounds: int,
-) -> None:
+) -> dict[str, Figures]:
     """The program of a module: print the medians of each name as a row of a table, or the figures of one run.
+
+    The result are the medians; after one run, nothing.
 
     Args:
         module: its name, for `python -m`.
@@ -41,7 +43,7 @@ def in_rounds(
     given = parser.parse_args()
     if given.run:
         print(json.dumps(run(given.run[0], Path(given.run[1]))))
-        return
+        return {}
     found: dict[str, list[Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
@@ -62,3 +64,4 @@ def in_rounds(
         print(f'| {name} | {" | ".join(cells)} |')
     if given.json:
         given.json.write_text(json.dumps(medians, indent=1))
+    return medians

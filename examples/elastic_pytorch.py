@@ -3,6 +3,7 @@
 usage: python examples/elastic_pytorch.py FOLDER RANKS STEPS (1 to 8 ranks; writes shards to FOLDER at the first call)
 """
 
+import io
 import json
 import multiprocessing
 import os
@@ -54,29 +55,33 @@ def train(loader: StreamingDataLoader, rows: Callable[[Any], tuple[Any, Any, Any
             names = json.loads(store.get(f'world {(world := world + 1)}'))  # waits until there is one
             if name not in names:
                 continue
-            store.set(f'{world} {name}', '')
+            torch.save([model.state_dict(), optimizer.state_dict(), tracker.state_dict()], saved := io.BytesIO())
+            data = torch.frombuffer(saved.getbuffer(), dtype=torch.uint8)  # as `sums`, outlives its group
+            store.set(f'{world} {name}', json.dumps([step, len(data)]))
             while not (is_there := store.check([f'{world} {each}' for each in names])) and not has_changed():
                 time.sleep(0.01)
             # The first rank decides for all of them whether this world begins.
             if store.compare_set(f'begins {world}', '', 'yes' if is_there else 'no') != b'yes':
                 continue
             me, size, ours = names.index(name), len(names), PrefixStore(f'group {world}', store)
+            # The last step may have failed here and not there, and a new rank has trained none.
+            found = [json.loads(store.get(f'{world} {each}')) for each in names]
+            foremost = found.index(max(found))
+            if me != foremost:
+                data = torch.empty(found[foremost][1], dtype=torch.uint8)
             try:
                 dist.init_process_group('gloo', store=ours, rank=me, world_size=size, timeout=timedelta(seconds=30))
-                trained = [0] * size
-                dist.all_gather_object(trained, step)
-                # The last step may have failed here and not there, and a new rank has trained none.
-                state: list[Any] = [step, model.state_dict(), optimizer.state_dict(), tracker.state_dict()]
-                dist.broadcast_object_list(state, trained.index(max(trained)))
+                dist.broadcast(data, foremost)
             except RuntimeError:  # one more is gone
                 if not dist.is_initialized():
                     # torch counts this group, and names the next one by the count, unless one is destroyed before.
                     dist.init_process_group('gloo', store=HashStore(), rank=0, world_size=1)
                 continue
-            step = state[0]
-            model.load_state_dict(state[1])
-            optimizer.load_state_dict(state[2])
-            return tracker.rescale(Topology(rank=me, world_size=size), state[3])
+            state = torch.load(io.BytesIO(data.numpy().tobytes()))
+            step = found[foremost][0]
+            model.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+            return tracker.rescale(Topology(rank=me, world_size=size), state[2])
 
     def reduce() -> bool:
         try:

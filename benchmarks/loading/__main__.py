@@ -169,7 +169,7 @@ def cases(text: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.loading')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--workloads', default=','.join(SAMPLES))
+    parser.add_argument('--workloads', default='tokens,text')
     parser.add_argument('--workers', default='0,2:fork,2:spawn')
     parser.add_argument('--only', default=','.join(CONTENDERS))
     parser.add_argument('--seconds', type=float, default=5)

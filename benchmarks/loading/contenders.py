@@ -15,8 +15,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 TOKENS = 2048
-SAMPLES = {'tokens': 40_000, 'text': 200_000}
-BATCH = {'tokens': 16, 'text': 64}
+SAMPLES = {'tokens': 40_000, 'text': 200_000, 'images': 2_000}
+BATCH = {'tokens': 16, 'text': 64, 'images': 64}
+ARRAYS: dict[str, tuple[str, int, tuple[int, ...]]] = {
+    'tokens': ('int32', 50_257, (TOKENS,)),
+    'images': ('uint8', 256, (3, 224, 224)),
+}
+"""Data type, exclusive largest value, and shape of a sample."""
 
 
 class Settings(NamedTuple):
@@ -36,17 +41,19 @@ class Settings(NamedTuple):
         return {
             'batch_size': BATCH[self.workload],
             'num_workers': self.workers,
+            'persistent_workers': self.workers > 0,
             'multiprocessing_context': self.start,
             'pin_memory': self.pinned,
         }
 
 
 def samples(workload: str) -> Iterator[Any]:
-    """Rows of int32, or an id and 10 to 59 words."""
+    """Arrays, or an id and 10 to 59 words."""
     rng = np.random.default_rng(7)
-    if workload == 'tokens':
-        for _ in range(SAMPLES['tokens']):
-            yield rng.integers(0, 50_257, TOKENS, dtype=np.int32)
+    if workload in ARRAYS:
+        dtype, most, shape = ARRAYS[workload]
+        for _ in range(SAMPLES[workload]):
+            yield rng.integers(0, most, shape, dtype=np.dtype(dtype))
         return
     words = np.array([f'word{number}' for number in range(2000)])
     for number in range(SAMPLES['text']):
@@ -59,10 +66,13 @@ def samples(workload: str) -> Iterator[Any]:
 def write_mds(workload: str, folder: Path) -> None:
     from headrace import MDSWriter
 
-    columns = {'tokens': f'ndarray:int32:{TOKENS}'} if workload == 'tokens' else {'id': 'int', 'text': 'str'}
+    columns = {'id': 'int', 'text': 'str'}
+    if workload in ARRAYS:
+        dtype, _, shape = ARRAYS[workload]
+        columns = {workload: f'ndarray:{dtype}:{",".join(map(str, shape))}'}
     with MDSWriter(out=str(folder), columns=columns, size_limit='64mb') as writer:
         for sample in samples(workload):
-            writer.write({'tokens': sample} if workload == 'tokens' else sample)
+            writer.write({workload: sample} if workload in ARRAYS else sample)
 
 
 def write_litdata(workload: str, folder: Path) -> None:
@@ -74,7 +84,7 @@ def write_litdata(workload: str, folder: Path) -> None:
     else:
         writer = BinaryWriter(str(folder), chunk_bytes='64MB')
     for number, sample in enumerate(samples(workload)):
-        writer[number] = torch.from_numpy(sample) if workload == 'tokens' else sample
+        writer[number] = torch.from_numpy(sample) if workload in ARRAYS else sample
     writer.done()
     writer.merge(1)
 
@@ -84,13 +94,13 @@ def write_webdataset(workload: str, folder: Path) -> None:
 
     with webdataset.ShardWriter(f'{folder}/%05d.tar', maxsize=64e6, maxcount=10**9, verbose=0) as writer:
         for number, sample in enumerate(samples(workload)):
-            writer.write({'__key__': f'{number:08d}', 'npy' if workload == 'tokens' else 'json': sample})
+            writer.write({'__key__': f'{number:08d}', 'npy' if workload in ARRAYS else 'json': sample})
 
 
 def write_map(workload: str, folder: Path) -> None:
-    if workload == 'tokens':
-        shape = SAMPLES['tokens'], TOKENS
-        rows = np.lib.format.open_memmap(folder / 'tokens.npy', 'w+', np.int32, shape)
+    if workload in ARRAYS:
+        dtype, _, shape = ARRAYS[workload]
+        rows = np.lib.format.open_memmap(folder / 'rows.npy', 'w+', np.dtype(dtype), (SAMPLES[workload], *shape))
         for number, sample in enumerate(samples(workload)):
             rows[number] = sample
         rows.flush()
@@ -138,7 +148,7 @@ def read_webdataset(settings: Settings) -> Iterable[Any]:
     dataset = webdataset.WebDataset(
         urls, shardshuffle=100, nodesplitter=webdataset.split_by_node, empty_check=False
     ).shuffle(1000)
-    if settings.workload == 'tokens':
+    if settings.workload in ARRAYS:
         dataset = dataset.decode().to_tuple('npy')
     else:
         dataset = dataset.decode().to_tuple('json').map(first_of)
@@ -162,8 +172,8 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def read_map(settings: Settings) -> Iterable[Any]:
-    if settings.workload == 'tokens':
-        dataset: Any = Rows(settings.folder / 'tokens.npy')
+    if settings.workload in ARRAYS:
+        dataset: Any = Rows(settings.folder / 'rows.npy')
     else:
         import datasets
 
@@ -172,7 +182,7 @@ def read_map(settings: Settings) -> Iterable[Any]:
 
 
 def read_limit(settings: Settings) -> Iterable[Any]:
-    rows = np.load(settings.folder / 'tokens.npy', mmap_mode='r')
+    rows = np.load(settings.folder / 'rows.npy', mmap_mode='r')
     order, size = np.random.default_rng(0).permutation(len(rows)), BATCH['tokens']
     return (torch.from_numpy(np.take(rows, order[at : at + size], axis=0)) for at in range(0, len(order), size))
 
