@@ -25,6 +25,7 @@ from headrace.format.index import Generation, IndexFile, dump_index
 from headrace.format.table import ShardTable
 from headrace.order import Topology
 from tests.support.datasets.growing import append
+from tests.support.suite.example_counts import scaled
 from tests.support.trainers.growing_run import chain, check
 from tests.support.trainers.ranks import run_ranks
 
@@ -124,7 +125,7 @@ def test_another_mixture_begins_with_all_samples(tmp_path: Path) -> None:
     assert sorted(sum(ids(resumed), [])) == list(range(80))
 
 
-@settings(max_examples=30)
+@settings(max_examples=scaled(30))
 @given(data=st.data(), samples=st.lists(st.integers(1, 12), min_size=1, max_size=4), is_merged=st.booleans())
 def test_every_earlier_index_is_found_in_the_present_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, samples: list[int], is_merged: bool

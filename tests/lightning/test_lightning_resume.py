@@ -359,9 +359,15 @@ class Seen(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize('kind', ['one', 'min_size', 'max_size', 'max_size_cycle'])
 @pytest.mark.parametrize(
-    'options', [{}, {'limit_train_batches': 5}, {'limit_train_batches': 0.5}, {'overfit_batches': 5}]
+    ('options', 'kind'),
+    [
+        pytest.param(options, kind, marks=[] if number in (column, column + 1) else [pytest.mark.slow])
+        for number, options in enumerate(
+            [{}, {'limit_train_batches': 5}, {'limit_train_batches': 0.5}, {'overfit_batches': 5}]
+        )
+        for column, kind in enumerate(['one', 'min_size', 'max_size', 'max_size_cycle'])
+    ],
 )
 def test_loaders_without_the_data_module_continue_from_any_step(run: Run, tmp_path: Path, kind: str, options) -> None:
     def fit(callbacks: list[Any], checkpoint: Path | None = None) -> list[str]:

@@ -78,8 +78,17 @@ def run_of(sources: dict[str, str], folder: Path, **fields: Any) -> Several:
     return Several(**{'name': 'whole', 'out': str(folder), 'sources': sources, **fields})
 
 
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('sizes', [{}, {'short': 2}], ids=['one size', 'own size'])
+@pytest.mark.parametrize(
+    ('sizes', 'mode'),
+    [
+        pytest.param({}, 'max_size_cycle', id='one size-max_size_cycle'),
+        pytest.param({}, 'max_size', id='one size-max_size', marks=pytest.mark.slow),
+        pytest.param({}, 'min_size', id='one size-min_size', marks=pytest.mark.slow),
+        pytest.param({'short': 2}, 'max_size_cycle', id='own size-max_size_cycle', marks=pytest.mark.slow),
+        pytest.param({'short': 2}, 'max_size', id='own size-max_size'),
+        pytest.param({'short': 2}, 'min_size', id='own size-min_size'),
+    ],
+)
 def test_every_step_is_a_place_to_continue_from(sources, tmp_path, mode, sizes):
     run = run_of(sources, tmp_path, mode=mode, sizes=sizes)
     steps = train(run).steps

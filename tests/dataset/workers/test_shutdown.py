@@ -141,7 +141,7 @@ def signalled():
         *itertools.product(['fork'], ['StreamingDataLoader', 'DataLoader'], ['-', 'persistent'], ['left', 'alive']),
         *itertools.product(['spawn'], ['StreamingDataLoader', 'DataLoader'], ['persistent'], ['alive']),
     ]:
-        is_usual = (method, end) == ('fork', 'left') and (kind == 'StreamingDataLoader' or persistent == '-')
+        is_usual = (method, end) == ('fork', 'left') and (kind == 'StreamingDataLoader') == (persistent != '-')
         yield pytest.param(method, kind, persistent, end, marks=[] if is_usual else pytest.mark.slow)
 
 
