@@ -25,7 +25,7 @@ PATIENCE = timedelta(seconds=10)
 
 class Gloo(ProcessGroupGloo):
     def configure(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().configure(*args[:-1])  # without the names of ranks, which gloo of torch 2.7 does not take
+        super().configure(*args[:4])  # without the names of ranks and groups, which gloo of torch 2.7 does not take
 
 
 class DDP(DistributedDataParallel):
