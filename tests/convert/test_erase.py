@@ -79,7 +79,7 @@ def check(folder: Path, count: int, erased: set[int]) -> None:
     assert not [path.name for path in folder.iterdir() if path.name.startswith('.')]
 
 
-@pytest.mark.parametrize('options', [{'hashes': ['sha1', 'xxh64']}, {'compression': 'zstd', 'hashes': ['md5']}])
+@pytest.mark.parametrize('options', [{}, {'hashes': ['sha1', 'xxh64']}, {'compression': 'zstd', 'hashes': ['md5']}])
 def test_erased(tmp_path: Path, options: dict[str, Any]) -> None:
     write(tmp_path, range(200), **options)
     before = fingerprint(tmp_path)
