@@ -118,7 +118,7 @@ def test_batches_are_right_while_a_node_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peers_module, 'SILENCE', 1.0)
-    loaders = nodes_of(tmp_path)
+    loaders = nodes_of(tmp_path, predownload=12)  # so that most shards are wanted later
     iterators = [iter(loader) for loader in loaders]
     ids = [number for one in iterators for number in next(one)['id'].tolist()]
     os.kill(next(iter(peer_server._state.serving.values())).pid, number)

@@ -77,6 +77,10 @@ class TestData:
         config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
         (finding,) = check_data([], train=load_config(config).train)
         assert finding.text == 'this node would serve on 127.0.0.2:7207 to those of the process group'
+        train['peers']['token_env'] = 'RUN'
+        config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
+        (finding,) = check_data([], train=load_config(config).train)
+        assert 'in the environment variable RUN' in finding.text
 
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})

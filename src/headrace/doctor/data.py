@@ -126,10 +126,11 @@ def check_data(
 def _peers(options: PeerOptions) -> Finding:
     """Whether this node could share its cache."""
     try:
+        if options.hosts or options.token_env:
+            options.token()
         if not options.hosts:
             own = text_of((options.own_host(), options.port))
             return Finding('ok', 'peers', f'this node would serve on {own} to those of the process group')
-        options.token()
         addresses = options.addresses()
         own = text_of(options.own(addresses))
     except ConfigError as error:

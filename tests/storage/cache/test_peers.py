@@ -143,6 +143,10 @@ def test_a_bad_peer_costs_a_bounded_wait_and_is_named(many, tmp_path, caplog, mo
     if fault in SLOW:
         monkeypatch.setattr(peers_module, 'SILENCE', 0.2)
         monkeypatch.setattr(peers_module, 'WAIT', 0.4)
+    if fault == 'trickles':  # also on a busy machine
+        monkeypatch.setattr(Peers, '_connect', lambda _, __, connection: connection.connect())
+        monkeypatch.setattr(peers_module, 'CONNECT', 30.0)
+        monkeypatch.setattr(peers_module, 'WAIT', 30.0)
     caplog.set_level('INFO', 'headrace.storage.cache.peers')
     answer, told = FAULTS[fault]
     with misbehaving(1, answer) as bad, listen(0) as own:
@@ -216,6 +220,32 @@ def test_nodes_that_do_not_reach_each_other_try_once_and_ask_the_store(many, tmp
         assert all(node.cache.is_present(entry) for node in nodes for entry in many.entries)
     assert len(set(tried)) == len(tried) > 0  # no link costs a second wait
     assert max(store.calls.values()) <= (4 if is_apart else 2)  # else only the owner and one other ask
+
+
+@pytest.mark.parametrize('is_told', [False, True])
+def test_a_peer_that_had_another_token_is_asked_again(many, tmp_path, monkeypatch, is_told):
+    """After a change of nodes one node may know the new token before the server of another one does."""
+    monkeypatch.setattr(peers_module, 'SILENCE', 30.0)
+    monkeypatch.setattr(peers_module, 'START', 30.0)
+    entries, answers = list[CacheEntry](), [head(0, '403 No'), head(SIZE)]
+
+    def answer(connection):
+        begin, data = answers.pop(0), many.data[entries[0].key]
+        connection.sendall(begin + (b'' if b'403' in begin else data))
+
+    with misbehaving(1, answer) as other, listen(0) as own:
+        peers = peers_of([own.getsockname(), other], 0)
+        if is_told:  # as by the trainer's store
+            peers._options = PeerOptions()
+        entries += [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')]
+        cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+        read(cache, many, entries[0])
+        if not is_told:
+            assert cache.stats.counts.bytes_from_peers == 0
+            del entries[0]
+            peers._peers[other].not_before -= peers_module.PAUSE
+            read(cache, many, entries[0])
+    assert cache.stats.counts.bytes_from_peers == SIZE
 
 
 def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):
@@ -348,6 +378,11 @@ def test_without_hosts_several_ranks_need_a_group():
         peers.join(2)
     peers.join(1)
     assert len(peers) == 1
+    on_one_node = Peers(PeerOptions(), lambda own, secret: ([own, own], secret))
+    on_one_node.join(2)
+    on_one_node._meet = lambda _own, _secret: None  # the group has ended
+    on_one_node.join(2)
+    assert len(on_one_node) == 1
     with pytest.raises(ConfigError, match='must be an address of this machine, got .192.0.2.7.'):
         Peers(PeerOptions(interface='192.0.2.7')).join(1)
 

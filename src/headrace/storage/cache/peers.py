@@ -340,7 +340,7 @@ class Peers:
             _log.warning('`peers` could not ask which nodes there are now, and goes on with those of before: %s', error)
             return
         if met is None:
-            if len(self._peers) > 1:  # the process group has ended
+            if self._peers:  # the process group has ended
                 return
             if ranks > 1:
                 raise ConfigError(
@@ -475,10 +475,15 @@ class Peers:
         connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
         connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
         try:
-            self._connect(peer, connection)
             extra = {'Cache-Control': 'only-if-cached'} if only_cached else {}
-            connection.request('GET', path, headers={**self._proven(path), **extra})
-            answer = connection.getresponse()
+            while True:
+                self._connect(peer, connection)
+                connection.request('GET', path, headers={**self._proven(path), **extra})
+                answer = connection.getresponse()
+                if answer.status != 403 or self._options.hosts or time.monotonic() > self._others_start_until:
+                    break
+                connection.close()
+                time.sleep(0.05)  # it is replacing its server by one with the token of now
             peer.has_answered = True
             self._check(peer, path, part, answer)
             deadline, left = time.monotonic() + SILENCE + part.size / SLOWEST, answer.length or 0
@@ -512,8 +517,7 @@ class Peers:
         if answer.status in _WHY_ABSENT:
             raise _AbsentError(f'{name} does not give {path}: it {_WHY_ABSENT[answer.status]}')
         if answer.status == 403:
-            peer.not_before = math.inf
-            raise _AbsentError(f'{name} refuses this node: its token is another, so it is not asked again')
+            raise _PeerError('refuses this node: its token is another')
         if answer.status != 200:
             raise _PeerError(f'answered {path} with status {answer.status}')
         most = part.size if part.size_at is None else ESTIMATES * part.size
