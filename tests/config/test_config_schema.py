@@ -60,10 +60,8 @@ def test_a_dataset_has_the_keys_and_defaults_of_streaming_dataset() -> None:
     ours = fields(DatasetConfig, without=TransferConfig)
     of_transfers = set(fields(TransferConfig)) & set(theirs)
     # Given by the loader's configuration, or made by it: the batch size, streams by registered name, the topology.
-    # Decisions are those of a run.
     assert set(theirs) - set(ours) - of_transfers == {
         'batch_size',
-        'decisions',
         'global_batch_size',
         'stream_name',
         'stream_config',

@@ -92,6 +92,8 @@ def test_wrong_arguments_are_refused(folders, tmp_path, capsys) -> None:
     for arguments, message in (
         ([], 'needs the YAML file of the loaders, or --run'),
         (['--step', '3'], '--step 3 without --run'),
+        (['a.yaml', '--decisions'], 'got it without --run'),
+        (['--run', str(tmp_path), '--decisions', '--step', '1'], 'or with --step'),
         (['--run', str(tmp_path), '--batch', '3'], '--batch place'),
         (['--run', str(tmp_path), '--step', '-1'], 'begins with step 0, got --step -1'),
         (['--run', str(tmp_path / 'no'), '--step', '1'], 'cannot be read'),

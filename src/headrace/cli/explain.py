@@ -225,6 +225,11 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         )
     if arguments.run is None and arguments.config is None:
         raise ConfigError('explain needs the YAML file of the loaders, or --run and the folder of a run, got neither.')
+    if arguments.decisions and (arguments.run is None or (arguments.step, arguments.sample) != (None, None)):
+        raise ConfigError(
+            '--decisions prints those of a recorded run, got it without --run, or with --step or --sample. '
+            'Give --run and the folder of the run alone.'
+        )
     of_config = {'--batch': arguments.batch, '--epoch': arguments.epoch, '--state': arguments.state}
     given = [name for name, value in of_config.items() if value is not None]
     if arguments.run is not None and given:
