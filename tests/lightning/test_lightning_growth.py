@@ -49,3 +49,23 @@ def test_an_epoch_has_what_was_there_when_it_began(
     found = epochs(trained(run) + trained(rest))
     assert found == [list(range(a, b)) for a, b in zip(first, (40, 64, 88), strict=True)]
     assert len(trained(run) + trained(rest)) == sum((b - a) // 8 for a, b in zip(first, (40, 64, 88), strict=True))
+
+
+@pytest.mark.parametrize('saves', ['at_end', 'every_epoch'])
+def test_an_epoch_that_begins_at_a_resume_has_all_that_was_appended(tmp_path: Path, data: str, saves: str) -> None:
+    def part(name: str, max_epochs: int, **more: Any) -> Run:
+        return Run(
+            name=name,
+            out=str(tmp_path),
+            streams={'a': data},
+            dataset={'on_growth': 'next_pass'},
+            trainer={'max_epochs': max_epochs},
+            **{saves: True},
+            **more,
+        )
+
+    first = part('first', 1)
+    train(first)
+    rest = part('rest', 2, checkpoint=str(first.checkpoints))
+    train(rest)
+    assert epochs(trained(first) + trained(rest)) == [list(range(40)), list(range(64))]

@@ -94,6 +94,9 @@ def set_batches(trainer: Trainer, batches: int) -> None:
     fit_loop: Any = trainer.fit_loop
     fit_loop.max_batches = batches
     fit_loop._combined_loader.limits = batches
+    fetcher = fit_loop._data_fetcher
+    if fetcher.length is not None:  # else it has prefetched
+        fetcher.length = batches  # that of a resume has begun already, with the length before data grew
     interval = getattr(trainer, 'val_check_interval', None)  # not set where it is a time
     if isinstance(interval, float) and trainer.val_check_batch is not None:
         trainer.val_check_batch = max(1, int(batches * interval))

@@ -50,8 +50,9 @@ class Decision:
             not isinstance(self.what, dict)
             or [*self.what] != ['proportions']
             or not isinstance(self.what['proportions'], dict)
+            or not all(isinstance(name, str) for name in cast('dict[Any, Any]', self.what['proportions']))
         ):
-            raise ConfigError(f'a decision changes `proportions`, got {str(self.what)[:200]}.')
+            raise ConfigError(f'a decision changes `proportions` of named streams, got {str(self.what)[:200]}.')
         if not (isinstance(self.by, str) and isinstance(self.digest, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f'a decision has texts `by` and `digest`, got {self.by!r:.80} and {self.digest!r:.80}.')
         SchedulePoint(at=self.at, proportions=self.what['proportions'])
