@@ -267,7 +267,7 @@ def check_torchmetrics() -> bool:
 
 @canary('Trainer._accelerator_connector', marks=pytest.mark.lightning)
 @canary('_TrainingEpochLoop._batches_that_stepped', marks=pytest.mark.lightning)
-@canary('_FitLoop._combined_loader', '_FitLoop._data_source', marks=pytest.mark.lightning)
+@canary('_FitLoop._combined_loader', '_FitLoop._data_fetcher', '_FitLoop._data_source', marks=pytest.mark.lightning)
 def check_trainer() -> bool:
     from lightning.pytorch import Trainer
     from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -280,6 +280,7 @@ def check_trainer() -> bool:
         hasattr(trainer._accelerator_connector, 'cluster_environment')
         and loop.epoch_loop._batches_that_stepped == 0
         and loop._combined_loader is None
+        and loop._data_fetcher is None
         and loop._data_source.instance is None
         and limits.limits == [3]
     )
