@@ -424,7 +424,8 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         if self.peers is not None:
             from headrace.storage.cache.peer_server import serve  # its modules take long to import
 
-            serve(self.peers, [stream.cache for stream in self.pool.streams], topology.world_size)
+            caches = [stream.cache for stream in self.pool.streams]
+            serve(self.peers, caches, topology.world_size, topology.num_nodes)
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
         # A plain loader forks its workers anew for each epoch.

@@ -230,8 +230,9 @@ def test_a_peer_that_had_another_token_is_asked_again(many, tmp_path, monkeypatc
     entries, answers = list[CacheEntry](), [head(0, '403 No'), head(SIZE)]
 
     def answer(connection):
-        begin, data = answers.pop(0), many.data[entries[0].key]
-        connection.sendall(begin + (b'' if b'403' in begin else data))
+        if answers:  # else the server is to end
+            begin = answers.pop(0)
+            connection.sendall(begin + (b'' if b'403' in begin else many.data[entries[0].key]))
 
     with misbehaving(1, answer) as other, listen(0) as own:
         peers = peers_of([own.getsockname(), other], 0)
@@ -372,7 +373,14 @@ def test_without_hosts_nodes_are_told_of_each_other(monkeypatch, caplog):
     assert b'a token of this run' not in [secret.encode() for secret in told]
 
 
-def test_without_hosts_several_ranks_need_a_group():
+def test_nodes_with_one_address_are_told(caplog):
+    peers = Peers(PeerOptions(), lambda own, secret: ([own, own], secret))
+    for _ in range(2):
+        peers.join(2, nodes=2)
+    assert caplog.text.count('has found 1 addresses of 2 nodes') == 1
+
+
+def test_without_hosts_several_ranks_need_a_group(caplog):
     peers = Peers(PeerOptions(), lambda _own, _secret: None)
     with pytest.raises(ConfigError, match='needs the process group of torch.distributed, by which the 2 ranks'):
         peers.join(2)
@@ -380,6 +388,7 @@ def test_without_hosts_several_ranks_need_a_group():
     assert len(peers) == 1
     on_one_node = Peers(PeerOptions(), lambda own, secret: ([own, own], secret))
     on_one_node.join(2)
+    assert not caplog.records
     on_one_node._meet = lambda _own, _secret: None  # the group has ended
     on_one_node.join(2)
     assert len(on_one_node) == 1

@@ -254,7 +254,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1) -> None:
+def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1, nodes: int = 1) -> None:
     """Join the peers, and serve caches to them unless another process of this node does.
 
     A server that this process has for other caches or nodes is replaced by one for all of them.
@@ -263,11 +263,12 @@ def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1) -> None:
         peers: The nodes.
         caches: Those with peers are served.
         ranks: As of `Peers.join`.
+        nodes: The same.
 
     Raises:
         ConfigError: another program has the port, or a run with another token; or there is no such address.
     """
-    peers.join(ranks)
+    peers.join(ranks, nodes)
     if len(peers) == 1:
         return
     known = _state.caches.setdefault(peers.own, weakref.WeakValueDictionary())

@@ -305,18 +305,19 @@ class Peers:
         self._owned: dict[str, int] = {}
         self._in_vain, self._no_copies_before = 0, 0.0
 
-    def join(self, ranks: int = 1) -> None:
+    def join(self, ranks: int = 1, nodes: int = 1) -> None:
         """Find the addresses of all nodes, and ask them from now on. A later call finds what nodes a run has by then.
 
         Args:
             ranks: Those of the run. Only one alone needs no `hosts` and meets no others.
+            nodes: Those of the run, as its topology has them.
 
         Raises:
             ConfigError: the options do not fit this node, or the ranks cannot meet.
         """
         options = self._options
         if not options.hosts:
-            self._join_met(ranks)
+            self._join_met(ranks, nodes)
         elif not self._peers:
             addresses, token = options.addresses(), options.token()
             self.know(options.own(addresses), token, addresses)
@@ -327,7 +328,7 @@ class Peers:
                     text_of(self.own),
                 )
 
-    def _join_met(self, ranks: int) -> None:
+    def _join_met(self, ranks: int, nodes: int) -> None:
         options, own = self._options, self._options.own_host()
         # Ranks that go on keep the token of now; one of the environment is told to nobody.
         secret = self.token.decode() if options.token_env is None else ''
@@ -357,7 +358,15 @@ class Peers:
                 f'`interface` on each node to an address that the others reach.'
             )
         token = secret.encode() if options.token_env is None else options.token()
+        before = self.nodes
         self.know((own, options.port), token, [(host, options.port) for host in hosts])
+        if len(hosts) < nodes and self.nodes != before:
+            _log.warning(
+                '`peers` has found %d addresses of %d nodes: those with the address of another one do not share. Set '
+                '`interface` on each node to an address of its own.',
+                len(hosts),
+                nodes,
+            )
 
     def know(self, own: tuple[str, int], token: bytes, addresses: Sequence[tuple[str, int]]) -> None:
         """Ask the nodes of these addresses from now on; `nodes` gives the arguments in another process."""
