@@ -100,6 +100,23 @@ def test_nodes_that_share_their_caches_fetch_each_shard_once(simulated_run):
     assert simulated_run(loader=SHARED, nodes=2, ranks=2, epochs=2).epoch_store_bytes == 0
 
 
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_all_shards_of_a_long_epoch_are_counted(simulated_run, tmp_path, shuffle):
+    with MDSWriter(out=str(tmp_path / 'long'), columns={'x': 'int'}, size_limit=1600) as writer:
+        writer.write_batch({'x': np.arange(20_000)})
+    loader = {**SHARED, 'shuffle': shuffle, 'shuffle_block_size': 200, 'remote': str(tmp_path / 'long')}
+    simulated = simulated_run(loader=loader, nodes=2, ranks=2, batches=5)
+    assert simulated.epoch_batches > 10 * simulated.dataset_shards > 1000
+    assert simulated.epoch_store_bytes == simulated.planned_bytes == simulated.dataset_bytes
+
+
+def test_shards_that_a_later_epoch_reads_first_leave_the_store_then(simulated_run):
+    loader = {**SHARED, 'epoch_size': SAMPLES // 4, 'shuffle_block_size': SAMPLES // SHARDS}
+    firsts = [simulated_run(loader=loader, nodes=2, ranks=2, epochs=epochs).epoch_store_bytes for epochs in (1, 2, 9)]
+    assert firsts[0] > 0 < firsts[1]
+    assert firsts[2] == 0
+
+
 def test_shards_that_no_owner_can_keep_leave_the_store_again(simulated_run):
     size = simulated_run().dataset_bytes
     loader = {**SHARED, 'shuffle_block_size': 40}

@@ -114,8 +114,10 @@ def reshard(
     if size_limit == _SAME:
         size_limit = kind.size_limit
     first_info = next((info for info in dataset.shards if info.samples), None)
-    found = None if first_info is None else _stored_cost(first_info, raw_files(dataset.store, first_info))
-    cost = found if found in encodings else None
+    cost = None
+    if first_info is not None and first_info.format == 'mds':
+        found = _stored_cost(first_info, raw_files(dataset.store, first_info))
+        cost = found if found in encodings else None
     with MDSWriter(
         columns=encodings,
         out=out,

@@ -129,7 +129,7 @@ def simulate(
         global_batch_size=global_batch_size,
         dataset_bytes=int(stored.sum()),
         dataset_shards=len(stored),
-        planned_bytes=_used_bytes(dataset, plan, np.where(in_place, 0, arriving)),
+        planned_bytes=int(arriving[_used(dataset, plan) & ~in_place].sum()),
         has_limit=dataset.cache_limit is not None,
         evicts=any(node.evicts for node in nodes),
         fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
@@ -141,32 +141,42 @@ def simulate(
     )
     if owners is None:
         return run
-    remote, is_first = np.where(in_place, 0, stored), conditions.epochs == 1
-    used = _used_bytes(dataset, plan, remote, of_all=True)
-    again = _used_bytes(dataset, plan, np.where(owners.is_kept, 0, remote), of_all=True)
+    used, *earlier = (
+        _used(dataset, dataset.plan(epoch=epoch, topology=topology), of_all=True)
+        for epoch in reversed(range(conditions.epochs))
+    )
+    remote = np.where(in_place, 0, stored)
+    new = used & owners.is_kept & ~np.any([np.zeros_like(used), *earlier], axis=0)
+    again = int(remote[used & ~owners.is_kept].sum())
     shared = SharedCaches(
-        used_bytes=used,
-        # What owners keep leaves the store in the first epoch.
-        store_bytes=int((used - again) * is_first + again * owners.requests),
+        used_bytes=int(remote[used].sum()),
+        store_bytes=int(remote[new].sum() + again * owners.requests),
         peer_share=sum(node.bytes_from_peers for node in nodes) / max(1, sum(node.link.bytes for node in nodes)),
-        gone_share=again / max(1, used),
+        gone_share=again / max(1, int(remote[used].sum())),
         limit_for_all=owners.limit_for_all,
     )
     alone = simulate(replace(config, peers=None), conditions, check=check) if without_peers else None
     return replace(run, shared=shared, alone=alone)
 
 
-def _used_bytes(
-    dataset: StreamingDataset, plan: BatchPlan, sizes: npt.NDArray[np.int64], *, of_all: bool = False
-) -> int:
-    """Bytes of the shards of an epoch, of the first node or of all. Rows of some batches meet nearly every shard."""
+def _used(dataset: StreamingDataset, plan: BatchPlan, *, of_all: bool = False) -> npt.NDArray[np.bool_]:
+    """The shards of an epoch, of the first node or of all, bool[shards]; of many rows, some of many batches tell."""
+    shards = sum(len(stream.shards) for stream in dataset.streams)
     rows = max(1, plan.global_batch_size if of_all else plan.batch_size * plan.topology.replicas_per_node)
-    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(sizes) // rows))
-    used = np.zeros(len(sizes), bool)
-    for number in np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist():
-        positions = plan.global_positions(number) if of_all else plan.node_positions(number)
-        used[dataset.locate(plan.order.at(positions))[0]] = True
-    return int(sizes[used].sum())
+    # Batches of a few rows each: one of an order without shuffle meets a single shard, however many rows it has.
+    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, 2 * shards, _ROWS_PER_SHARD * shards // rows + 1))
+    some = -(-max(_LEAST_BATCHES * rows, _ROWS_PER_SHARD * shards) // max(1, looked_at))
+    rng = np.random.default_rng(0)
+    used = np.zeros(shards, bool)
+    numbers = np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist()
+    for first in range(0, looked_at, 1024):
+        positions = [
+            plan.global_positions(number) if of_all else plan.node_positions(number)
+            for number in numbers[first : first + 1024]
+        ]
+        picked = [each if len(each) <= some else each[rng.integers(len(each), size=some)] for each in positions]
+        used[dataset.locate(plan.order.at(np.concatenate(picked)))[0]] = True
+    return used
 
 
 def _train(

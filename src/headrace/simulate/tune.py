@@ -272,7 +272,7 @@ class _Search:
         limit = self._before['cache_limit']
         if disk is not None and disk < all_bytes and (limit is None or limit > disk):
             self.chosen['cache_limit'] = disk  # it must fit, whatever the run then waits
-            self._run = simulate(replace_settings(config, self.chosen), conditions, check=check)
+            self._run = self._simulate(replace_settings(config, self.chosen))
         self._trials = [_trial('', None, self._run)]
         self._best = self._trials[0]
         progress(self._best)
