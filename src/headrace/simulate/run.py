@@ -19,7 +19,7 @@ from headrace.simulate.node import Node, Owners, Rank
 from headrace.simulate.result import Conditions, SharedCaches, SimulatedRun, SimulatedStep
 from headrace.simulate.world import Event, Process, World
 
-_LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
+_LEAST_BATCHES, _ROWS_PER_SHARD, _ROWS_AT_ONCE = 64, 30, 1 << 16
 _MOST_WORKERS = 256  # of a rank; each is a process with its own prefetch
 _NODES = 4  # simulated at most; others do the same with other shards
 
@@ -161,21 +161,28 @@ def simulate(
 
 def _used(dataset: StreamingDataset, plan: BatchPlan, *, of_all: bool = False) -> npt.NDArray[np.bool_]:
     """The shards of an epoch, of the first node or of all, bool[shards]; of many rows, some of many batches tell."""
-    shards = sum(len(stream.shards) for stream in dataset.streams)
-    rows = max(1, plan.global_batch_size if of_all else plan.batch_size * plan.topology.replicas_per_node)
-    # Batches of a few rows each: one of an order without shuffle meets a single shard, however many rows it has.
-    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, 2 * shards, _ROWS_PER_SHARD * shards // rows + 1))
-    some = -(-max(_LEAST_BATCHES * rows, _ROWS_PER_SHARD * shards) // max(1, looked_at))
+    used = np.zeros(sum(len(stream.shards) for stream in dataset.streams), bool)
+    rows = max(1, plan.batch_size * plan.topology.replicas_per_node)
+    wanted = max(_LEAST_BATCHES * rows, _ROWS_PER_SHARD * len(used))
     rng = np.random.default_rng(0)
-    used = np.zeros(shards, bool)
-    numbers = np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist()
-    for first in range(0, looked_at, 1024):
-        positions = [
-            plan.global_positions(number) if of_all else plan.node_positions(number)
-            for number in numbers[first : first + 1024]
-        ]
-        picked = [each if len(each) <= some else each[rng.integers(len(each), size=some)] for each in positions]
-        used[dataset.locate(plan.order.at(np.concatenate(picked)))[0]] = True
+    if of_all:
+        spans = plan.spans(0, plan.num_batches)
+        step = max(1, sum(end - begin for begin, end in spans) // wanted)
+        chosen = [np.arange(begin, end, step) for begin, end in spans]
+        ends = np.repeat([end for _, end in spans], [len(each) for each in chosen])
+        positions = np.concatenate(chosen)
+        positions = np.minimum(positions + rng.integers(step, size=len(positions)), ends - 1)
+    else:
+        # Batches of a few rows each: one of an order without shuffle meets a single shard, however many rows it has.
+        looked_at = min(plan.num_batches, max(_LEAST_BATCHES, 2 * len(used), wanted // rows))
+        some = -(-wanted // max(1, looked_at))
+        numbers = np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist()
+        batches = map(plan.node_positions, numbers)
+        positions = np.concatenate(
+            [each if len(each) <= some else each[rng.integers(len(each), size=some)] for each in batches]
+        )
+    for first in range(0, len(positions), _ROWS_AT_ONCE):
+        used[dataset.locate(plan.order.at(positions[first : first + _ROWS_AT_ONCE]))[0]] = True
     return used
 
 
