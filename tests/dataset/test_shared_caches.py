@@ -59,6 +59,20 @@ def stored(tmp_path: Path) -> Path:
     return log
 
 
+def dataset_of(folder: Path, number: int, rank: int, peers: dict[str, Any], **how: Any) -> StreamingDataset:
+    return StreamingDataset(
+        remote='counted://data',
+        local=str(folder / f'node {number}'),
+        global_batch_size=4 * NODES,
+        shuffle=True,
+        shuffle_block_size=60,
+        num_canonical_nodes=1,  # each node reads all shards
+        peers={'interface': f'127.0.0.{number + 2}', **peers},
+        topology=Topology(rank=rank, world_size=NODES, num_nodes=NODES),
+        **how,
+    )
+
+
 def nodes_of(folder: Path, **how: Any) -> list[StreamingDataLoader]:
     ports = []
     for number in range(NODES):
@@ -67,17 +81,7 @@ def nodes_of(folder: Path, **how: Any) -> list[StreamingDataLoader]:
     hosts = [f'127.0.0.{number + 2}:{port}' for number, port in enumerate(ports)]
     loaders = []
     for number in range(NODES):
-        dataset = StreamingDataset(
-            remote='counted://data',
-            local=str(folder / f'node {number}'),
-            global_batch_size=4 * NODES,
-            shuffle=True,
-            shuffle_block_size=60,
-            num_canonical_nodes=1,  # each node reads all shards
-            peers={'hosts': hosts, 'interface': f'127.0.0.{number + 2}'},
-            topology=Topology(rank=number, world_size=NODES, num_nodes=NODES),
-            **how,
-        )
+        dataset = dataset_of(folder, number, number, {'hosts': hosts}, **how)
         loaders.append(StreamingDataLoader(dataset))
     for loader in loaders:  # as other processes do at the same time
         assert loader.dataset.peers is not None
@@ -172,16 +176,7 @@ def train_node(number: int, folder: Path, port: int, store_port: int) -> None:
     logging.getLogger('headrace').addHandler(logging.FileHandler(folder / f'{number}.log'))
     store = TCPStore('127.0.0.1', store_port, is_master=number == 0, wait_for_workers=False)
     rank = min(number, 2)
-    dataset = StreamingDataset(
-        remote='counted://data',
-        local=str(folder / f'node {number}'),
-        global_batch_size=4 * NODES,
-        shuffle=True,
-        shuffle_block_size=60,
-        num_canonical_nodes=1,  # each node reads all shards
-        peers={'interface': f'127.0.0.{number + 2}', 'port': port},
-        topology=Topology(rank=rank, world_size=NODES, num_nodes=NODES),
-    )
+    dataset = dataset_of(folder, number, rank, {'port': port})
     workers: dict[str, Any] = {'num_workers': 1, 'persistent_workers': True, 'multiprocessing_context': 'fork'}
     loader = StreamingDataLoader(dataset, **(workers if number == 1 else {}))
 

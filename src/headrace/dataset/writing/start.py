@@ -2,8 +2,8 @@
 
 The journal lists the shards that are whole, and is kept beside them until the dataset is finished. A shard is listed
 after its files are stored. So the next writer knows which shards of a killed one are whole, with their sizes and
-hashes, and reads none of them, but the head of the last one, which may store costs. The journal is a number of small
-indexes, each of some shards, because stores cannot append to an object.
+hashes. It reads only the head of the last one, which may store costs. The journal is a number of small indexes, each
+of some shards, because stores cannot append to an object.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ it one copy. But it is another node in each epoch, so that nobody would know who
 A node asks only nodes that come before itself in the order of that shard to fetch it, and a server asks none. So no
 wait is a circle. An owner without the shard first asks for a copy, which a peer gives at once or not. So a new node
 fills its cache from its peers. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for
-`PAUSE`, and the next one in the order is; so it is if a peer cannot give the shard. After `ASKED` peers the bucket is
-asked, and after one that fails to give a copy. A peer whose bytes the index refuses is not asked again.
+`PAUSE`. The next one in the order is asked instead, also where a peer cannot give the shard. The bucket follows after
+`ASKED` peers, or after one that fails to give a copy. A peer whose bytes the index refuses is not asked again.
 """
 
 from __future__ import annotations
