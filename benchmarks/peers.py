@@ -1,12 +1,13 @@
 """Nodes that share their caches: requests to the store, waits, and processor time.
 
     python benchmarks/peers.py [--nodes 8] [--shards 256] [--epochs 3] [--cache 0.25] [--delay 0.02] [--pace 0.05]
-        [--kills 50] [--stops 20] [--s3] [--cases ...]
+        [--kills 50] [--stops 20] [--s3] [--link 3] [--cases ...]
 
 Each node is a process with an address from 127.0.0.2 on, its own cache, and a rank that reads all shards in part. The
 nodes meet after every batch, as trainers do, and then wait for `pace` seconds. Each request to the store takes `delay`
 seconds. A node's cache is a part of the data. A shard that all nodes and epochs request once is 1.00 x; "most" is the
-shard with the most requests. Each node's ids are compared with those of the same rank that reads alone.
+shard with the most requests. "late" counts the batches, but the first, for which a node waits over 10 ms. Each node's
+ids are compared with those of the same rank that reads alone.
 
 - "failing": servers are killed and stopped at random batches of random nodes. A killed one comes back in the next
   epoch, and a stopped one goes on up to 40 batches later.
@@ -15,7 +16,8 @@ shard with the most requests. Each node's ids are compared with those of the sam
 - "moved": processor time of a server and of a client for 1 GB, in shards of 64 MB, without and with xxh64.
 - "cold": a node with an empty cache joins seven that have all shards, of 8 MB.
 
-With `--s3` the store is Ceph's RADOS gateway.
+With `--s3` the store is Ceph's RADOS gateway. `--link` says how many MB a second each node may get from that, in round
+trips of 20 ms, and how many it may send to its peers. It wants root and a loopback interface of its own: `unshare -n`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import random
 import resource
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -48,6 +51,7 @@ from headrace.storage.cache import peer_server
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
+from tests.support.servers.link import Link
 from tests.support.servers.s3 import rgw_server
 
 BATCH, LENGTH, SHARD = 8, 512, 1 << 15
@@ -137,11 +141,17 @@ def cut(is_cut: Any, unreachable: set[str], *, refused: bool) -> Callable[[], No
 def run_node(number: int, options: dict[str, Any], together: Any, is_cut: Any, results: Any) -> None:
     """All epochs of one node; puts its ids, bytes from store and peers, the longest wait, and that for the first."""
     nodes, folder = options['nodes'], options['folder']
-    register_store('slow', lambda *_: CountingStore(options['store'](), log=folder / 'log', delay=options['delay']))
+    stack, store, delay = contextlib.ExitStack(), options['store'], options['delay']
+    if options['link']:
+        link = Link(os.environ['S3_ENDPOINT_URL'], latency=0.02, rate=options['link'] * 1e6)
+        store, delay = partial(store, endpoint_url=stack.enter_context(link).endpoint_url), 0.0
+    register_store('slow', lambda *_: CountingStore(store(), log=folder / 'log', delay=delay))
     hosts = [f'127.0.0.{node + 2}:{options["port"]}' for node in range(nodes)]
     others = [f'127.0.0.{node + 2}' for node in range(nodes) if node != number]
     cut_off = {'one-way': {f'127.0.0.{(number + 1) % nodes + 2}'}, 'apart': set(others)}
-    heal = cut(is_cut, cut_off.get(options['case'].removesuffix('-refused'), set()), refused='ref' in options['case'])
+    stack.callback(
+        cut(is_cut, cut_off.get(options['case'].removesuffix('-refused'), set()), refused='ref' in options['case'])
+    )
     dataset = dataset_of(
         number,
         nodes,
@@ -152,11 +162,11 @@ def run_node(number: int, options: dict[str, Any], together: Any, is_cut: Any, r
     )
     loader = StreamingDataLoader(dataset)
     faults = plan_faults(options, number, len(loader)) if options['case'] == 'failing' else {}
-    ids, longest, done, sent = list[int](), 0.0, 0, Counter[int]()
+    ids, waits, done, sent = list[int](), list[float](), 0, Counter[int]()
     for _ in range(options['epochs']):
         asked = time.monotonic()
         for batch in loader:
-            longest = max(longest, time.monotonic() - asked)
+            waits.append(time.monotonic() - asked)
             ids += batch['id'].tolist()
             for fault in faults.get(done, ()):
                 sent[fault] += send(fault)
@@ -166,16 +176,26 @@ def run_node(number: int, options: dict[str, Any], together: Any, is_cut: Any, r
             time.sleep(options['pace'])
             asked = time.monotonic()
     stats = loader.stats()
+    late = sum(wait > 0.01 for wait in waits[1:])
     results.put(
-        (number, ids, stats.bytes_downloaded, stats.bytes_from_peers, longest, stats.seconds_to_first_batch, sent)
+        (
+            number,
+            ids,
+            stats.bytes_downloaded,
+            stats.bytes_from_peers,
+            max(waits),
+            stats.seconds_to_first_batch,
+            late,
+            sent,
+        )
     )
     together.wait()  # serves the others until all are done
     send(signal.SIGCONT)
-    heal()
+    stack.close()
 
 
 def measure(right: list[list[int]], **options: Any) -> str:
-    """A line: requests of shards, the share of bytes from peers, the longest wait, that for the first batch, faults."""
+    """A line: requests of shards, the share of bytes from peers, waits, late batches, faults."""
     nodes = options['nodes']
     together, results, is_cut = FORK.Barrier(nodes), FORK.Queue(), FORK.Value('b', lock=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -188,13 +208,13 @@ def measure(right: list[list[int]], **options: Any) -> str:
             process.join()
         log = (Path(folder) / 'log').read_text().splitlines()
     assert [one[1] for one in found] == right, 'a batch is wrong'
-    from_store, from_peers = (sum(one[place] for one in found) for place in (2, 3))
+    from_store, from_peers, late = (sum(one[place] for one in found) for place in (2, 3, 6))
     longest, first = (max(one[place] for one in found) for place in (4, 5))
     requests = Counter(line for line in log if '.mds' in line)
-    sent = sum((one[6] for one in found), Counter[int]())
+    sent = sum((one[7] for one in found), Counter[int]())
     return (
         f'{requests.total() / len(requests):6.2f} x {max(requests.values()):5}  '
-        f'{from_peers / max(1, from_peers + from_store):8.1%}  {longest:10.2f} s  {first:9.2f} s  '
+        f'{from_peers / max(1, from_peers + from_store):8.1%}  {longest:10.2f} s  {first:9.2f} s {late:6}  '
         f'{sent[signal.SIGKILL]} killed, {sent[signal.SIGSTOP]} stopped'
     )
 
@@ -284,11 +304,14 @@ def main() -> None:
     parser.add_argument('--kills', type=int, default=50)
     parser.add_argument('--stops', type=int, default=20)
     parser.add_argument('--s3', action='store_true', help='an S3 server as the store: Ceph, which needs root')
+    parser.add_argument('--link', type=float, help="MB a second of a node's link; only with --s3")
     parser.add_argument('--cases', nargs='*', default=['moved', 'cold', 'alone', 'peers', 'failing', *CUTS])
     options = vars(parser.parse_args())
     os.environ['HEADRACE_PEERS_TOKEN'] = os.urandom(16).hex()
     logging.getLogger('headrace').setLevel(logging.ERROR)
     cases = options.pop('cases')
+    if options['link']:
+        slow_down(options['nodes'], options['link'])
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         for algorithm in (None, 'xxh64') if 'moved' in cases else ():
@@ -303,10 +326,22 @@ def main() -> None:
         if options.pop('s3'):
             options['store'] = put_in_s3(remote, stack)
         right = promised(options)
-        print('case            requests  most  from peers  longest wait  first batch', flush=True)
+        print('case            requests  most  from peers  longest wait  first batch   late', flush=True)
         for case in cases:
             if case not in {'moved', 'cold'}:
                 print(f'{case:15} {measure(right, **options, case=case)}', flush=True)
+
+
+def slow_down(nodes: int, rate: float) -> None:
+    """Bound what each node's address sends, in MB a second."""
+    commands = ['ip link set lo up', 'tc qdisc add dev lo root handle 1: htb']
+    for node in range(2, nodes + 2):
+        commands += [
+            f'tc class add dev lo parent 1: classid 1:{node} htb rate {rate * 8}mbit burst 128k quantum 65536',
+            f'tc filter add dev lo parent 1: protocol ip u32 match ip src 127.0.0.{node} flowid 1:{node}',
+        ]
+    for command in commands:
+        subprocess.run(command.split(), check=True)
 
 
 def put_in_s3(remote: Path, stack: contextlib.ExitStack) -> Callable[[], Any]:

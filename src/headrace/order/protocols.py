@@ -106,7 +106,7 @@ class Order(ABC):
 class BatchPlan(ABC):
     """One pass over an epoch: its global batches from a position on, numbered from 0, and which rows are a rank's.
 
-    It never changes. A `Run` makes it; the loader, the readers and the prefetch are given it.
+    It never changes. A `Run` makes it for the loader and its readers, and an equal one in each worker.
     """
 
     __slots__ = ()
