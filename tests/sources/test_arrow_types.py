@@ -135,6 +135,15 @@ def test_slices_of_lists_are_as_python_cuts_them(rows: list[list[int]], data: st
     assert read(array) == ('ndarray:int16', rows[begin:])
 
 
+def test_offsets_whose_differences_overflow_are_an_error() -> None:
+    offsets = pa.py_buffer(np.array([0, 3 << 61, -5 << 60, 2], np.int64))
+    array = pa.Array.from_buffers(
+        pa.large_list(pa.int16()), 3, [None, offsets], children=[pa.array([1, 2], pa.int16())]
+    )
+    with pytest.raises(ShardError, match='not in order'):
+        read(array)
+
+
 def test_an_image_that_lies_elsewhere_is_an_error() -> None:
     with pytest.raises(ShardError, match='Row 1 .*names a file elsewhere'):
         read(pa.array([{'bytes': b'x', 'path': None}, {'bytes': None, 'path': 'a.png'}], FILE))

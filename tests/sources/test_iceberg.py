@@ -84,6 +84,14 @@ def test_metadata_that_are_not_there_are_refused(table: Any, tmp_path: Path) -> 
         rows_of(folder_of(table), tmp_path / 'cache', **named)
 
 
+def test_a_length_beyond_the_end_of_a_manifest_is_an_error(tmp_path: Path) -> None:
+    table = new_table(tmp_path / 'lake', numbers(0, 5))
+    for path in [*(folder_of(table) / 'metadata').glob('*-m0.avro'), *(folder_of(table) / 'metadata').glob('snap-*')]:
+        path.write_bytes(b'Obj\x01\x02' + b'\x80\x80\x80\x80\x02' + b'x' * 9)  # a key of 256 MiB
+        with pytest.raises(FormatError, match='EOFError'):
+            rows_of(folder_of(table), tmp_path / 'cache')
+
+
 # Deleted rows, which `pyiceberg` reads and does not write.
 
 

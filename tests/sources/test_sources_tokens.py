@@ -195,6 +195,8 @@ NPY = npy(range(10))
         ({'a.u16': raw([1]), 'a.u16.index': raw([1, 0, 1], '<u8')}, 'its numbers are others'),
         ({'a.u16': raw([1]), 'a.u16.index': raw([2], '<u8')}, 'its numbers are others'),
         ({'a.u16': raw([1]), 'a.u16.index': raw([1 << 63], '<u8')}, 'its numbers are others'),
+        # Differences of these overflow, and are positive.
+        ({'a.u16': raw([1]), 'a.u16.index': raw([3 << 61, 11 << 60, 1], '<u8')}, 'its numbers are others'),
         ({'a.u16': raw([1, 2]), 'a.u16.index': raw([1], '<u8')}, 'ends with the tokens, but at 1 of the 2'),
         ({'a.u16': raw([1, 2]), 'a.u16.index': b''}, 'ends with the tokens, but at 0 of the 2'),
         ({'a.ds': raw([1]), 'a.ds.metadata': b'gpt2\n1\n1'}, 'does not say of which dtype'),
@@ -209,7 +211,8 @@ def test_a_part_of_other_bytes_is_an_error():
     objects = datatrove('a.ds', [[1, 2], [3], [4, 5, 6]])
     source = index(tokens, objects)
     data = part_bytes(source, 0, objects)
-    for damaged in (data[:-1], data[:-2], data[:8], memoryview(raw([9, 8, 7], '<u8') + data[24:])):
+    ends = [9, 8, 7], [3 << 61, 11 << 60, 6]
+    for damaged in (data[:-1], data[:-2], data[:8], *(memoryview(raw(one, '<u8') + data[24:]) for one in ends)):
         with pytest.raises(ShardError, match='Restore the files'):
             list(source.batches(0, damaged))
 

@@ -471,7 +471,7 @@ def _flat(array: Any) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Any]:
     """The offsets of lists, from 0, and the values that they cut."""
     _require_values(array)
     offsets = np.asarray(array.offsets.to_numpy()).astype(np.int64)
-    if len(offsets) and (offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > len(array.values)):
+    if len(offsets) and (offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > len(array.values)):
         raise ValueError('the offsets of its lists are not in order')
     first = int(offsets[0]) if len(offsets) else 0
     values = array.values.slice(first, int(offsets[-1]) - first if len(offsets) else 0)

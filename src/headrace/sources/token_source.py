@@ -312,10 +312,9 @@ def _ends(beside: Sequence[memoryview], count: int, where: str) -> Integers:
 def _bounds(ends: Integers, count: int, where: str) -> Integers:
     """Where samples begin, and the end of the last one: documents without tokens are none."""
     ends = np.concatenate([[0], ends])
-    sizes = np.diff(ends)
-    if sizes.min(initial=0) < 0 or ends[-1] != count:
+    if (ends[1:] < ends[:-1]).any() or ends[-1] != count:
         raise _damaged(where, 'the lengths of its documents contradict their tokens')
-    return ends[np.concatenate([[True], sizes > 0])]
+    return ends[np.concatenate([[True], ends[1:] > ends[:-1]])]
 
 
 def document_ends(tokens: np.ndarray[Any, Any], end_of_document: int | None, *, is_last: bool) -> Integers:

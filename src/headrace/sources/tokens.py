@@ -158,7 +158,8 @@ def _ends_by_index(store: Store, info: ObjectInfo, file: TokenFile) -> Iterator[
         raise FormatError(f'{info.key} has numbers of 8 bytes, but {info.size} bytes. Restore or write it again.')
     last = 0
     for ends in read_numbers(store, info, '<i8', count=info.size // 8):
-        if np.diff(ends, prepend=last).min() < 0 or ends[-1] > file.count:
+        # Differences of such numbers may overflow.
+        if ends[0] < last or (ends[1:] < ends[:-1]).any() or ends[-1] > file.count:
             raise FormatError(
                 f'{info.key} has the end of each document as a uint64 count of tokens, none after the {file.count} '
                 f'tokens of {file.name}, but its numbers are others. Restore or write it again.'
