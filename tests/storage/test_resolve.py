@@ -67,7 +67,9 @@ def test_extra_options_of_another_backend_are_refused(tmp_path):
         open_store(tmp_path, StoreOptions(extra={'profile': 'x'}))
 
 
-URLS = {backend.example: backend.module for backend in backends() if backend.example} | {'dbfs:/x': 'databricks'}
+URLS = {
+    backend.example: backend.module for backend in backends() if backend.example and modules_of_extra(backend.module)
+} | {'dbfs:/x': 'databricks'}
 """A URL of every store that needs an SDK, and the extra that brings it."""
 SDKS = sorted(optional_modules(SOURCES / 'storage'))
 PACKAGES = sorted(set[str]().union(*map(modules_of_extra, set(URLS.values()))))

@@ -25,7 +25,7 @@ class Backend:
     """
 
     module: str
-    example: str  # A URL, for tests and messages; '' for the store that needs no SDK.
+    example: str  # A URL, for tests and messages; '' for paths of this machine.
     takes_credentials: bool = False
     """Whether the backend handles credentials in a URL itself, or its names may look like them."""
     is_further: bool = False  # Whether the module is in `stores.further`.

@@ -34,6 +34,9 @@ def optional_modules(folder: Path = SOURCES) -> set[str]:
 
 
 def modules_of_extra(extra: str) -> set[str]:
-    """Modules of an extra's packages, as their names say: ``google-cloud-storage`` is google.cloud.storage."""
-    (listed,) = re.findall(rf'^{extra} = \[(.*)\]$', (REPOSITORY / 'pyproject.toml').read_text(), re.M)
-    return {name.replace('-', '.') for name in re.findall(r'"([\w-]+)', listed)}
+    """Modules of an extra's packages, as their names say: ``google-cloud-storage`` is google.cloud.storage.
+
+    A store that needs no SDK has no extra, so none.
+    """
+    listed = re.findall(rf'^{extra} = \[(.*)\]$', (REPOSITORY / 'pyproject.toml').read_text(), re.M)
+    return {name.replace('-', '.') for packages in listed for name in re.findall(r'"([\w-]+)', packages)}
