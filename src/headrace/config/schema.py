@@ -214,7 +214,7 @@ class DatasetConfig(SelectionConfig):
     """Samples per epoch; not with `repeat` or `choose`. Default: those of the streams."""
 
     predownload: Annotated[int, AtLeast(0)] | None = None
-    """Samples that each worker prefetches. Default: 65,536 on a rank or 8 batches, the larger, in 512 MiB or 1,024 shards."""
+    """Samples that each worker prefetches. Default: 65,536 or 8 batches, the larger, in 512 MiB and 1,024 shards."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
     """Limit of shards and indexes in this machine's cache folders. Default: none."""
