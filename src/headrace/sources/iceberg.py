@@ -13,7 +13,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -58,7 +58,7 @@ def decisive(
 
 
 @contextlib.contextmanager
-def _bounded_decoder() -> Iterator[None]:
+def _bounded_decoder() -> Generator[None]:
     """Have pyiceberg decode in Python, 2.7 times slower. Its compiled decoder reads beyond the end of damaged bytes."""
     from pyiceberg.avro.decoder import StreamingBinaryDecoder
 
