@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import socket
 import threading
 import time
@@ -247,6 +248,27 @@ def test_a_peer_that_had_another_token_is_asked_again(many, tmp_path, monkeypatc
             peers._peers[other].not_before -= peers_module.PAUSE
             read(cache, many, entries[0])
     assert cache.stats.counts.bytes_from_peers == SIZE
+
+
+def test_a_peer_that_goes_on_failing_is_asked_less_and_less(many, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(peers_module, 'LONGEST_PAUSE', 100.0)
+    entries, broken = list[CacheEntry](), [True, True, True, False, True]
+
+    def answer(connection):
+        if broken:  # else the server is to end
+            is_broken = broken.pop(0)
+            connection.sendall(head(0, '500 No') if is_broken else head(SIZE) + many.data[entries[0].key])
+
+    with misbehaving(1, answer) as other, listen(0) as own:
+        peers = peers_of([own.getsockname(), other], 0)
+        entries += [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')]
+        cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+        while broken:
+            read(cache, many, entries[0])
+            peers._peers[other].not_before = 0.0
+            del entries[0]
+    pauses = [int(seconds) for seconds in re.findall(r'is not asked for (\d+) s', caplog.text)]
+    assert pauses == [30, 60, 100, 30]
 
 
 def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):

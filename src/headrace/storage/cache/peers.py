@@ -59,7 +59,8 @@ WAIT: Final = 60.0
 SLOWEST: Final = 4 << 20
 """Bytes a second that a peer must send, after the first `SILENCE`."""
 PAUSE: Final = 30.0
-"""Seconds for which a peer that failed is not asked."""
+"""Seconds for which a peer that failed is not asked; each failure in a row doubles them, up to `LONGEST_PAUSE`."""
+LONGEST_PAUSE: Final = 480.0
 START: Final = 5.0
 """Seconds after its own start for which a node waits for peers that were never there: not all start at once."""
 ASKED: Final = 2
@@ -278,6 +279,8 @@ class _Peer:
     address: tuple[str, int]
     not_before: float = 0.0
     """When it may be asked again, by ``time.monotonic``; inf: never."""
+    pause: float = PAUSE
+    """Seconds for which it is not asked after its next failure."""
     has_answered: bool = False
 
 
@@ -454,8 +457,10 @@ class Peers:
         except FormatError as error:
             self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
         except _PeerError as error:
-            self._leave(peer, f'{error}, and is not asked for {PAUSE:.0f} s')
+            self._leave(peer, f'{error}, and is not asked for {peer.pause:.0f} s', peer.pause)
+            peer.pause = min(2 * peer.pause, LONGEST_PAUSE)
         else:
+            peer.pause = PAUSE
             return size
         return 0
 
@@ -475,7 +480,7 @@ class Peers:
     def _proven(self, path: str) -> dict[str, str]:
         return {'Authorization': f'HMAC {proof(self.token, path)}'}
 
-    def _leave(self, peer: _Peer, why: str, pause: float = PAUSE) -> None:
+    def _leave(self, peer: _Peer, why: str, pause: float) -> None:
         peer.not_before = time.monotonic() + pause
         _log.warning('Peer %s %s.', text_of(peer.address), why)
 
