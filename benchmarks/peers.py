@@ -9,8 +9,8 @@ seconds. A node's cache is a part of the data. A shard that all nodes and epochs
 shard with the most requests. "late" counts the batches, but the first, for which a node waits over 10 ms. Each node's
 ids are compared with those of the same rank that reads alone.
 
-- "failing": servers are killed and stopped at random batches of random nodes. A killed one comes back in the next
-  epoch, and a stopped one goes on up to 40 batches later.
+- "failing": servers are killed and stopped at random batches of random nodes. A killed one comes back, and a stopped
+  one goes on up to 40 batches later.
 - "one-way": from the 10th batch on, no node reaches the next one, which reaches it. "apart": none reaches another.
   Packets are dropped (a listening socket with a full queue), or connections are refused ("-refused").
 - "moved": processor time of a server and of a client for 1 GB, in shards of 64 MB, without and with xxh64.
@@ -52,6 +52,7 @@ from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
 from tests.support.servers.link import Link
+from tests.support.servers.peers import servers_of
 from tests.support.servers.s3 import rgw_server
 
 BATCH, LENGTH, SHARD = 8, 512, 1 << 15
@@ -111,8 +112,7 @@ def plan_faults(options: dict[str, Any], number: int, batches: int) -> dict[int,
 
 def send(number: int) -> int:
     """Send a signal to this node's server; returns 1 if that lived."""
-    serving = list(peer_server._state.serving.values())
-    lives = [one.pid for one in serving if peer_server._lives(one.pid)]
+    lives = [pid for one in peer_server._state.serving.values() for pid in servers_of(one.pid)]
     for pid in lives:
         os.kill(pid, number)
     return len(lives)

@@ -25,7 +25,7 @@ from headrace.storage.cache import peers as peers_module
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
 from tests.support.programs.together import run_together
-from tests.support.servers.peers import TOKEN
+from tests.support.servers.peers import TOKEN, servers_of
 
 NODES = 3
 SHARDS = 24
@@ -125,7 +125,9 @@ def test_batches_are_right_while_a_node_does_not_answer(
     loaders = nodes_of(tmp_path, predownload=12)  # so that most shards are wanted later
     iterators = [iter(loader) for loader in loaders]
     ids = [number for one in iterators for number in next(one)['id'].tolist()]
-    os.kill(next(iter(peer_server._state.serving.values())).pid, number)
+    pid = next(iter(peer_server._state.serving.values())).pid
+    for process in [pid, *servers_of(pid)]:
+        os.kill(process, number)
     ids += [number for batches in zip(*iterators, strict=True) for batch in batches for number in batch['id'].tolist()]
     assert sorted(ids) == list(range(SAMPLES))
     assert requests_of(stored).total() <= 4 * SHARDS

@@ -18,7 +18,7 @@ from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peer_server import PeerServer, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, proof
 from tests.support.programs.waiting import until
-from tests.support.servers.peers import STREAM, TOKEN, listen, serving
+from tests.support.servers.peers import STREAM, TOKEN, listen, servers_of, serving
 from tests.support.stores.shards import SIZE, cache_of, fetch_index, make_remote, names
 
 
@@ -257,10 +257,18 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
             server = int(rank.stdout.readline())
             serve(peers, [])  # as another rank of the node
             request = get('/digest/shard.00001.mds')
+            (own,) = servers_of(server)
             for number in signal.SIGTERM, signal.SIGINT, signal.SIGUSR1:
                 os.kill(server, number)
+                os.kill(own, number)
             os.kill(rank.pid, signal.SIGSTOP)  # the server goes on
             assert len(ask(address, request)) > SIZE
+            os.kill(own, signal.SIGKILL)
+            while own in servers_of(server):
+                time.sleep(0.01)
+            assert len(ask(address, request)) > SIZE
+            (own,) = servers_of(server)
+            os.kill(own, signal.SIGSTOP)
         finally:
             rank.kill()
     with pytest.raises(ConnectionError):

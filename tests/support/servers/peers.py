@@ -37,6 +37,14 @@ def peers_of(addresses: list[tuple[str, int]], own: int) -> Peers:
     return peers
 
 
+def servers_of(pid: int) -> list[int]:
+    """The processes that serve, of the one that forks them for a rank."""
+    try:
+        return [int(child) for child in Path(f'/proc/{pid}/task/{pid}/children').read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
 @contextlib.contextmanager
 def serving(listening: socket.socket, caches: Mapping[str, ShardCache]) -> Generator[PeerServer]:
     server = PeerServer(listening, TOKEN.encode(), caches)

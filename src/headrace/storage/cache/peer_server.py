@@ -2,7 +2,7 @@
 
 The process is forked by the first rank of the node that gets the port. It ends with that rank: at the end of a pipe, of
 which the rank holds the other end. So it neither takes the interpreter's lock of a training process, nor is there a
-thread in that when it forks its workers.
+thread in that when it forks its workers. A process between them forks it anew if it is killed.
 
 Nothing of a request touches the file system: a path names a stream by its digest and a file by its name in the index,
 which is looked up in memory. Requests without a proof of the run's token are refused and logged. Connections, bytes of
@@ -332,19 +332,48 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         os.close(ends)
         return
     try:
-        _run(PeerServer(serving.listening, peers.token, caches), ends)
+        for number in signal.valid_signals():  # the rank may have work to finish after these, by handlers of its own
+            if number in {signal.SIGTERM, signal.SIGINT} or callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
+        ask_for_copies_only()
+        while (status := _serve_once(serving.listening, peers.token, caches, ends)) < 0:
+            _log.warning(
+                'The process that serves shards to peers was killed (signal %d). The next one starts.', -status
+            )
+            time.sleep(ALIVE)
     except BaseException:
         _log.exception('The process that serves shards to peers has failed: they ask the bucket.')
     finally:
         os._exit(0)  # never back into the rank's code
 
 
+def _serve_once(listening: socket.socket, token: bytes, caches: Mapping[str, ShardCache], ends: int) -> int:
+    """Fork a server, and wait until it or the rank has ended, or another is started; returns its exit code."""
+    told, tell = os.pipe()
+    dead, lives = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(tell)
+        _run(PeerServer(listening, token, caches), told)
+        os._exit(0)
+    os.close(told)
+    os.close(lives)
+    poll = select.poll()
+    for one in ends, dead:
+        poll.register(one, select.POLLIN)
+    if any(one == ends for one, _ in poll.poll()):
+        with contextlib.suppress(BrokenPipeError):  # it was killed, too
+            if os.write(tell, os.read(ends, 1)) == 0:
+                os.kill(pid, signal.SIGKILL)  # it may be stopped
+        os.waitpid(pid, 0)
+        return 0
+    os.close(tell)
+    os.close(dead)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def _run(server: PeerServer, ends: int) -> None:
     """Serve until the rank ends, or has started another server."""
-    for number in signal.valid_signals():  # the rank may have work to finish after these, by handlers of its own
-        if number in {signal.SIGTERM, signal.SIGINT} or callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_IGN)
-    ask_for_copies_only()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if os.read(ends, 1):
         server.shutdown()
