@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from typing import Any, get_args
 
 import numpy as np
@@ -31,7 +31,15 @@ from headrace.dataset.prefetch.limits import (
     warn_of_shared_shards,
     warn_without_room,
 )
-from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, Pass, PassRequest, SampleSource, Weigh
+from headrace.dataset.reading.batch_reader import (
+    AHEAD,
+    BatchKey,
+    BatchReader,
+    Pass,
+    PassRequest,
+    SampleSource,
+    Weigh,
+)
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.streams.columns import (
@@ -502,7 +510,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
         epoch, start = plan.order.epoch, plan.start
-        numbers = takewhile(lambda number: plan.batches(number, 1), count())
+        numbers = chain.from_iterable(takewhile(len, (plan.batches(first, AHEAD) for first in count(step=AHEAD))))
         keys = (BatchKey(epoch, start, number, asked.continues) for number in numbers)
         return Pass(plan, self.reader_of(plan, asked), keys)
 

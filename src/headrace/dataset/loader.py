@@ -17,7 +17,7 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of, pinned
 from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Cursor, EpochHint, ending_here
-from headrace.dataset.reading.batch_reader import Collate, PassRequest, Reader
+from headrace.dataset.reading.batch_reader import AHEAD, Collate, PassRequest, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import ReadFor, WorkerPool, each
 from headrace.display import Facts, FactsRepr
@@ -26,7 +26,6 @@ from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeStat
 from headrace.padding import Pad
 
 _TRAINER_EPOCH = 'trainer_epoch'  # key of the epoch that a trainer has set on the sampler, in its own count
-_AHEAD = 64  # batches whose existence is asked for at once
 
 
 class StreamingDataLoader(DataLoader[Any], FactsRepr):
@@ -327,7 +326,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         ends_here, source = ending_here(), None
         self._epoch_under_way, self._is_passing = epoch, True
         goes_on = self._cursor.is_rescaled = self._cursor.is_decided = False
-        known = 0  # batches that there are: a plan may find further ones at a cost
+        known, is_uneven = 1, plan.uneven is not None  # a plan may find further batches at a cost
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
@@ -340,12 +339,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     yield received.batch
                 if progress.turn is not turns[0] and not evaluates:
                     progress.refuse_turns()
-                if number + 1 >= known:
-                    known = plan.batches(number + 1, _AHEAD).stop
                 own_samples = received.rows
-                if number + 1 == known:
+                if number + 1 == known and (known := plan.batches(known, AHEAD).stop) == number + 1:
                     self._epoch_under_way, own_samples = None, plan.own_samples(number)
-                elif plan.uneven:  # others have no padding
+                elif is_uneven:  # others have no padding
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()

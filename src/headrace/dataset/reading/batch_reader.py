@@ -58,6 +58,9 @@ class SampleSource:
     peers: Peers | None  # The nodes that share their caches.
 
 
+AHEAD = 64  # batches whose existence a pass asks for at once
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
     batches: BatchSpec  # How the sequence is cut, with all defaults filled in.
@@ -167,6 +170,7 @@ class BatchReader(Reader[BatchKey]):
         self._pass: tuple[int, int] | None = None
         self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
         self._places: _BatchPlaces | None = None
+        self._has_padding = False  # Whether batches of the pass may have any.
         self._next_places: _BatchPlaces | None = None  # of the next epoch, once the look-ahead reaches it
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
@@ -186,7 +190,7 @@ class BatchReader(Reader[BatchKey]):
         if chunk.erased is not None and (erased := chunk.erased[part]).any():
             bad_rows = erased if bad_rows is None else bad_rows | erased
         padding = None if self._pad is None else places_of(batch, self._pad)
-        if self._places.plan.has_padding:
+        if self._has_padding:
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         if self._weigh is not None:
             batch = LOSS_WEIGHT_KEY.put(batch, torch.from_numpy(self._weigh(self._places.plan, number, ids)))
@@ -249,6 +253,7 @@ class BatchReader(Reader[BatchKey]):
         if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
             self._places = _BatchPlaces(self.plan_of(key), source.pool, limits.batches)
         self._plan = self._places.plan  # an earlier one may hold a permutation
+        self._has_padding = self._plan.has_padding
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
