@@ -10,7 +10,7 @@ shard with the most requests. "late" counts the batches, but the first, for whic
 ids are compared with those of the same rank that reads alone.
 
 - "failing": servers are killed and stopped at random batches of random nodes. A killed one comes back, and a stopped
-  one goes on up to 40 batches later.
+  one goes on 0.5 to 6 s later.
 - "one-way": from the 10th batch on, no node reaches the next one, which reaches it. "apart": none reaches another.
   Packets are dropped (a listening socket with a full queue), or connections are refused ("-refused").
 - "moved": processor time of a server and of a client for 1 GB, in shards of 64 MB, without and with xxh64.
@@ -34,6 +34,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -95,18 +96,19 @@ def promised(options: dict[str, Any]) -> list[list[int]]:
     return found
 
 
-def plan_faults(options: dict[str, Any], number: int, batches: int) -> dict[int, list[int]]:
-    """The signals that a node sends to its server, by the number of the batch: the same plan on all nodes."""
+def plan_faults(options: dict[str, Any], number: int, batches: int) -> dict[int, list[tuple[int, float]]]:
+    """The signals that a node sends to its server, by the number of the batch, and for how many seconds they hold.
+
+    All nodes have the same plan.
+    """
     chance, epochs, nodes = random.Random(7), options['epochs'], options['nodes']
-    faults = dict[int, list[int]]()
+    faults = dict[int, list[tuple[int, float]]]()
     for sent in [signal.SIGKILL] * options['kills'] + [signal.SIGSTOP] * options['stops']:
         node, epoch, batch = chance.randrange(nodes), chance.randrange(epochs), chance.randrange(batches)
         at = epoch * batches + batch
-        later = at + chance.randrange(1, 40)
+        seconds = chance.uniform(0.5, 6)
         if node == number:
-            faults.setdefault(at, []).append(sent)
-            if sent == signal.SIGSTOP:
-                faults.setdefault(later, []).append(signal.SIGCONT)
+            faults.setdefault(at, []).append((sent, seconds))
     return faults
 
 
@@ -168,8 +170,10 @@ def run_node(number: int, options: dict[str, Any], together: Any, is_cut: Any, r
         for batch in loader:
             waits.append(time.monotonic() - asked)
             ids += batch['id'].tolist()
-            for fault in faults.get(done, ()):
+            for fault, seconds in faults.get(done, ()):
                 sent[fault] += send(fault)
+                if fault == signal.SIGSTOP:
+                    threading.Timer(seconds, send, [signal.SIGCONT]).start()
             done += 1
             is_cut.value = done >= 10
             together.wait()
