@@ -126,7 +126,7 @@ def test_batches_are_right_while_a_node_does_not_answer(
     iterators = [iter(loader) for loader in loaders]
     ids = [number for one in iterators for number in next(one)['id'].tolist()]
     pid = next(iter(peer_server._state.serving.values())).pid
-    for process in [pid, *servers_of(pid)]:
+    for process in [*servers_of(pid), pid]:
         os.kill(process, number)
     ids += [number for batches in zip(*iterators, strict=True) for batch in batches for number in batch['id'].tolist()]
     assert sorted(ids) == list(range(SAMPLES))

@@ -237,7 +237,8 @@ from tests.support.stores.shards import cache_of, make_remote
 
 peers_module.START = 0.0
 folder, port = Path(sys.argv[1]), sys.argv[2]
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit('a handler of the rank'))
+for number in signal.SIGUSR1, signal.SIGCHLD:
+    signal.signal(number, lambda *_: sys.exit('a handler of the rank'))
 peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='127.0.0.2'))
 serve(peers, [cache_of(make_remote(folder / 'remote'), folder / 'cache', peers=StreamPeers(peers, 'digest'))])
 print(_state.serving[peers.own].pid, flush=True)

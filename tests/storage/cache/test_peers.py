@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
@@ -261,14 +262,37 @@ def test_a_peer_that_goes_on_failing_is_asked_less_and_less(many, tmp_path, monk
 
     with misbehaving(1, answer) as other, listen(0) as own:
         peers = peers_of([own.getsockname(), other], 0)
-        entries += [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')]
+        entries.append(of_others(peers, many))
         cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
         while broken:
             read(cache, many, entries[0])
             peers._peers[other].not_before = 0.0
-            del entries[0]
+            (tmp_path / 'cache' / entries[0].key).unlink()
     pauses = [int(seconds) for seconds in re.findall(r'is not asked for (\d+) s', caplog.text)]
     assert pauses == [30, 60, 100, 30]
+
+
+def test_one_outage_counts_once_for_all_threads(many, tmp_path, caplog):
+    both = threading.Barrier(2)
+
+    def answer(connection):
+        connection.sendall(head(0, '500 No'))
+
+    with misbehaving(1, answer) as other, listen(0) as own:
+        peers = peers_of([own.getsockname(), other], 0)
+        cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+        peer, ask = peers._peers[other], peers._ask
+
+        def ask_at_once(*args, **how):
+            both.wait(60)
+            return ask(*args, **how)
+
+        peers._ask = ask_at_once
+        entries = [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')][:2]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda entry: read(cache, many, entry), entries))
+    assert caplog.text.count('is not asked for 30 s') == 1
+    assert peer.pause == 2 * peers_module.PAUSE
 
 
 def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):

@@ -335,11 +335,10 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         for number in signal.valid_signals():  # the rank may have work to finish after these, by handlers of its own
             if number in {signal.SIGTERM, signal.SIGINT} or callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap the server
         ask_for_copies_only()
-        while (status := _serve_once(serving.listening, peers.token, caches, ends)) < 0:
-            _log.warning(
-                'The process that serves shards to peers was killed (signal %d). The next one starts.', -status
-            )
+        killed_by = 0
+        while killed_by := _serve_once(serving.listening, peers.token, caches, ends, killed_by):
             time.sleep(ALIVE)
     except BaseException:
         _log.exception('The process that serves shards to peers has failed: they ask the bucket.')
@@ -347,14 +346,19 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         os._exit(0)  # never back into the rank's code
 
 
-def _serve_once(listening: socket.socket, token: bytes, caches: Mapping[str, ShardCache], ends: int) -> int:
-    """Fork a server, and wait until it or the rank has ended, or another is started; returns its exit code."""
+def _serve_once(
+    listening: socket.socket, token: bytes, caches: Mapping[str, ShardCache], ends: int, killed_by: int
+) -> int:
+    """Fork a server, and wait until it or the rank has ended, or another is started.
+
+    `killed_by` is the signal that killed the server before, or 0. Returns the one that killed this server, or 0.
+    """
     told, tell = os.pipe()
     dead, lives = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(tell)
-        _run(PeerServer(listening, token, caches), told)
+        _run(PeerServer(listening, token, caches), told, killed_by)
         os._exit(0)
     os.close(told)
     os.close(lives)
@@ -362,6 +366,7 @@ def _serve_once(listening: socket.socket, token: bytes, caches: Mapping[str, Sha
     for one in ends, dead:
         poll.register(one, select.POLLIN)
     if any(one == ends for one, _ in poll.poll()):
+        listening.close()  # the port is the next one's
         with contextlib.suppress(BrokenPipeError):  # it was killed, too
             if os.write(tell, os.read(ends, 1)) == 0:
                 os.kill(pid, signal.SIGKILL)  # it may be stopped
@@ -369,12 +374,16 @@ def _serve_once(listening: socket.socket, token: bytes, caches: Mapping[str, Sha
         return 0
     os.close(tell)
     os.close(dead)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return max(0, -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _run(server: PeerServer, ends: int) -> None:
+def _run(server: PeerServer, ends: int, killed_by: int) -> None:
     """Serve until the rank ends, or has started another server."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    if killed_by:
+        _log.warning(
+            'The process that served shards to peers was killed by signal %d. This one takes its place.', killed_by
+        )
     if os.read(ends, 1):
         server.shutdown()
         server.server_close()  # the port is the next one's

@@ -457,8 +457,9 @@ class Peers:
         except FormatError as error:
             self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
         except _PeerError as error:
-            self._leave(peer, f'{error}, and is not asked for {peer.pause:.0f} s', peer.pause)
-            peer.pause = min(2 * peer.pause, LONGEST_PAUSE)
+            if time.monotonic() >= peer.not_before:  # else it failed for another thread, too
+                self._leave(peer, f'{error}, and is not asked for {peer.pause:.0f} s', peer.pause)
+                peer.pause = min(2 * peer.pause, LONGEST_PAUSE)
         else:
             peer.pause = PAUSE
             return size
