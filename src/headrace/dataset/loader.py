@@ -158,7 +158,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.max_epochs, self.mark_streams = max_epochs, mark_streams
         self.counts_skipped = False
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
-        self.told_length = 0  # what `len` was when a trainer last asked for it, under `counts_skipped`
+        self.told_length = 0  # the `len` that a trainer was told last, under `counts_skipped`
         self.trainers_sampler: object = EpochHint(dataset.progress)
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None

@@ -171,7 +171,7 @@ def source_of(
 
 
 def _notes(runs: Sequence[TokenRuns], keep_last: bool) -> list[str]:
-    """What a user may not expect."""
+    """Facts that a user may not expect."""
     found: list[str] = []
     blocks = [run for run in runs if run.is_blocks and run.file.count]
     rests = [run for run in blocks if run.rest]

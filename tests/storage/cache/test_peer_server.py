@@ -265,8 +265,7 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
             os.kill(rank.pid, signal.SIGSTOP)  # the server goes on
             assert len(ask(address, request)) > SIZE
             os.kill(own, signal.SIGKILL)
-            while own in servers_of(server):
-                time.sleep(0.01)
+            until(lambda: own not in servers_of(server))
             assert len(ask(address, request)) > SIZE
             (own,) = servers_of(server)
             os.kill(own, signal.SIGSTOP)

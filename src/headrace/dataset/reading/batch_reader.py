@@ -46,7 +46,7 @@ Key = TypeVar('Key')
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSource:
-    """What readers get of a dataset. It goes to workers."""
+    """The parts of a dataset that readers get. They go to workers."""
 
     pool: SamplePool  # The samples by id, as they are stored.
     samples: SamplePool | StreamingDataset  # The dataset, if a user's code reads samples; else the pool.
