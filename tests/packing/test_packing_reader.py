@@ -159,7 +159,8 @@ def test_a_document_that_is_none(tmp_path, caplog, library, bad, message):
         tokenizer = None if library == 'none' else tokenizer_of(library)
         packing = Packing(sequence_length=3, tokenizer=tokenizer, column='it', method='concatenate')
         options = {'remote': str(tmp_path / 'in'), 'local': str(tmp_path / 'cache'), 'packing': packing, **options}
-        return StreamingDataLoader(PackedDataset(**options, on_bad_sample=policy), batch_size=1)
+        # Without `predownload`, it would look hundreds of passes over three documents ahead.
+        return StreamingDataLoader(PackedDataset(**options, predownload=2, on_bad_sample=policy), batch_size=1)
 
     with pytest.raises(Exception, match=message) as raised:
         next(iter(loader('raise')))

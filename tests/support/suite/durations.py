@@ -1,7 +1,7 @@
 """How long tests take: the longest begin first, and `--below` leaves them out.
 
 Tests of one trainer are given to one process, which imports it, and starts the server of `ranks.py` for it, once. So
-are those of Ceph, whose cluster takes longer to start than they do.
+are those of Ceph and of MosaicML Streaming, which take longer to start or to import than they do.
 
 `tests/data/durations.txt` has a line for each test that takes long: its CPU seconds, with those of its programs, and
 its name. The time on a clock would depend on what else the machine does. `make durations` measures again. A test
@@ -23,8 +23,8 @@ import pytest
 FILE = Path(__file__).parents[2] / 'data' / 'durations.txt'
 LONG = 0.1
 """CPU seconds from which on a test has a line."""
-CEPH = 'rgw'
-"""The fixture of it, and its name among parameters."""
+TOGETHER = ('rgw', 'mosaicml_streaming')
+"""Fixtures whose tests one process runs; 'rgw' is Ceph's, and its name among parameters."""
 
 _KEY = 'cpu seconds'
 _begun = pytest.StashKey[float]()
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def dealt(items: list[pytest.Item], known: dict[str, float], workers: int) -> list[pytest.Item]:
     """As `--dist worksteal` shares them out, in equal parts: each part begins with its share of the long ones."""
-    first = [item for item in items if item.nodeid in known or _group(item) == CEPH]
+    first = [item for item in items if item.nodeid in known or _group(item) in TOGETHER]
     is_first = set(first)
     rest = [item for item in items if item not in is_first]
     parts: list[pytest.Item] = []
@@ -88,11 +88,9 @@ def _hands(items: list[pytest.Item], known: dict[str, float], workers: int) -> l
 
 
 def _group(item: pytest.Item) -> str:
-    """The group of a test that one process runs: a trainer, Ceph, or this test alone."""
+    """The group of a test that one process runs: a trainer, one of `TOGETHER`, or this test alone."""
     trainers = [marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)]
-    if not trainers and CEPH in _names(item):
-        return CEPH
-    return trainers[0] if trainers else item.nodeid
+    return [*trainers, *(name for name in TOGETHER if name in _names(item)), item.nodeid][0]
 
 
 def _names(item: pytest.Item) -> set[str]:
