@@ -22,13 +22,14 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 from headrace import MDSWriter, redaction
 from headrace.storage import resolve
 from headrace.storage.transfer.retry import Retry
+from tests.support.stores.downloads import brief_sleep
 from tests.support.suite.example_counts import USUAL
 
 if TYPE_CHECKING:
     from tests.support.servers.s3 import S3Server
 
-# Pauses between tries take 3 to 8 s of a test of a bad index or shard. Programs that tests start have the usual ones.
-Retry.__init__.__kwdefaults__['first_delay'] = 0.02
+# Pauses between tries would take 3 to 8 s of a test of a bad index or shard. Programs that tests start have whole ones.
+Retry.__init__.__kwdefaults__['sleep'] = brief_sleep
 
 pytest_plugins = ['tests.support.suite.durations']
 

@@ -85,13 +85,13 @@ class TestBadDownloads:
                 path.write_bytes(data)
 
         first_step()
-        with cache_of(plain, tmp_path / 'cache', retry=Retry(first_delay=1, sleep=sleep)).acquire(entry) as lease:
+        with cache_of(plain, tmp_path / 'cache', retry=Retry(sleep=sleep)).acquire(entry) as lease:
             plain.check(lease)
-        assert slept == [1, 2, 4]
+        assert slept == [0.5, 1, 2]
         first_step()
         with pytest.raises(ObjectNotFoundError if state == 'absent' else ChecksumError) as caught:
-            cache_of(plain, tmp_path / 'other', retry=Retry(first_delay=1, sleep=slept.append)).acquire(entry)
-        assert slept[3:] == [1, 2, 4]
+            cache_of(plain, tmp_path / 'other', retry=Retry(sleep=slept.append)).acquire(entry)
+        assert slept[3:] == [0.5, 1, 2]
         if state != 'absent':
             assert plain.store.head(entry.key).etag in str(caught.value)
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from headrace.storage import Retry
 
 DATA = bytes(range(256)) * 100
 RETRY = Retry(attempts=3, first_delay=0)
+
+
+def brief_sleep(seconds: float) -> None:
+    """A clock of retries that runs 25 times faster; workers that are spawned find it here."""
+    time.sleep(seconds / 25)
