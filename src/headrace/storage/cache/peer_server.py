@@ -4,8 +4,8 @@ The process is forked by the first rank of the node that gets the port. It ends 
 which the rank holds the other end. So it neither takes the interpreter's lock of a training process, nor is there a
 thread in that when it forks its workers. A process between them forks it anew if it is killed.
 
-Nothing of a request touches the file system: a path names a stream by its digest and a file by its name in the index,
-which is looked up in memory. Requests without a proof of the run's token are refused and logged. Connections, bytes of
+Nothing of a request touches the file system. A path names a stream by its digest, and a file by its name in the index;
+both are looked up in memory. Requests without a proof of the run's token are refused and logged. Connections, bytes of
 a head, and the seconds of each step are bounded.
 """
 
