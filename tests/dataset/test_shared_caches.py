@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from headrace.storage.cache import peers as peers_module
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
 from tests.support.programs.together import run_together
-from tests.support.servers.peers import TOKEN, servers_of
+from tests.support.servers.peers import fix_owners, servers_of
 
 NODES = 3
 SHARDS = 24
@@ -35,7 +36,7 @@ SAMPLES = 20 * SHARDS
 @pytest.fixture(autouse=True)
 def _servers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Ends the servers that a test has started."""
-    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    fix_owners(monkeypatch)
     for name in 'SILENCE', 'START':
         monkeypatch.setattr(peers_module, name, 30.0)  # on a busy machine
     yield
@@ -51,10 +52,10 @@ def _servers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 def stored(tmp_path: Path) -> Path:
     """A log of the requests to the store `counted://`, of compressed shards of 20 samples."""
     remote, log = tmp_path / 'remote', tmp_path / 'log'
-    columns = {'id': 'int', 'data': 'bytes'}
+    columns, random = {'id': 'int', 'data': 'bytes'}, Random(0)  # owners follow from the data, too
     with MDSWriter(out=str(remote), columns=columns, size_limit=10_500, hashes=['xxh64'], compression='zstd') as writer:
         for number in range(SAMPLES):
-            writer.write({'id': number, 'data': os.urandom(500)})
+            writer.write({'id': number, 'data': random.randbytes(500)})
     register_store('counted', lambda _url, _options: CountingStore(LocalStore(remote), log=log))
     return log
 

@@ -21,13 +21,13 @@ from headrace.storage import CacheEntry, ShardCache
 from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from headrace.testing.stores import CountingStore
-from tests.support.servers.peers import STREAM, TOKEN, Node, cluster, listen, misbehaving, peers_of, serving
+from tests.support.servers.peers import STREAM, TOKEN, Node, cluster, fix_owners, listen, misbehaving, peers_of, serving
 from tests.support.stores.shards import SIZE, cache_of, make_remote
 
 
 @pytest.fixture(autouse=True)
-def token(monkeypatch):
-    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+def owners(monkeypatch):
+    fix_owners(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from headrace.storage import ShardCache
+from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peer_server import PeerServer
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
 from tests.support.stores.shards import Remote, cache_of
@@ -35,6 +38,13 @@ def peers_of(addresses: list[tuple[str, int]], own: int) -> Peers:
     peers = Peers(PeerOptions(hosts=hosts, interface=addresses[own][0]))
     peers.join()
     return peers
+
+
+def fix_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the run's token, and have the owners of shards depend on hosts alone: ports differ in each run of a test."""
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    scores = peers_module.scores
+    monkeypatch.setattr(peers_module, 'scores', lambda address, keys: scores((address[0], 7207), keys))
 
 
 def servers_of(pid: int) -> list[int]:
