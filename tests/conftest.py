@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.name == 'test_workers_read_it[spawn]' and 'Jsonl' not in item.nodeid:
             item.add_marker(pytest.mark.slow)
-        if 'mosaicml_streaming' in getattr(item, 'fixturenames', ()):
+        if any(name.startswith('mosaicml_streaming') for name in getattr(item, 'fixturenames', ())):
             own = item.get_closest_marker('timeout')
             args, kwargs = (own.args, own.kwargs) if own else ((), {})
             item.add_marker(pytest.mark.timeout(*args, **{**kwargs, 'func_only': True}), append=False)

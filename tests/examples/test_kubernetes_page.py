@@ -23,6 +23,7 @@ STEP = """
 
 
 @pytest.mark.once
+@pytest.mark.timeout(600)
 def test_the_loop_saves_at_sigterm_and_continues_on_other_ranks(tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path / 'data'), columns={'id': 'int'}) as writer:
         writer.write_batch({'id': list(range(10 * 512))})
@@ -33,7 +34,7 @@ def test_the_loop_saves_at_sigterm_and_continues_on_other_ranks(tmp_path: Path) 
     places = ['train.py', 'data', 'cache', '.']
 
     with Program([*torchrun(2), *places], cwd=tmp_path, environ=environ) as stopped:
-        until((tmp_path / 'in-step-4').exists)
+        until((tmp_path / 'in-step-4').exists, 280)
         stopped.process.send_signal(signal.SIGTERM)
         assert stopped.wait().returncode != 0  # torchrun's own: its ranks ended well
     with Program([*torchrun(1), *places], cwd=tmp_path, environ=environ) as resumed:

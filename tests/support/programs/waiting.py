@@ -8,7 +8,7 @@ from collections.abc import Callable
 __all__ = ['until']
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
     """Wait until something holds, which it must in so many seconds: more than a busy machine pauses."""
     end = time.monotonic() + seconds
     while not condition():

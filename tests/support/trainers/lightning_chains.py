@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tests.support.servers.process import free_port
 from tests.support.trainers.chains import HangError, fork_ranks, serve
 from tests.support.trainers.lightning_run import Crash, Run, train
 
@@ -71,6 +72,7 @@ def _by_lightning(run: Run) -> None:
     signal.signal(signal.SIGALRM, end)
     signal.alarm(SECONDS)
     environ = dict(os.environ)
+    os.environ['STANDALONE_PORT'] = str(free_port())  # Lightning's own choice may be taken before a rank listens
     try:
         train(run)
     except Exception as error:

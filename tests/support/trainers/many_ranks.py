@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from headrace import StreamingDataset
 from headrace.dataset import sequence
 from headrace.order import lengths
 from headrace.order.lengths import BucketedOrder
+from tests.support.servers.process import free_port
 from tests.support.trainers.ranks import run_ranks
 
 each_world = pytest.mark.parametrize(
@@ -63,9 +63,7 @@ def compare(trainer: str, data: Path, folder: Path, worlds: list[tuple[int, str]
 
 def share_caches(trainer: str, data: Path, folder: Path) -> None:
     """Check that ranks on two nodes, without a list of them, train all samples, and that both serve."""
-    with socket.create_server(('127.0.0.2', 0)) as free:
-        port = free.getsockname()[1]
-    ids, seen = trained(trainer, data, folder, 2, 'pad', peers={'port': port})
+    ids, seen = trained(trainer, data, folder, 2, 'pad', peers={'port': free_port()})
     assert sorted(sum(ids, [])) == list(range(1636))
     assert seen['servers'] == 1
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.programs.processes import Program
+from tests.support.servers.process import free_port
 from tests.support.trainers.chains import fork_ranks
 
 _IMPORTS = {
@@ -147,6 +148,8 @@ def _server(trainer: str) -> Program:
 
 
 def _run(job: Job) -> None:
+    if not job.launched:
+        os.environ['STANDALONE_PORT'] = str(free_port())  # Lightning's own choice may be taken before a rank listens
     os.chdir(job.folder)
     sys.argv = [job.program, *job.arguments]
     sys.path[0] = str(Path(job.program).parent)
