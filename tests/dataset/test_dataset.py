@@ -18,6 +18,7 @@ from headrace import (
     TSVWriter,
 )
 from headrace.errors import ConfigError, TopologyError
+from tests.support.stores.shards import disk_use
 
 
 def test_sizes_and_streams(make_dataset):
@@ -93,14 +94,15 @@ def test_a_shard_deleted_during_iteration_is_fetched_again(make_dataset, tmp_pat
 def test_a_cache_limit_that_holds_a_few_shards_loses_nothing(make_dataset, tmp_path, compression, workers):
     remote, local = make_dataset('remote', 400, per_shard=10, compression=compression), tmp_path / 'local'
     size = sum(shard.files[0].raw.bytes for shard in StreamingDataset(local=str(remote)).shards)
-    dataset = StreamingDataset(
-        remote=str(remote), local=str(local), cache_limit=size // 4 + 20_000, batch_size=8, shuffle=True
-    )
+    limit = (remote / 'index.json').stat().st_size + size // 4 + 2000
+    order = {'shuffle': True, 'shuffle_block_size': 50, 'batch_size': 8}
+    dataset = StreamingDataset(remote=str(remote), local=str(local), cache_limit=limit, **order)
     loader = StreamingDataLoader(dataset, num_workers=workers)
     for _ in range(2):
         ids = [sample for batch in loader for sample in batch['id'].tolist()]
         assert sorted(ids) == list(range(400))
-        assert sum(path.stat().st_size for path in local.rglob('*') if path.is_file()) <= dataset.cache_limit
+        assert disk_use(local) <= limit
+    assert loader.stats().evictions > 0
 
 
 def test_a_cache_limit_below_one_shard_says_so(make_dataset, tmp_path):

@@ -166,22 +166,26 @@ def test_workers_stay_and_what_they_have_read_for_another_world_is_dropped(folde
         options = {'multiprocessing_context': context, 'persistent_workers': persistent, 'prefetch_factor': 8}
         return loader_of(folders, kind, topology, workers=2, **({} if kind == 'packed' else options))
 
+    def workers_of_now() -> set[multiprocessing.process.BaseProcess]:
+        return set(multiprocessing.active_children()) - others
+
     expected = expected_of(folders, kind)
+    others = set(multiprocessing.active_children())  # of a test before
     ranks = Ranks(make, expected, (2, 1, 1))
     ranks.step()
     ranks.step()
-    workers = set(multiprocessing.active_children())
+    workers = workers_of_now()
     ranks.rescale((2, 1, 1), [1, 0], None, 2)
     ranks.step()
     ranks.rescale((2, 2, 1), [0, 1], expected.states[1], 1)
     ranks.step()
-    assert set(multiprocessing.active_children()) == workers
+    assert workers_of_now() == workers
     ranks.rescale((1, 1, 1), [1], None, 2)
     while ranks.at < len(expected.batches):
         ranks.step()
-        assert persistent or set(multiprocessing.active_children()) <= workers or ranks.at > expected.ends[0]
+        assert persistent or workers_of_now() <= workers or ranks.at > expected.ends[0]
     if persistent:
-        assert set(multiprocessing.active_children()) <= workers
+        assert workers_of_now() <= workers
 
 
 def test_workers_read_no_key_of_a_pass_that_is_over(folders):

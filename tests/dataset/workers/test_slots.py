@@ -240,7 +240,8 @@ def note_end(folder, worker):
 
 @pytest.mark.parametrize('persistent', [False, True])
 @pytest.mark.once
-def test_workers_end_by_themselves_while_they_send_large_batches(make_dataset, tmp_path, persistent):
+def test_workers_end_by_themselves_while_they_send_large_batches(make_dataset, tmp_path, persistent, monkeypatch):
+    monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 60)
     data = StreamingDataset(local=str(make_dataset('data', 60)), batch_size=10, shuffle=False)
     loader = StreamingDataLoader(
         data,
