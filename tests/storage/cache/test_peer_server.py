@@ -198,7 +198,7 @@ def test_a_server_that_is_starting_is_waited_for(monkeypatch):
 
 
 MANY = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from headrace.storage.cache.peer_server import _state, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
@@ -209,9 +209,12 @@ peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{port}', '127.0.0.3'), interface='1
 remote = make_remote(folder / 'remote')
 for number in range(3):
     cache = cache_of(remote, folder / f'cache {number}', peers=StreamPeers(peers, 'digest'))
+    if number:
+        os.kill(_state.serving[peers.own].pid, signal.SIGSTOP)  # it ends after the next one is there
     serve(peers, [cache])
     serving = _state.serving[peers.own]
     for pid in serving.replaced:
+        os.kill(pid, signal.SIGCONT)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not yet reaped
     print(serving.caches['digest'].name, len(serving.replaced))
     del cache

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -276,9 +277,9 @@ def data(tmp_path, make_dataset_in) -> Path:
 
 
 @pytest.fixture
-def remote(server) -> str:
+def remote() -> str:
     """A bucket of the test's own: this process may have named others."""
-    return f's3://bucket-{server.getsockname()[1]}/data'
+    return f's3://bucket-{uuid4().hex}/data'
 
 
 @pytest.fixture
