@@ -15,8 +15,7 @@ class DatabricksFaults(StoreFaultContract):
             endpoint_url=databricks_proxy.endpoint_url, read_timeout=read_timeout, connect_timeout=read_timeout
         )
         store = open_store(direct.url, options)
-        self.RETRY.call(
-            'list', lambda: list(store.list(''))
-        )  # the SDK looks the workspace up, which is none of the requests counted
+        # The SDK looks the workspace up, which is none of the requests counted.
+        self.RETRY.call('list', lambda: list(store.list('')))
         databricks_proxy.requests.clear()
         return ProxiedStore(store, databricks_proxy)

@@ -11,5 +11,5 @@ RETRY = Retry(attempts=3, first_delay=0)
 
 
 def brief_sleep(seconds: float) -> None:
-    """A clock of retries that runs 25 times faster; workers that are spawned find it here."""
+    """A clock of retries that runs 25 times faster. No test counts on its pauses; spawned workers find it here."""
     time.sleep(seconds / 25)
