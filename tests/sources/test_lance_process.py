@@ -25,8 +25,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def process() -> Iterator[Any]:
-    path = Path(lance_client.__file__).with_name('lance_process.py')
-    with subprocess.Popen([sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+    command = [sys.executable, str(Path(lance_client.__file__).with_name('lance_process.py'))]
+    # Without PYTHONUNBUFFERED, which would flush each answer.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}) as started:
         yield started
         started.kill()
 

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-if __name__ == '__main__':
-    del sys.path[0]  # the folder of this file, whose modules have the names of others
+if __name__ == '__main__' and not getattr(sys.flags, 'safe_path', False):
+    # The folder of this file, whose modules have the names of others. PYTHONSAFEPATH, since Python 3.11, leaves it out.
+    del sys.path[0]
 
 import lance
 import pyarrow as pa
@@ -67,7 +68,7 @@ def main() -> None:
     with pa.PythonFile(sys.stdout.buffer, 'w') as out:
         while select.select([sys.stdin], [], [], _IDLE)[0] and (line := sys.stdin.readline()):
             answer(line, out)
-            out.flush()
+            sys.stdout.flush()  # what `out` writes into, and does not flush itself
 
 
 if __name__ == '__main__':
