@@ -8,7 +8,6 @@ import gzip
 import io
 import itertools
 import json
-import os
 import time
 import tracemalloc
 from collections.abc import Iterable
@@ -20,53 +19,16 @@ from headrace import Stream, StreamingDataset
 from headrace.errors import HeadraceError, StorageError, StreamError, TransferError
 from headrace.storage import Retry, download
 from headrace.storage.protocol import Store, StoreOptions
-from headrace.storage.resolve import backends, open_store
+from headrace.storage.resolve import open_store
 from tests.support.servers.hostile_server import hostile_server
+from tests.support.stores.every_store import REQUEST_TIMEOUT, URLS
 
-pytestmark = pytest.mark.cloud
+pytestmark = [pytest.mark.cloud, pytest.mark.usefixtures('nothing_of_the_user')]
 
-SECONDS = 0.3
+SECONDS = REQUEST_TIMEOUT
 """The bound of a request in these tests, and how long a server trickles between two bytes at most."""
 SOON = 60.0
 """Far more than any of these takes, and far less than what it took without bounds: for ever."""
-URLS = {
-    # Of two schemes of one store, the first.
-    backend.module: backend.example
-    for backend in reversed(backends())
-    if backend.example and backend.module != 'sftp'
-}
-"""A URL of each store that is reached by HTTP."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_the_user(monkeypatch, tmp_path):
-    for name in list(os.environ):
-        if name.startswith(('AWS_', 'AZURE_', 'OCI_', 'HF_', 'HUGGING', 'GOOGLE_', 'GCS_', 'STORAGE_', 'DATABRICKS_')):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv('HOME', str(tmp_path))
-    monkeypatch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
-
-
-@pytest.fixture
-def open_at(kind, monkeypatch):
-    """Opens a store of a kind at an address."""
-
-    def open_it(address: str, seconds: float = SECONDS) -> Store:
-        extra = {'account_name': 'account'} if kind == 'azure' else {}
-        if kind == 'databricks':
-            monkeypatch.setenv('DATABRICKS_HOST', address)
-            monkeypatch.setenv('DATABRICKS_TOKEN', 'token')
-        options = StoreOptions(
-            endpoint_url=f'{address}/account' if kind == 'azure' else address,
-            region='us-east-1',
-            anonymous=kind != 'databricks',
-            read_timeout=5,
-            request_timeout=seconds,
-            extra=extra,
-        )
-        return open_store(URLS[kind], options)
-
-    return open_it
 
 
 def say_once(text: bytes):

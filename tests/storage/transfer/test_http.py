@@ -1,11 +1,14 @@
 import contextlib
+import errno
 import io
+import socket
 
 import pytest
 
 from headrace.errors import ChecksumError, ConfigError, StorageError, TransferError
 from headrace.storage.protocol import ObjectInfo
-from headrace.storage.transfer.http import ReadRequest, SourcePart
+from headrace.storage.transfer.http import ReadRequest, SourcePart, missing_certificates
+from tests.support.stores.every_store import URLS
 
 
 class Dribbling(io.BytesIO):
@@ -108,3 +111,71 @@ class TestNothingLeft:
     def test_of_another_version(self, offset, size, wanted):
         with pytest.raises(TransferError, match='changed'):
             ReadRequest('u', offset, size, wanted).nothing_left(self.INFO)
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Sets variables of the environment in place of those that a developer has for proxies and certificates."""
+    names = [f'{name}_proxy' for name in ('http', 'https', 'all', 'no')]
+    for name in (
+        *names,
+        *map(str.upper, names),
+        'SSL_CERT_FILE',
+        'REQUESTS_CA_BUNDLE',
+        'CURL_CA_BUNDLE',
+        'AWS_CA_BUNDLE',
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+    def variables(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return variables
+
+
+@pytest.mark.cloud
+@pytest.mark.parametrize(
+    'kind',
+    # The SDK of Databricks looks for its server for five seconds.
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == 'databricks')) for kind in URLS],
+)
+def test_a_proxy_that_does_not_answer_is_named_with_the_variable_that_goes_around_it(kind, open_at, variables):
+    store = open_at('http://127.0.0.1:9', 60)
+
+    def told() -> str:
+        # Only boto3 looks for proxies when its client is made, and only that of Databricks takes long to make.
+        used = open_at('http://127.0.0.1:9', 60) if kind == 's3' else store
+        with pytest.raises(TransferError) as raised:
+            used.get('key', io.BytesIO())
+        return str(raised.value)
+
+    assert 'proxy' not in told().lower()
+    variables(HTTP_PROXY='http://name:a-password@127.0.0.1:1')
+    fix = 'correct it, or add 127.0.0.1 to NO_PROXY if the proxy does not reach it.'
+    assert told().endswith(f' HTTP_PROXY names a proxy for 127.0.0.1: {fix}')
+    assert 'a-password' not in told()
+    variables(no_proxy='localhost')
+    assert 'add 127.0.0.1 to no_proxy' in told()  # which wins over NO_PROXY
+    variables(no_proxy='localhost,127.0.0.1')
+    assert 'proxy' not in told().lower()
+
+
+@pytest.mark.cloud
+@pytest.mark.parametrize('kind', URLS)
+def test_a_missing_file_of_certificates_is_named_by_its_variable(kind, open_at, variables, tmp_path):
+    variables(REQUESTS_CA_BUNDLE=str(tmp_path / 'gone.pem'), AWS_CA_BUNDLE=str(tmp_path / 'gone.pem'))
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        store = open_at(f'https://127.0.0.1:{server.getsockname()[1]}', 60)
+        text = 'There is no such file of certificates. Correct or unset REQUESTS_CA_BUNDLE and AWS_CA_BUNDLE.'
+        with pytest.raises(ConfigError, match=f'Reading .* {text}'):
+            store.get('key', io.BytesIO())
+
+
+def test_other_errors_are_not_explained_by_certificates(variables):
+    assert not missing_certificates(FileNotFoundError(errno.ENOENT, 'of no certificate'))
+    variables(SSL_CERT_FILE='/missing')
+    assert missing_certificates(FileNotFoundError(errno.ENOENT, 'this one'))
+    assert not missing_certificates(OSError(errno.ENETUNREACH, 'Network is unreachable'))
+    assert not missing_certificates(ConnectionRefusedError(errno.ECONNREFUSED, 'Connection refused'))
+    assert not missing_certificates(ValueError('of no file'))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, BinaryIO, NamedTuple
 
 from headrace.error_mapping import mapping_errors
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix, count_option
-from headrace.storage.transfer.http import UNREADABLE, ReadRequest, unreadable
+from headrace.storage.transfer.http import UNREADABLE, ReadRequest, missing_certificates, proxy_note, unreadable
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 
@@ -107,8 +107,11 @@ class BucketStore(ABC):
             found = self._explained(doing, key, error, used)
             if found is None:
                 what = f'{doing} {self.url}/{key} at {self._server()}'
-                if isinstance(error, (*self._network_errors(), ConnectionError, TimeoutError)):
-                    found = BrokenTransferError.at(f'{what} broke: {self._told(error)}.', etag=etag)
+                if note := missing_certificates(error):
+                    found = ConfigError(f'{what} failed: {self._told(error)}. {note}')
+                elif isinstance(error, (*self._network_errors(), ConnectionError, TimeoutError)):
+                    note = proxy_note(self._server())
+                    found = BrokenTransferError.at(f'{what} broke: {self._told(error)}.{note}', etag=etag)
                 elif isinstance(error, UNREADABLE) and doing != 'Writing':  # else it may be the source's
                     found = unreadable(what, error, etag=etag)
                 else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from headrace.errors import AccessDeniedError, ChecksumError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.protocol import ObjectInfo
@@ -25,6 +28,8 @@ CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
 one begins too late."""
 
+_CERTIFICATES: Final = ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'SSL_CERT_FILE')
+_MISSING: Final = frozenset({None, errno.ENOENT})
 _CONTENT_RANGE: Final = re.compile(r'bytes +([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)')
 
 
@@ -77,6 +82,38 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
 def changed(url: str, asked: str | None = None, found: str = '') -> BrokenTransferError:
     versions = f', from version {asked!r} to {found!r}' if asked and found else ''
     return BrokenTransferError.at(f'{url} changed while it was being read{versions}.', changed=True)
+
+
+def proxy_note(server: str) -> str:
+    """A sentence on the environment's proxy for a server, to follow another one in a message; empty if it has none."""
+    from urllib.request import proxy_bypass  # takes milliseconds
+
+    url = urlsplit(server)
+    names = [name for kind in (url.scheme, 'all') for name in (f'{kind}_proxy', f'{kind.upper()}_PROXY')]
+    used = next(filter(os.environ.get, names), None)
+    if not used or not url.hostname or proxy_bypass(url.netloc.rpartition('@')[2]):
+        return ''
+    exceptions = 'no_proxy' if os.environ.get('no_proxy') else 'NO_PROXY'  # the first wins
+    return (
+        f' {used} names a proxy for {url.hostname}: correct it, or add {url.hostname} to {exceptions} if the proxy '
+        f'does not reach it.'
+    )
+
+
+def missing_certificates(error: BaseException) -> str:
+    """The sentence that explains an error by a missing file of certificates; empty if that is not its cause."""
+    cause: BaseException | None = error
+    while cause is not None and not _is_of_missing_file(cause):
+        cause = cause.__cause__ or cause.__context__
+    names = [name for name in _CERTIFICATES if name in os.environ and not Path(os.environ[name]).exists()]
+    if cause is None or not names:
+        return ''
+    return f'There is no such file of certificates. Correct or unset {" and ".join(names)}.'
+
+
+def _is_of_missing_file(error: BaseException) -> bool:
+    """Whether it may say that a file is missing. The one of requests has no number."""
+    return isinstance(error, OSError) and type(error) in {OSError, FileNotFoundError} and error.errno in _MISSING
 
 
 def seconds_to_wait(header: str | None) -> float | None:
