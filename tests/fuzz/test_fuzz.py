@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import random
 import tracemalloc
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import HeadraceError
 from tests.support.fuzz.fuzz_seeds import PARSERS, files_in, seeds_of
 from tests.support.fuzz.fuzz_targets import damaged, read, read_all
 
@@ -55,3 +57,23 @@ def test_damaged_files_raise_only_our_errors(parser: str, tmp_path: Path) -> Non
     for number in range(CASES):
         good, bad = damaged(random.Random(f'{parser}:{number}'), parser, seeds)
         read(parser, good, bad, tmp_path / 'data')
+
+
+COUNTLESS = ('.jsonl', '.csv', '.tsv', '.tfrecord', '.u32')
+"""Files that are whole at the end of any record: nothing counts these."""
+
+
+@pytest.mark.parametrize('parser', [parser for parser in PARSERS if parser != 'delta'])  # test_delta cuts its logs
+def test_a_cut_file_is_an_error_or_has_all_its_rows(parser: str, tmp_path: Path) -> None:
+    need(parser)
+    rng = random.Random(parser)
+    good = rng.choice(seeds_of(parser))
+    whole = read_all(parser, good, tmp_path / 'data', index_of=good)
+    for name in rng.sample([*good], min(4, len(good))):
+        size = len(good[name])
+        for cut in {0, size // 2, size - 17, size - 16, size - 1, *rng.sample(range(size), min(3, size))}:
+            bad = {**good, name: good[name][: max(0, cut)]}
+            rows = whole
+            with contextlib.suppress(HeadraceError):
+                rows = read_all(parser, bad, tmp_path / 'data', index_of=bad)
+            assert rows == whole or name.endswith(COUNTLESS), (name, size, cut)

@@ -16,7 +16,7 @@ import pytest
 from headrace import StreamingDataLoader, Topology
 from headrace.errors import ConfigError, EmptyDatasetError, FormatError, StreamError
 from headrace.sources import delta
-from tests.support.sources.tables import DeltaTable, by_id, dataset, read_logs_here, rows_of
+from tests.support.sources.tables import DeltaTable, by_id, dataset, numbers, read_logs_here, rows_of
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
@@ -250,3 +250,93 @@ def test_one_table_is_read_as_a_whole(table: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="This is a table .* Read it with `format='delta'`"):
         rows_of(lake / 'test', tmp_path / 'other', format='parquet')
     assert len(rows_of(f'{lake}/test/*/*.parquet', tmp_path / 'files')) == 2
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
+
+
+def test_a_log_that_is_cut_or_lacks_a_commit_is_an_error(tmp_path: Path) -> None:
+    table = DeltaTable(tmp_path, numbers(0, 10))
+    table.append(numbers(10, 10))
+    table.own.delete('id = 3')
+    whole = [{'id': n} for n in range(20) if n != 3]
+    for path in sorted((table.place / '_delta_log').glob('*.json')):
+        text = path.read_text()
+        lines = lines_of(path)
+        cuts = {len(''.join(lines[:count])) for count in range(len(lines))}
+        for cut in sorted({*cuts, *(at - 1 for at in cuts if at), 1, len(text) // 2, len(text) - 2}):
+            path.write_text(text[:cut])
+            with pytest.raises(FormatError, match=r'(?s)Version 2 of the Delta table .*data cannot be read: .*Restore'):
+                rows_of(table.place, tmp_path / f'cut-{path.name}-{cut}')
+        path.unlink()
+        if path.name != f'{2:020}.json':  # the table then has one version fewer
+            with pytest.raises(FormatError, match='Version 2 of the Delta table'):
+                rows_of(table.place, tmp_path / f'without-{path.name}')
+        path.write_text(text)
+    assert rows_of(table.place, tmp_path / 'cache') == whole
+
+
+@pytest.mark.parametrize(
+    ('metrics', 'is_whole'),
+    [
+        ({'numFiles': '1', 'numOutputRows': '40'}, True),  # Spark's
+        ({'numFiles': '2'}, False),
+        ({'numAddedFiles': '2'}, False),
+        ({'numTargetFilesAdded': '2'}, False),
+        ({'numFilesAdded': 2}, False),
+        ({'num_target_files_added': 2}, False),
+        ({'numRemovedFiles': '1'}, False),
+        ({'num_removed_files': 1}, False),
+        ({'num_target_files_removed': 0, 'numTargetRowsInserted': '7', 'numAddedBytes': '9'}, True),
+        ({}, True),
+        ('damaged', False),
+    ],
+)
+def test_a_commit_has_the_files_that_it_counts(tmp_path: Path, metrics: Any, is_whole: bool) -> None:
+    log = Log(tmp_path / 'table', [])
+    log.commit({'commitInfo': {'operation': 'WRITE', 'operationMetrics': metrics}}, {'add': log.add})
+    if is_whole:
+        assert len(rows_of(log.table, tmp_path / 'cache')) == 40
+        return
+    with pytest.raises(FormatError, match='Version 2 of the Delta table .* cannot be read'):
+        rows_of(log.table, tmp_path / 'cache')
+
+
+def test_a_version_has_the_files_that_its_checksum_counts(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', [])
+    path = log.table / f'_delta_log/{1:020}.crc'
+    path.write_text(json.dumps({'tableSizeBytes': log.add['size'], 'numFiles': 1}))
+    assert len(rows_of(log.table, tmp_path / 'cache')) == 40
+    path.write_text(json.dumps({'tableSizeBytes': 2 * log.add['size'], 'numFiles': 2}))
+    with pytest.raises(FormatError, match=r'counts 2 files of \d+ bytes in its \.crc, but its log has 1 of \d+'):
+        rows_of(log.table, tmp_path / 'cut')
+    path.write_text('{"tableSize')
+    with pytest.raises(FormatError, match=r'The \.crc of the Delta table .* cannot be read'):
+        rows_of(log.table, tmp_path / 'cut')
+
+
+def test_a_file_of_another_size_or_with_other_rows_is_refused(tmp_path: Path) -> None:
+    log = Log(tmp_path / 'table', [])
+    size = log.add['size']
+    log.replace(size=size + 1)
+    with pytest.raises(FormatError, match=rf'counts {size + 1} bytes in .*\.parquet, but there are {size}'):
+        rows_of(log.table, tmp_path / 'cache')
+    log.replace(size=size, stats=json.dumps({'numRecords': 41}))
+    with pytest.raises(FormatError, match='its footer has 40 rows, but its table counts 41'):
+        rows_of(log.table, tmp_path / 'cache')
+    log.replace(stats=None)
+    assert len(rows_of(log.table, tmp_path / 'cache')) == 40
+
+
+def test_an_incomplete_checkpoint_is_not_read(tmp_path: Path) -> None:
+    table = DeltaTable(tmp_path, numbers(0, 10))
+    table.append(numbers(10, 10))
+    table.own.create_checkpoint()
+    log = table.place / '_delta_log'
+    (whole,) = log.glob('*.checkpoint.parquet')
+    whole.rename(log / f'{1:020}.checkpoint.{1:010}.{2:010}.parquet')  # the second part is lost
+    assert len(rows_of(table.place, tmp_path / 'cache')) == 20
+    (log / f'{0:020}.json').unlink()  # as logs are cleaned up
+    with pytest.raises(FormatError, match='Version 1 of the Delta table .* cannot be read'):
+        rows_of(table.place, tmp_path / 'lost')

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ConfigError, EmptyDatasetError, FormatError, StreamError
+from headrace.errors import ConfigError, EmptyDatasetError, FormatError, HeadraceError, StreamError
 from tests.support.sources.tables import IcebergTable, as_parquet, numbers, rows_of
 
 pa = pytest.importorskip('pyarrow')
@@ -87,7 +87,8 @@ def test_metadata_that_are_not_there_are_refused(table: Any, tmp_path: Path) -> 
 def test_a_length_beyond_the_end_of_a_manifest_is_an_error(tmp_path: Path) -> None:
     table = new_table(tmp_path / 'lake', numbers(0, 5))
     for path in [*(folder_of(table) / 'metadata').glob('*-m0.avro'), *(folder_of(table) / 'metadata').glob('snap-*')]:
-        path.write_bytes(b'Obj\x01\x02' + b'\x80\x80\x80\x80\x02' + b'x' * 9)  # a key of 256 MiB
+        size = path.stat().st_size
+        path.write_bytes((b'Obj\x01\x02' + b'\x80\x80\x80\x80\x02').ljust(size, b'x'))  # a key of 256 MiB
         with pytest.raises(FormatError, match='EOFError'):
             rows_of(folder_of(table), tmp_path / 'cache')
 
@@ -231,3 +232,44 @@ def test_a_hint_names_the_newest_metadata(tmp_path: Path) -> None:
     (place / 'metadata/v2.metadata.json').write_text(older)
     (place / 'metadata/version-hint.text').write_text('1')
     assert [row['id'] for row in rows_of(place, tmp_path / 'cache')] == list(range(5))
+
+
+def test_a_cut_file_of_the_table_is_an_error(tmp_path: Path) -> None:
+    table = new_table(tmp_path / 'lake', numbers(0, 10))
+    table.append(numbers(10, 10))
+    place, whole = folder_of(table), [{'id': n} for n in range(20)]
+    newest = place / 'metadata' / table.metadata_location.rpartition('/')[2]
+    listed = place / 'metadata' / table.current_snapshot().manifest_list.rpartition('/')[2]
+    deleted = place / 'data/positions.parquet'
+    files = [newest, listed, *(place / 'metadata').glob('*-m0.avro'), *(place / 'data').rglob('*.parquet')]
+    assert len(files) == 6
+    for path in files:
+        data = path.read_bytes()
+        head = data.find(data[-16:]) + 16  # of Avro, which ends with the bytes that follow each block
+        cuts = {0, 1, 16, head, head + 1, *(len(data) - less for less in (len(data) // 2, 17, 16, 1))}
+        for cut in sorted(cuts - {len(data), len(data) + 1}):
+            path.write_bytes(data[:cut])
+            with pytest.raises(HeadraceError, match=r'lake/ns/t|no files of a known format'):
+                rows_of(place, tmp_path / f'cut-{path.name}-{cut}')
+        path.write_bytes(data)
+    assert rows_of(place, tmp_path / 'cache') == whole
+    pq.write_table(pa.table({'file_path': [data_file(new_table(tmp_path / 'b', numbers(0, 1)))], 'pos': [0]}), deleted)
+    delete(table, deleted, DataFileContent.POSITION_DELETES, FileFormat.PARQUET)
+    assert rows_of(place, tmp_path / 'deletes') == whole
+    deleted.write_bytes(deleted.read_bytes() + b'more')
+    with pytest.raises(FormatError, match=r'counts \d+ bytes in data/positions.parquet, but there are \d+'):
+        rows_of(place, tmp_path / 'longer')
+
+
+@pytest.mark.parametrize('total', ['total-records', 'total-data-files', 'total-delete-files'])
+def test_a_snapshot_that_counts_more_than_its_manifests_have_is_refused(tmp_path: Path, total: str) -> None:
+    table = new_table(tmp_path / 'lake', numbers(0, 10))
+    newest = folder_of(table) / 'metadata' / table.metadata_location.rpartition('/')[2]
+    about = json.loads(newest.read_text())
+    about['snapshots'][-1]['summary'][total] = '11'
+    newest.write_text(json.dumps(about))
+    with pytest.raises(FormatError, match=rf'counts 11 {total[6:]} in snapshot \d+, but there are (0|1|10)\. The copy'):
+        rows_of(folder_of(table), tmp_path / 'cache')
+    del about['snapshots'][-1]['summary'][total]
+    newest.write_text(json.dumps(about))
+    assert len(rows_of(folder_of(table), tmp_path / 'cache')) == 10

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,7 +26,7 @@ from headrace.errors import ConfigError, FormatError, MissingDependencyError, St
 from headrace.sources import parquet
 from headrace.sources.arrow_types import import_pyarrow
 from headrace.sources.parquet import ParquetSource, index_files
-from headrace.sources.ranges import ByteRange, read_ranges
+from headrace.sources.ranges import ByteRange, read_range, read_ranges
 from headrace.sources.table_files import BY_ID, TableFiles
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ _CHECKPOINT: Final = re.compile(
 )
 _BESIDE: Final = re.compile(r'_delta_log/_sidecars/[\w.-]+\.parquet|(?:\w+/)?deletion_vector_[0-9a-f-]{36}\.bin')
 """Parts of checkpoints, and deleted rows."""
+_CHECKSUM: Final = '_delta_log/{:020}.crc'  # The counts of a version, of some writers.
+_ACTION: Final = re.compile(rb'\s*\{\s*"(\w+)"')
+_COUNTS: Final = {
+    ('add', 'cdc'): re.compile('num_?(target)?_?((files)?_?added_?(files)?|files|convertedfiles)', re.IGNORECASE),
+    ('remove',): re.compile('num_?(target)?_?(files)?_?removed_?(files)?', re.IGNORECASE),
+}
+"""How writers name the number of files in a commit's `operationMetrics`, by the actions that tell of these files."""
 _READER: Final = 3  # The newest version of the protocol.
 _FEATURES: Final = frozenset(
     {
@@ -133,8 +141,9 @@ def index(
         with tempfile.TemporaryDirectory(prefix='headrace-delta-') as name:
             folder = Path(name).resolve()
             _fetch(store, _needed(objects, root, commits, number), len(root), folder)
+            _check_commits(folder)
             paths, gone, keys, schema, about = _read(folder)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f'Version {number} of the Delta table {place} cannot be read: {error!s:.600}. Restore its log, or choose '
             f'another `version`.'
@@ -152,12 +161,22 @@ def index(
             f'Version {number} of the Delta table {place} has the file {missing}, which is not there. Files of an old '
             f'version may have been vacuumed: choose a newer `version`. Or copy the file into the table.'
         )
+    for key, size in zip(files, about['sizes'], strict=True):
+        if size != by_key[key].size:
+            raise FormatError(
+                f'Version {number} of the Delta table {place} counts {size} bytes in {key}, but there are '
+                f'{by_key[key].size}. The copy may be incomplete: restore the file, or choose another `version`.'
+            )
+    counted = by_key.get(root + _CHECKSUM.format(number))
+    if counted is not None:
+        _check_files(read_range(store, ByteRange(counted.key, 0, counted.size, counted.etag)), about['sizes'], place)
     order = sorted(range(len(files)), key=files.__getitem__)
     deleted = [gone.get(unquote(paths[file])) for file in order]
     table = TableFiles(
         constants=keys.take(pa.array(order, pa.int64())),
         schema=schema,
         deleted={file: rows for file, rows in enumerate(deleted) if rows is not None},
+        rows_of=[about['rows'][file] for file in order],
         snapshot=f'version {number}',
     )
     return index_files(store, [by_key[files[file]] for file in order], columns=columns, table=table, format_name=NAME)
@@ -226,6 +245,39 @@ def _fetch(store: Store, wanted: Iterable[ObjectInfo], cut: int, folder: Path) -
         path.write_bytes(content)
 
 
+def _check_commits(folder: Path) -> None:
+    """Refuse commits with fewer actions than they count: cut between two lines, a commit looks whole."""
+    for path in sorted(folder.glob('_delta_log/*.json')):
+        if not _COMMIT.fullmatch(path.name):
+            continue
+        lines = path.read_bytes().splitlines()
+        actions = Counter(match[1].decode() for line in lines if (match := _ACTION.match(line)))
+        if not actions:
+            raise ValueError(f'{path.name} is empty')
+        infos = (json.loads(line) for line in lines if line.lstrip().startswith(b'{"commitInfo"'))
+        for name, value in ((next(infos, {}).get('commitInfo') or {}).get('operationMetrics') or {}).items():
+            for kinds, names in _COUNTS.items():
+                count = sum(actions[kind] for kind in kinds)
+                if names.fullmatch(name) and count < int(value):
+                    raise ValueError(f'{path.name} counts {value} files ({name}), but has {count}: it may be cut')
+
+
+def _check_files(checksum: bytes, sizes: Sequence[int], place: str) -> None:
+    """Refuse other files than a version counts in its ``.crc``."""
+    try:
+        about = cast('dict[str, Any]', json.loads(checksum))
+        expected = int(about['numFiles']), int(about['tableSizeBytes'])
+    except (ValueError, TypeError, KeyError) as error:
+        raise FormatError(
+            f'The .crc of the Delta table {place} cannot be read: {error!r:.200}. Restore or delete it.'
+        ) from None
+    if expected != (len(sizes), sum(sizes)):
+        raise FormatError(
+            f'The Delta table {place} counts {expected[0]} files of {expected[1]} bytes in its .crc, but its log has '
+            f'{len(sizes)} of {sum(sizes)}. The log may be cut: restore it, or choose another `version`.'
+        )
+
+
 def _read(folder: Path) -> tuple[list[str], dict[str, IntArray], pa.RecordBatch, pa.Schema, dict[str, Any]]:
     """Read a log in a process of its own; ValueError: it cannot be read.
 
@@ -277,6 +329,8 @@ def _write(folder: str, out: Path) -> None:
     keys = pa.RecordBatch.from_arrays(arrays, [*names, ''])
     about = {
         'paths': actions['path'].to_pylist(),
+        'sizes': actions['size_bytes'].to_pylist(),
+        'rows': actions['num_records'].to_pylist(),
         'reader': protocol.min_reader_version,
         'features': protocol.reader_features or [],
     }

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -195,7 +195,8 @@ class _Table:
         bases = (base for base in (self._location, _plain(self._place)) if plain.startswith(f'{base}/'))
         return next((self._root + plain[len(base) + 1 :] for base in bases), None)
 
-    def _info(self, path: str) -> ObjectInfo:
+    def _info(self, path: str, size: int | None = None) -> ObjectInfo:
+        """The object at a location. `size`: its bytes, as the metadata say, or None if they do not."""
         key = self._key(path)
         if key is None:
             raise FormatError(
@@ -207,7 +208,17 @@ class _Table:
                 f'The Iceberg table {self._place} has the file {key}, which is not there. Files of expired snapshots '
                 f'are removed: choose another `snapshot`, or restore it.'
             )
-        return self.objects[key]
+        info = self.objects[key]
+        self._require('bytes', size, info.size, key)
+        return info
+
+    def _require(self, what: str, expected: int | None, count: int, where: str) -> None:
+        """Refuse a count that differs from the one that the metadata give, if they give one."""
+        if expected not in (None, count):
+            raise FormatError(
+                f'The Iceberg table {self._place} counts {expected} {what} in {where}, but there are {count}. The copy '
+                f'may be incomplete: restore the file, or choose another `snapshot`.'
+            )
 
     def _files(self, about: Any, schema: Any, snapshot: Any) -> tuple[list[ObjectInfo], TableFiles]:
         import pyarrow as pa
@@ -218,13 +229,16 @@ class _Table:
         (listed,) = self.bytes_of([self._info(snapshot.manifest_list)])
         with _bounded_decoder():
             manifests = list(read_manifest_list(opened(listed)))
-        contents = self.bytes_of([self._info(one.manifest_path) for one in manifests])
-        with _bounded_decoder():
-            entries = [
-                entry.data_file
-                for manifest, content in zip(manifests, contents, strict=True)
-                for entry in manifest.fetch_manifest_entry(opened(content))
-            ]
+        contents = self.bytes_of([self._info(one.manifest_path, one.manifest_length) for one in manifests])
+        entries: list[Any] = []
+        for manifest, content in zip(manifests, contents, strict=True):
+            with _bounded_decoder():
+                files = [entry.data_file for entry in manifest.fetch_manifest_entry(opened(content))]
+            added, existing = manifest.added_files_count, manifest.existing_files_count
+            if added is not None and existing is not None:
+                self._require('files', added + existing, len(files), manifest.manifest_path)
+            entries += files
+        self._check_totals(snapshot, listed, entries)
         for entry in entries:
             kind, is_data = entry.file_format.value, entry.content == DataFileContent.DATA
             if entry.content == DataFileContent.EQUALITY_DELETES:
@@ -237,7 +251,11 @@ class _Table:
                     f'headrace reads Parquet files of Iceberg tables, but {entry.file_path} of {self._place} is of the '
                     f'format {kind}. Rewrite it.'
                 )
-        data = [(self._info(one.file_path), one) for one in entries if one.content == DataFileContent.DATA]
+        data = [
+            (self._info(one.file_path, one.file_size_in_bytes), one)
+            for one in entries
+            if one.content == DataFileContent.DATA
+        ]
         data.sort(key=lambda pair: pair[0].key)
         gone = self._deleted([one for one in entries if one.content != DataFileContent.DATA])
         infos = [info for info, _ in data]
@@ -259,9 +277,34 @@ class _Table:
             constants=pa.RecordBatch.from_pydict(arrays),
             schema=arrow.with_metadata(BY_ID),
             deleted=deleted,
+            rows_of=[entry.record_count for _, entry in data],
             snapshot=f'snapshot {snapshot.snapshot_id}',
         )
         return infos, table
+
+    def _check_totals(self, snapshot: Any, listed: bytes, entries: Sequence[Any]) -> None:
+        """Refuse a list of manifests that is cut: its length is not known, but the snapshot counts what it leads to.
+
+        pyiceberg ends a file at a block that is cut.
+        """
+        from pyiceberg.manifest import DataFileContent
+
+        summary: Mapping[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+        data = [entry for entry in entries if entry.content == DataFileContent.DATA]
+        for name, count in (
+            ('total-data-files', len(data)),
+            ('total-delete-files', len(entries) - len(data)),
+            ('total-records', sum(entry.record_count for entry in data)),
+        ):
+            # Some writers forget to add to a total, so it may be too small.
+            total = max(int(summary.get(name, 0)), count)
+            self._require(name.removeprefix('total-'), total, count, f'snapshot {snapshot.snapshot_id}')
+        # A whole file ends with the 16 bytes that also end its head. One without blocks has them there only.
+        if listed.find(listed[-16:]) == len(listed) - 16 and (entries or summary.get('total-data-files') != '0'):
+            raise FormatError(
+                f'The list of manifests {snapshot.manifest_list} of the Iceberg table {self._place} ends within a '
+                f'block, so files may be missing. Restore it, or choose another `snapshot`.'
+            )
 
     def _deleted(self, entries: Sequence[Any]) -> dict[str, IntArray]:
         """The numbers of deleted rows by the file's key; a file of an older snapshot may be among them."""
@@ -271,7 +314,8 @@ class _Table:
         from pyiceberg.table.puffin import PuffinFile
 
         found: dict[str, list[IntArray]] = {}
-        infos = {info.key: info for info in (self._info(entry.file_path) for entry in entries)}
+        sized = ((entry.file_path, entry.file_size_in_bytes) for entry in entries)
+        infos = {info.key: info for info in (self._info(path, size) for path, size in sized)}
         for key, content in zip(infos, self.bytes_of(infos.values()), strict=True):
             if not key.endswith('.parquet'):
                 vectors = deletion_vectors_from_puffin_file(PuffinFile(content))

@@ -369,7 +369,11 @@ class _FooterTable:
         begin = info.size - 8 - len(footer) - end
         if begin > 0:
             self.gaps.append(ByteRange(info.key, begin, len(MAGIC), info.etag))
-        if not any(group.rows for group in groups):
+        rows = sum(group.rows for group in groups)
+        expected = self._table.rows_of[file] if self._table is not None and self._table.rows_of else None
+        if expected not in (None, rows):
+            raise DamagedFooterError(f'its footer has {rows} rows, but its table counts {expected}')
+        if not rows:
             return  # its types may be wrong: an empty column of text may have the type of nulls
         physical = metadata.schema.to_arrow_schema()
         pa = import_pyarrow('Parquet files')

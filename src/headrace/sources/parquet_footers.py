@@ -101,7 +101,7 @@ _STATISTICS: Final[_Wanted] = {3: None}
 _COLUMN_METADATA: Final[_Wanted] = {3: None, 6: None, 7: None, 9: None, 11: None, 12: _STATISTICS, 14: None, 15: None}
 _COLUMN_CHUNK: Final[_Wanted] = {1: None, 3: _COLUMN_METADATA, 4: None, 5: None, 6: None, 7: None}
 _ROW_GROUP: Final[_Wanted] = {1: _COLUMN_CHUNK, 3: None}
-_FILE: Final[_Wanted] = {4: _ROW_GROUP}
+_FILE: Final[_Wanted] = {3: None, 4: _ROW_GROUP}
 
 
 class DamagedFooterError(Exception):
@@ -130,11 +130,16 @@ def read_row_groups(footer: bytes) -> list[RowGroup]:
     """The row groups of a footer, which is without its size and the magic bytes."""
     try:
         found, _ = _read_struct(footer, 0, _FILE, 0)
-        return [RowGroup(int(group[3]), [*map(_column_chunk, group[1])]) for group in found.get(4, [])]
+        groups = [RowGroup(int(group[3]), [*map(_column_chunk, group[1])]) for group in found.get(4, [])]
+        total = int(found[3])
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise DamagedFooterError(
             f'the row groups of its footer are damaged ({type(error).__name__}: {error})'
         ) from error
+    rows = sum(group.rows for group in groups)
+    if rows != total:
+        raise DamagedFooterError(f'its footer counts {total} rows, but its row groups have {rows}')
+    return groups
 
 
 def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:

@@ -45,6 +45,7 @@ class TableFiles:
     schema: pa.Schema | None = None  # The columns of the table; None: those of each file, then the constants.
     deleted: Mapping[int, IntArray] = field(default_factory=dict[int, 'IntArray'])
     """int64[n], ascending numbers of deleted rows in the file, by number of the file."""
+    rows_of: Sequence[int | None] = ()  # Rows of each file, deleted ones included; None: the table does not say.
     snapshot: str = ''  # The version of the table, such as 'version 5'.
 
     @property
