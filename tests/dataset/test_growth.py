@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
-from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingDataset
+from headrace import BAD_SAMPLE, PositionTracker, Stream, StreamingDataLoader, StreamingDataset
 from headrace.convert import convert, copy_dataset, merge_index
 from headrace.dataset import growth
 from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
@@ -241,6 +242,123 @@ def test_a_pass_takes_what_was_appended_before_it_begins(
         if mode != 'next_pass':
             assert samples_of(made) == list(range(seen, there))
             seen = there
+
+
+class _FailingWhileThere(StreamingDataset):
+    """Its samples cannot be read while a file is there."""
+
+    obstacle: Path
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        if self.obstacle.exists():
+            raise ValueError('on purpose')
+        return super().get_item(sample_id, retry)
+
+
+@pytest.mark.parametrize('mode', ['ignore', 'next_pass', 'delta', 'wait'])
+@pytest.mark.parametrize('place', ['open', 'shard', 'worker', 'collate', 'later batch'])
+def test_a_pass_that_fails_passes_over_nothing(tmp_path: Path, mode: Any, place: str) -> None:
+    data, obstacle = tmp_path / 'data', tmp_path / 'obstacle'
+    append(data, 0, 30)
+    selection: dict[str, Any] = {'where': {'id': {'below': 1000}}} if place == 'open' else {}
+    kind = _FailingWhileThere if place == 'worker' else StreamingDataset
+    dataset = kind(
+        remote=str(data), local=str(tmp_path / 'cache'), batch_size=4, on_growth=mode, growth_wait=0.01,
+        download_retry=0, **selection
+    )  # fmt: skip
+    if isinstance(dataset, _FailingWhileThere):
+        dataset.obstacle = obstacle
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        if place == 'collate' and obstacle.exists():
+            raise ValueError('on purpose')
+        return default_collate(samples)
+
+    own = collate if place == 'collate' else None
+    made = StreamingDataLoader(dataset, num_workers=int(place == 'worker'), collate_fn=own)
+    assert samples_of(made) == list(range(30))
+    append(data, 30, 30)
+    expected = {'ignore': range(30), 'next_pass': range(60)}.get(mode, range(30, 60))
+    shards = sorted(data.glob('shard.*.mds'))[-1 if place == 'later batch' else 3 :]
+    hides_shards = place in ('open', 'shard', 'later batch') and mode != 'ignore'  # whose shards are all there
+    if hides_shards:
+        for shard in shards:
+            shard.rename(shard.with_suffix('.hidden'))
+    obstacle.touch()
+    got: list[int] = []
+    for _ in range(3):
+        if mode == 'ignore' and place not in ('worker', 'collate'):
+            break
+        with pytest.raises((ValueError, OSError)):
+            for batch in made:
+                got += batch['id'].tolist()
+    obstacle.unlink()
+    if hides_shards:
+        for shard in shards:
+            shard.with_suffix('.hidden').rename(shard)
+    assert sorted(got + samples_of(made)) == list(expected)
+    append(data, 60, 7)
+    assert samples_of(made) == list({'ignore': range(30), 'next_pass': range(67)}.get(mode, range(60, 67)))
+
+
+@pytest.mark.parametrize('mode', ['next_pass', 'delta', 'wait'])
+def test_data_that_are_refused_when_a_pass_begins_leave_the_dataset_as_it_was(tmp_path: Path, mode: Any) -> None:
+    data = tmp_path / 'data'
+
+    def index(*parts: str) -> None:
+        entries = list[Any]()
+        for part in parts:
+            for entry in json.loads((data / part / 'index.json').read_text())['shards']:
+                entry['raw_data']['basename'] = f'{part}/{entry["raw_data"]["basename"]}'
+                entries.append(entry)
+        (data / 'index.json').write_text(json.dumps({'version': 2, 'shards': entries}))
+
+    append(data / '0', 0, 30)
+    index('0')
+    made = loader(data, cache=tmp_path / 'cache', on_growth=mode, on_bad_sample='skip')
+    assert samples_of(made) == list(range(30))
+    append(data / 'bad', 30, 30, columns={'id': 'int', BAD_SAMPLE: 'int'}, sample=lambda n: {'id': n, BAD_SAMPLE: 0})
+    index('0', 'bad')
+    state = made.state_dict()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=BAD_SAMPLE):
+            next(iter(made))
+        assert made.state_dict() == state
+        assert [sample['id'] for sample in made.dataset[0:3]] == [0, 1, 2]
+    append(data / 'good', 30, 25)
+    index('0', 'good')
+    assert samples_of(made) == list(range(0 if mode == 'next_pass' else 30, 55))
+
+
+def test_a_rank_whose_store_lags_asks_again_and_then_says_what_it_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path / 'a', 0, 30)
+    shutil.copytree(tmp_path / 'a', tmp_path / 'mirror')
+    append(tmp_path / 'a', 30, 10)
+    ahead = loader(tmp_path / 'a', cache=tmp_path / 'ahead', on_growth='next_pass')
+    behind = loader(tmp_path / 'mirror', cache=tmp_path / 'behind', on_growth='next_pass')
+    waited: list[float] = []
+    monkeypatch.setattr(growth.time, 'sleep', waited.append)
+    seen, wanted = (made.dataset.streams[0].fingerprint for made in (behind, ahead))
+    before = behind.state_dict()
+    with pytest.raises(
+        StreamError, match=f'Rank 0 sees generation {seen} of stream .* have generation {wanted}, '
+    ):
+        behind.load_state_dict(ahead.state_dict())
+    assert behind.state_dict() == before
+    assert 10 < sum(waited) <= 60
+    asked = len(waited)
+
+    def catch_up(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == asked + 3:
+            append(tmp_path / 'mirror', 30, 10)
+
+    monkeypatch.setattr(growth.time, 'sleep', catch_up)
+    behind.load_state_dict(ahead.state_dict())
+    assert len(waited) == asked + 3
+    assert samples_of(behind) == list(range(40))
 
 
 def test_several_streams_grow_together(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -18,7 +19,9 @@ from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.reading.batch_reader import Weigh
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
+from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
+from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
 from headrace.order import Decision, Remainder, ResumeState, Run
 from headrace.redaction import logger_of
@@ -31,6 +34,8 @@ OnGrowth: TypeAlias = Literal['ignore', 'next_pass', 'delta', 'wait']
 
 _log = logger_of(__name__)
 
+_PAUSES: Final = (0, 1, 2, 4, 8, 15)
+"""Seconds before each further look at an index that lags behind that of other ranks."""
 _POLL: Final = 5.0  # seconds between two looks at an index; ranks wait for one another no longer than that
 
 
@@ -75,14 +80,19 @@ class Opener:
             StreamError: the present index of a stream does not begin with its generation, and growth is followed.
         """
         self._open(generations or {}, asks=generations is None)
-        if generations and self.follows and self._lacks(generations):
-            self._open(generations, asks=True)  # another process has seen them in the store
-            if missing := self._lacks(generations):
+        pauses = iter(_PAUSES)
+        while generations and self.follows and (stream := self._lacking(generations)):
+            # Another process has seen them in the store.
+            if (pause := next(pauses, None)) is None:
                 raise StreamError(
-                    f'Data under `on_growth` {self.on_growth!r} only grow, but the index of stream {missing} does not '
-                    f'begin with the shards that the run has read, or does not have them yet. Restore it, or start a '
-                    f'new run.'
+                    f'Rank {detect_topology().rank} sees generation {stream.fingerprint} of stream {stream.title}, but '
+                    f'the other ranks or the checkpoint have generation {generations[stream.name or ""]}, and it '
+                    f'asked again for {sum(_PAUSES)} s. Data under `on_growth` {self.on_growth!r} only grow: resume '
+                    f'the run when this rank sees the same {INDEX_NAME} as the others, restore the index if it was '
+                    f'replaced, or start a new run.'
                 )
+            time.sleep(pause)
+            self._open(generations, asks=True)
         all_costs = [stream.costs for stream in self.streams if stream.costs is not None]
         costs = DatasetCosts(all_costs) if all_costs else None
         if self.loss_weight is not None:
@@ -104,11 +114,10 @@ class Opener:
             only_grows=self.follows,
         )
 
-    def _lacks(self, generations: Mapping[str, Generation]) -> str:
-        """The title of a stream that is not of its generation; empty: all are."""
+    def _lacking(self, generations: Mapping[str, Generation]) -> OpenedStream | None:
+        """A stream that is not of its generation; None: all are."""
         wanted = ((stream, generations.get(stream.name or '')) for stream in self.streams)
-        wrong = (s.title for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint)))
-        return next(wrong, '')
+        return next((s for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint))), None)
 
     def grown_since(self, state: ResumeState) -> dict[str, Generation]:
         """By name, the generations that the state's streams were of, where these now are of another one."""
@@ -225,6 +234,18 @@ class GrowingSequence(DatasetAttributes):
     def _show_opened(self) -> None:
         """Let the given streams say what is read."""
 
+    @contextmanager
+    def _reading_as_before_if_refused(self) -> Generator[None]:
+        """Have the dataset read what it read before if the block raises."""
+        before = [(owner, {**vars(owner)}) for owner in (self, self._opener)]
+        try:
+            yield
+        except BaseException:
+            for owner, attributes in before:
+                vars(owner).clear()
+                vars(owner).update(attributes)
+            raise
+
     def _reopen(self, generations: Mapping[str, Generation]) -> None:
         self.run = self._opener.open(generations)
         self._read_opened()
@@ -238,7 +259,8 @@ class GrowingSequence(DatasetAttributes):
         if not generations:
             return
         before = self._opener.streams
-        self._reopen(generations)
+        with self._reading_as_before_if_refused():
+            self._reopen(generations)
         for was, stream in zip(before, self._opener.streams, strict=True):
             if stream.fingerprint != was.fingerprint and not self.topology.rank and not follows:
                 _log.warning(
@@ -305,7 +327,10 @@ class GrowingSequence(DatasetAttributes):
         state = self.resume_state(epoch, 0)
         while any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opener.streams):
             try:
-                self._reopen(generations)
+                with self._reading_as_before_if_refused():
+                    self._reopen(generations)
+                    if not fresh:
+                        self.run.resume(state, self._world(), may_change_mixture=True)
             except EmptyDatasetError as error:  # on every rank
                 if not any(generation.first for generation in generations.values()):
                     raise
@@ -314,7 +339,6 @@ class GrowingSequence(DatasetAttributes):
                 generations = self._opener.next_generations(is_first=False)
                 continue
             if not fresh:
-                self.run.resume(state, self._world(), may_change_mixture=True)
                 self.progress.load(epoch, 0)  # no position is of the samples before, from now on
         self._decided_for = epoch
 

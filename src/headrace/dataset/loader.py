@@ -240,7 +240,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     # -- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
+        """Batches of the next epoch, or the rest of a loaded or failed one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
         self.dataset.take_growth(evaluates=self.fixed_epoch is not None, remainder=self.remainder)
         turn = self.dataset.progress.take_turn(self._reader, evaluates=self.fixed_epoch is not None)
@@ -298,10 +298,16 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _passes(self, turns: list[object]) -> Generator[Any]:
         """Batches of the next pass, of one plan after another if it is rescaled."""
-        running, self._counters.is_rescaled = None, False
-        while (running := (yield from self._pass(turns, running))) is not None:
-            self._counters.is_rescaled = True
-            self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
+        running, self._counters.is_rescaled, progress = None, False, self.dataset.progress
+        try:
+            while (running := (yield from self._pass(turns, running))) is not None:
+                self._counters.is_rescaled = True
+                self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
+        except BaseException as error:  # the next pass begins with the batch that failed, unless the caller left
+            is_left = isinstance(error, GeneratorExit) or self.fixed_epoch is not None
+            if turns and progress.turn is turns[0] and not is_left:
+                self._begin_at(place := self._current(), self._state_at(*place, self.global_batch_size))
+            raise
 
     def _pass(
         self, turns: list[object], running: Iterator[WorkerBatch] | None
@@ -367,8 +373,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return received.batch
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
-        progress = self.dataset.progress
-        rank = self.dataset.topology.rank
+        progress, rank = self.dataset.progress, self.dataset.topology.rank
         if self._cursor.is_decided and progress.next(rank=rank) == self._cursor.position:
             progress.begin(rank=rank, worker=0)  # left, as a pass without a decision, before the epoch ended
         progress.end(epoch)
@@ -409,8 +414,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def own_loss_weights(self) -> npt.NDArray[np.float32]:
         """Weights of the rows of the last batch, on this rank, float32[rows]; see `headrace.LOSS_WEIGHT`.
 
-        For batches that are no dicts. Raises a ConfigError before the first batch, or if the dataset has no
-        ``loss_weight``.
+        For batches that are not dicts. ConfigError: there is no batch yet, or the dataset has no ``loss_weight``.
         """
         if self.dataset.weigh is None or self.handed_out is None:
             raise ConfigError('Weights of rows need `loss_weight` of the dataset, and a batch that was handed out.')
@@ -548,14 +552,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         is_passing = self._is_passing and self._peeked is None
         place = self._current() if is_passing else self.next_pass()
         decision = self.dataset.decide(place, proportions, by, self.global_batch_size)
-        state = self._state_at(*place, self.global_batch_size)
-        self.dataset.progress.load(*place)
-        self._begin_at(ResumeState.from_dict(state), state.get(_TRAINER_EPOCH))
+        self._begin_at(place, self._state_at(*place, self.global_batch_size))
         self._cursor.is_rescaled = self._cursor.is_decided = is_passing
         return decision
 
     def _current(self) -> tuple[int, int]:
-        # A position that was loaded after the last batch is newer than that batch.
+        # A position that was loaded after the last batch is newer.
         progress, rank, position = self.dataset.progress, self.dataset.topology.rank, self._cursor.position
         return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
 
@@ -585,13 +587,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # It fixes the epoch's size, and refuses a state of other data.
         self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:
-            self._begin_at(resume, state.get(_TRAINER_EPOCH))
+            self._begin_at(self.dataset.progress.next(rank=self.dataset.topology.rank), state)
         self.dataset.say_resumed()
 
-    def _begin_at(self, state: ResumeState, trainer_epoch: Any) -> None:
-        """Have the next pass begin where the dataset does; at the end of an epoch, with the next one."""
-        epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
-        state = replace(state, epoch=epoch, sample_in_epoch=sample)
-        rolled, progress = state.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
-        progress.load(rolled.epoch, rolled.sample_in_epoch, epoch if trainer_epoch is None else trainer_epoch)
-        progress.loaded_end = None if rolled == state else (epoch, sample)
+    def _begin_at(self, place: tuple[int, int], state: Mapping[str, Any]) -> None:
+        """Have the next pass begin at a place, which `state` is of; at the end of an epoch, with the next one."""
+        epoch, sample = place
+        here = replace(ResumeState.from_dict(state), epoch=epoch, sample_in_epoch=sample)
+        rolled, progress = here.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
+        progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH, epoch))
+        progress.loaded_end = None if rolled == here else place

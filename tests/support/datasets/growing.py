@@ -13,12 +13,18 @@ if TYPE_CHECKING:  # a rank of a training needs it not
     import pytest
 
 
-def append(folder: Path, first: int, samples: int, **options: Any) -> None:
+def append(
+    folder: Path,
+    first: int,
+    samples: int,
+    sample: Callable[[int], dict[str, Any]] = lambda number: {'id': number},
+    **options: Any,
+) -> None:
     """Add samples with the ids `first` and following, by default 10 in a shard."""
     options = {'columns': {'id': 'int'}, 'size_limit': 280, 'append': True, **options}
     with MDSWriter(out=str(folder), **options) as writer:
         for number in range(first, first + samples):
-            writer.write({'id': number})
+            writer.write(sample(number))
 
 
 def growing(
