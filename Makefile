@@ -4,7 +4,7 @@
 .PHONY: help setup environments demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults transcripts lint format \
 	fuzz site clean
 
-# Programs of tests import headrace hundreds of times: each would compile it anew where this is set.
+# Programs of tests import headrace hundreds of times: each would compile it each time where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
@@ -60,6 +60,7 @@ check: .venv/.ready ## The quickest tests of everything, and ruff on what change
 	if [ -n "$$changed" ]; then .venv/bin/ruff check $$changed && .venv/bin/ruff format --check $$changed; fi
 	.venv/bin/python $(PYTEST) $(FEW) --below 0.1 -m 'not slow'
 
+# With the variables of whoever runs it, which users have, too; `.ci/run` runs it without any.
 test: .venv/.ready ## The tests, slow ones excepted, with the servers that they want
 	@.ci/servers
 	.venv/bin/python $(PYTEST) -m 'not slow'
