@@ -18,10 +18,6 @@ from hypothesis import HealthCheck, settings
 
 # Processes of tests share the cores: several threads of each would wait for each other. Read where torch is imported.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
-# Servers of tests are on this machine, where no proxy is needed. All else that a developer's machine sets stays: users
-# have such variables, too. `.ci/run` runs the tests without any.
-for _name in 'no_proxy', 'NO_PROXY':
-    os.environ[_name] = ','.join(filter(None, [os.environ.get(_name), 'localhost', '127.0.0.1']))
 
 from headrace import MDSWriter, redaction
 from headrace.storage import resolve
@@ -34,6 +30,11 @@ if TYPE_CHECKING:
 
 # Pauses between tries would take 3 to 8 s of a test of a bad index or shard. Programs that tests start have whole ones.
 Retry.__init__.__kwdefaults__['sleep'] = brief_sleep
+
+# Servers of tests are on this machine, where no proxy is needed. All else that a developer's machine sets stays: users
+# have such variables, too. `.ci/run` runs the tests without any.
+for _name in 'no_proxy', 'NO_PROXY':
+    os.environ[_name] = ','.join(filter(None, [os.environ.get(_name), 'localhost', '127.0.0.1']))
 
 pytest_plugins = ['tests.support.suite.durations']
 
