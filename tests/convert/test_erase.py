@@ -76,7 +76,7 @@ def check(folder: Path, count: int, erased: set[int]) -> None:
     indexes = len(list(folder.rglob('index*.json')))
     assert (report.erased, report.unknown_files) == (len(erased), indexes - 1)
     assert describe(folder).num_erased == len(erased)
-    assert not [path.name for path in folder.iterdir() if path.name.startswith('.')]
+    assert not [path.name for path in folder.rglob('.*')]
 
 
 @pytest.mark.parametrize('options', [{}, {'hashes': ['sha1', 'xxh64']}, {'compression': 'zstd', 'hashes': ['md5']}])
@@ -364,6 +364,40 @@ def test_killed_at_any_step(tmp_path: Path) -> None:
         if not step % 2:
             assert state(folder) == state(whole)
         check(folder, 90, ids | ({10} if step % 2 else set()))
+
+
+def test_a_merged_dataset_killed_at_any_step(tmp_path: Path) -> None:
+    """What a kill leaves beside the shards of a part holds samples that later erasures report as gone."""
+
+    def make(folder: Path) -> Path:
+        write(folder / 'a', range(10))
+        write(folder / 'deep' / 'b', range(10, 20), compression='zstd')
+        merge_index(folder)
+        return folder
+
+    whole = make(tmp_path / 'whole')
+    _, steps = in_a_child(lambda: erase(whole, [3, 13], jobs=1), 0, str(whole))
+    for step in range(1, steps + 1, 7):
+        folder = make(tmp_path / str(step))
+        in_a_child(partial(erase, folder, [3, 13], jobs=1), step, str(folder))
+        erase(folder, [3, 13], jobs=1)
+        assert state(folder) == state(whole), step
+        erase(folder, [4], jobs=1)
+        assert not holds(folder, 3)
+        assert not holds(folder, 4)
+        assert not [*folder.rglob('.*')]
+
+
+@pytest.mark.parametrize('left', ['.headrace-writing', '.headrace-written.00000', '.headrace-convert/plan.json'])
+def test_a_part_that_a_killed_writer_was_adding_to_is_refused(tmp_path: Path, left: str) -> None:
+    write(tmp_path / 'a', range(10))
+    merge_index(tmp_path)
+    (tmp_path / 'a' / left).parent.mkdir(exist_ok=True)
+    (tmp_path / 'a' / left).write_text('{}')
+    with pytest.raises(FileExistsError, match=f'has a/{re.escape(left)}'):
+        erase(tmp_path, [3])
+    (tmp_path / 'a' / left).rename(tmp_path / 'elsewhere')
+    assert erase(tmp_path, [3]).samples == 1
 
 
 def test_a_writer_between_a_kill_and_the_next_call(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFo
 from headrace.inspect import verify
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.programs.killed_children import in_a_child
 from tests.support.servers.s3 import S3Server
 
 
@@ -344,3 +345,16 @@ def test_a_list_of_folder_and_url(tmp_path: Path) -> None:
     merge_index(out=[str(tmp_path / 'a'), f'file://{tmp_path}/b'])
     assert ids_of(tmp_path / 'a', tmp_path) == list(range(80))
     assert index_of(tmp_path / 'b') == index_of(tmp_path / 'a')
+
+
+def test_a_killed_merge_leaves_nothing_behind_the_next_one(tmp_path: Path) -> None:
+    for part in range(2):
+        with MDSWriter(out=str(tmp_path / f'part{part}'), columns={'id': 'int'}) as writer:
+            writer.write({'id': part})
+    _, steps = in_a_child(lambda: merge_index(tmp_path), 0, str(tmp_path))
+    (tmp_path / 'index.json').unlink()
+    for step in range(1, steps + 1):
+        in_a_child(lambda: merge_index(tmp_path), step, str(tmp_path))
+        merge_index(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ['index.json', 'part0', 'part1']
+        (tmp_path / 'index.json').unlink()

@@ -342,9 +342,7 @@ def test_a_rank_whose_store_lags_asks_again_and_then_says_what_it_sees(
     monkeypatch.setattr(growth.time, 'sleep', waited.append)
     seen, wanted = (made.dataset.streams[0].fingerprint for made in (behind, ahead))
     before = behind.state_dict()
-    with pytest.raises(
-        StreamError, match=f'Rank 0 sees generation {seen} of stream .* have generation {wanted}, '
-    ):
+    with pytest.raises(StreamError, match=f'Rank 0 sees generation {seen} of stream .* have generation {wanted}, '):
         behind.load_state_dict(ahead.state_dict())
     assert behind.state_dict() == before
     assert 10 < sum(waited) <= 60

@@ -523,18 +523,17 @@ class Conversion:
         shards = filter(None, (_SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
         left = [found[0] for found in shards if found[0] not in names]
         self._delete([key for key in left if int(key.split('.')[1]) >= first_shard])
-        if isinstance(self._place.store, LocalStore):
-            self._place.store.remove_unfinished()
+        self._place.remove_unfinished()
 
     def _remove_records(self) -> None:
         """Remove the records, then the plan. The dataset is whole already, so an error is a warning."""
         store = self._place.store
         try:
             self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
+            self._place.remove_unfinished(['', FOLDER])
             if not isinstance(store, LocalStore):
                 self._delete([PLAN])
                 return
-            LocalStore(store.root / FOLDER).remove_unfinished()
             with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
                 (store.root / PLAN).replace(store.root / DONE)  # `claimed` removes it
         except OSError as error:

@@ -31,7 +31,6 @@ from headrace.format.index import Generation
 from headrace.redaction import redact, warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
-from headrace.storage.stores.local import LocalStore
 
 COPY_MARK: Final = '.headrace-copying'  # name of the marker at the destination
 Place = str | os.PathLike[str]
@@ -149,8 +148,7 @@ class _Copy:
             return
         if not has_mark:
             self._target.write(COPY_MARK, self._mark)
-        if isinstance(self._target.store, LocalStore):
-            self._target.store.remove_unfinished()
+        self._target.remove_unfinished({'', *(name.rpartition('/')[0] for name in self.files)})
         self._copy_all(todo, jobs)
         if StorePlace(self._dataset.store, PATIENT).read(INDEX) != self._dataset.index:
             raise FormatError(

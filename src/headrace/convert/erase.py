@@ -38,7 +38,7 @@ from headrace.convert.stored_dataset import (
 )
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim
 from headrace.dataset.writing.place import StorePlace
-from headrace.dataset.writing.start import ERASURE, JOURNAL, Terms, shard_number
+from headrace.dataset.writing.start import ERASURE, JOURNAL, MARK, Terms, shard_number
 from headrace.errors import CacheError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format import (
     FileInfo,
@@ -67,10 +67,11 @@ from headrace.storage.cache.fetch_lock import FetchLock
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch
 from headrace.storage.cache.limit import drop_ledger
 from headrace.storage.cache.mapped_file import delete_file
-from headrace.storage.stores.local import LocalStore
 
 Place = str | os.PathLike[str]
 _INDEX: Final = re.compile(r'(?:(?!\.headrace).*/)?index(\.\d{5,})?\.json')
+_UNFINISHED: Final = re.compile(rf'(.*/)?({JOURNAL.pattern}|{re.escape(MARK)}|{re.escape(FOLDER)}/.*)')
+"""Files of writers and conversions, in the dataset's folder or in that of a merged part."""
 _TEMPORARY: Final = re.compile('[0-9a-f]{32}')  # Names of cache folders in the system's folder for temporary files.
 
 
@@ -135,7 +136,7 @@ def erase(
     if dry_run:
         hits, found = erasure.search(wanted, jobs, progress)
     else:
-        with _claimed(dataset, erasure.place, resume) as check:
+        with _claimed(dataset, erasure.place, erasure.folders, resume) as check:
             erasure.go_on(check)
             hits, found = erasure.search(wanted, jobs, progress)
             if hits:
@@ -183,7 +184,8 @@ class _Erasure:
         self._column, self._keep = column, frozenset(keep)
         self._list()
         for key in self._keys:
-            if JOURNAL.fullmatch(key) or key.startswith(f'{FOLDER}/'):
+            sign = _UNFINISHED.fullmatch(key)
+            if sign is not None and key != MARK and (sign[1] or '').rstrip('/') in self.folders:
                 raise FileExistsError(
                     f'Samples are erased when the writer has finished, but {self.place.shown} has {key}. Finish it '
                     f'first: with `append=True, resume=True`, or by the same conversion again. Of what `headrace '
@@ -226,6 +228,11 @@ class _Erasure:
 
     def _shards(self) -> dict[str, ShardInfo]:
         return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
+
+    @property
+    def folders(self) -> set[str]:
+        """Keys of the folders that hold indexes and shards of the dataset; '' is its own."""
+        return {key.rpartition('/')[0] for key in (*self._indexes, *self._shards())}
 
     def stores(self, options: StoreOptions | None) -> list[tuple[Store, bytes]]:
         """Of the dataset, and of the parts that it was merged of, with their indexes."""
@@ -447,8 +454,13 @@ def _described(name: str, data: bytes, old: FileInfo) -> FileInfo:
 
 
 @contextlib.contextmanager
-def _claimed(dataset: Place, place: StorePlace, resume: bool) -> Generator[Callable[[], None]]:
-    """Keep other writers away. Gives a function that raises if one has taken the place over."""
+def _claimed(
+    dataset: Place, place: StorePlace, folders: Collection[str], resume: bool
+) -> Generator[Callable[[], None]]:
+    """Keep other writers away, and remove the files that killed ones were putting into the folders of shards.
+
+    Gives a function that raises if another writer has taken the place over.
+    """
     terms, folder, remote = Terms(append=True, resume=resume), local_path(dataset), None
     if folder is not None:
         claim = FolderClaim.take(Path(folder), terms, store=None, keep_local=True)
@@ -464,8 +476,7 @@ def _claimed(dataset: Place, place: StorePlace, resume: bool) -> Generator[Calla
             )
         if remote is not None:
             remote.take(claim.mark)
-        if isinstance(place.store, LocalStore):
-            place.store.remove_unfinished()
+        place.remove_unfinished(folders)
         yield remote.check if remote is not None else lambda: None
         is_done = True
     finally:

@@ -382,6 +382,7 @@ def _counts_of(name: str, shards: Sequence[ShardInfo]) -> KeptIndex:
 
 def replace_index(place: StorePlace, index: bytes) -> str | None:
     """Store an index; the name under which the replaced one is kept, None if there was none, or it was the same."""
+    place.remove_unfinished()
     before = place.read_if_there(INDEX)
     if before == index:
         return None

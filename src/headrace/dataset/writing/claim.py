@@ -308,9 +308,8 @@ class StoreClaim:
         self.place.write(MARK, mark.dump())
         for name in self.start.obsolete:
             self.place.delete(name)
+        self.place.remove_unfinished()  # files that were never listed, since their objects had not appeared
         if isinstance(self.place.store, LocalStore):
-            # Files that were never listed, since their objects had not appeared.
-            self.place.store.remove_unfinished()
             with mapped_output_errors(self.place.store.root):
                 for path in self.place.store.root.iterdir():
                     if PART.fullmatch(path.name) and path.name not in self.start.roots:

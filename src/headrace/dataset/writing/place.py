@@ -165,6 +165,15 @@ class StorePlace:
     def delete(self, name: str) -> None:
         self._call('Deleting', name, lambda: self.store.delete(name))
 
+    def remove_unfinished(self, folders: Iterable[str] = ('',)) -> None:
+        """Remove what killed processes left of objects that they were putting into these folders.
+
+        For a caller that is the only one to put objects there. Stores whose objects appear at once leave nothing.
+        """
+        remove = getattr(self.store, 'remove_unfinished', None)
+        if remove is not None:
+            self._call('Cleaning', '', lambda: remove(folders))
+
     def _call(self, what: str, name: str, attempt: Callable[[], T]) -> T:
         return self._retry.call(f'{what} {self.store.url}/{name}'.removesuffix('/'), attempt)
 

@@ -57,6 +57,12 @@ def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> 
     return sorted(found, key=lambda info: info.key)
 
 
+def temporary_keys(folders: Iterable[str], children: Callable[[str], Iterable[ObjectInfo | str]]) -> list[str]:
+    """Keys of the objects in these folders that are being written; `children` as in `walk`."""
+    infos = (child for folder in folders for child in children(folder) if not isinstance(child, str))
+    return [info.key for info in infos if is_temporary(info.key)]
+
+
 _log = logger_of(__name__)
 
 
@@ -160,16 +166,17 @@ class LocalStore:
         with mapped_output_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
 
-    def remove_unfinished(self) -> None:
-        """Remove what killed processes left of objects that they were putting directly below the root.
+    def remove_unfinished(self, folders: Iterable[str]) -> None:
+        """Remove what killed processes left of objects that they were putting directly into these folders.
 
         For a caller that is the only one to put objects there.
         """
-        with contextlib.suppress(FileNotFoundError), mapped_output_errors(self.root), os.scandir(self.root) as entries:
-            for entry in entries:
-                if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)  # noqa: PTH108
+        for path in (self.root / folder for folder in folders):
+            with contextlib.suppress(FileNotFoundError), mapped_output_errors(path), os.scandir(path) as entries:
+                for entry in entries:
+                    if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(entry.path)  # noqa: PTH108
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)

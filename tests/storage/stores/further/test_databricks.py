@@ -121,6 +121,17 @@ class TestErrors:
         with pytest.raises(StorageError, match='something else than JSON'):
             list(store.list(''))
 
+    def test_uploads_of_killed_processes_are_removed_from_named_folders(self, workspace):
+        store = open_store(f'dbfs:{workspace.new_folder()}')
+        put_bytes(store, 'a/x', b'1')
+        folder = next(path for path in workspace.files if path.endswith('/a/x')).removesuffix('/a/x')
+        file = workspace.files[f'{folder}/a/x']
+        names = {f'{folder}/{name}.headrace-put-left' for name in ('', 'a/', 'b/')}
+        workspace.files.update(dict.fromkeys(names, file))
+        store.remove_unfinished(['', 'a', 'gone'])
+        assert names & set(workspace.files) == {f'{folder}/b/.headrace-put-left'}
+        assert [info.key for info in store.list('')] == ['a/x']
+
 
 class TestCredentials:
     def test_a_profile(self, workspace, folder, monkeypatch, tmp_path):

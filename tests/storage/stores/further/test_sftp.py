@@ -571,6 +571,15 @@ class TestListing:
             store.put('x', io.BytesIO(os.urandom(5 << 20)), size=(5 << 20) + 1)
         assert [path.name for path in folder.iterdir()] == ['x']
 
+    def test_uploads_of_killed_processes_are_removed_from_named_folders(self, sshd):
+        folder = sshd.new_folder()
+        store = sshd.store(folder)
+        put_bytes(store, 'a/b/x', b'1')
+        for place in ('', 'a', 'a/b'):
+            (folder / place / '.headrace-put-left').write_bytes(b'1')
+        store.remove_unfinished(['', 'a/b', 'gone'])
+        assert [path.relative_to(folder).as_posix() for path in folder.rglob('.*')] == ['a/.headrace-put-left']
+
 
 class TestUrls:
     @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ import contextlib
 import email.utils
 import os
 from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
@@ -32,7 +33,7 @@ from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyErr
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
-from headrace.storage.stores.local import temporary_name, walk
+from headrace.storage.stores.local import temporary_keys, temporary_name, walk
 from headrace.storage.transfer.answer_bounds import bound_session, items_of
 from headrace.storage.transfer.http import (
     CHUNK,
@@ -351,23 +352,27 @@ class DbfsStore(WorkspaceFolder):
         return self._status('Looking up', key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        yield from walk(prefix, partial(self._children, prefix))
+
+    def remove_unfinished(self, folders: Iterable[str]) -> None:
+        """See `LocalStore.remove_unfinished`."""
+        for key in temporary_keys(folders, partial(self._children, '')):
+            self.delete(key)
+
+    def _children(self, prefix: str, folder: str) -> Iterator[ObjectInfo | str]:
         base = self.root.rstrip('/')
-
-        def children(folder: str) -> Iterator[ObjectInfo | str]:
-            path = f'{base}/{folder}' if folder else self.root
-            with self._mapped_errors('Listing', prefix):
-                try:
-                    page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
-                except RefusedError as error:
-                    if error.status != 404:  # or deleted meanwhile
-                        raise
-                    return
-            for entry in page.get('files', ()):
-                key = str(entry['path'])[len(base) + 1 :]
-                if entry['path'] != path:  # a file lists itself
-                    yield key if entry.get('is_dir') else _info(key, entry)
-
-        yield from walk(prefix, children)
+        path = f'{base}/{folder}' if folder else self.root
+        with self._mapped_errors('Listing', prefix):
+            try:
+                page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
+            except RefusedError as error:
+                if error.status != 404:  # or deleted meanwhile
+                    raise
+                return
+        for entry in page.get('files', ()):
+            key = str(entry['path'])[len(base) + 1 :]
+            if entry['path'] != path:  # a file lists itself
+                yield key if entry.get('is_dir') else _info(key, entry)
 
     def delete(self, key: str) -> None:
         path = self._path(key)

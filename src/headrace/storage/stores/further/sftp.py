@@ -28,14 +28,14 @@ from headrace.redaction import logger_of
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.further.sftp_session import Attributes, SftpConnectionError, SftpStatusError, Status
-from headrace.storage.stores.local import temporary_name, walk
+from headrace.storage.stores.local import TEMPORARY, temporary_keys, temporary_name, walk
 from headrace.storage.transfer.http import ReadRequest, SourcePart, changed, not_found, truncated
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from headrace.storage.stores.further.sftp_credentials import SftpCredentials
     from headrace.storage.stores.further.sftp_session import SftpSession
@@ -170,6 +170,15 @@ class SftpStore:
         with self._session('Listing', prefix) as session:
             found = walk(prefix, lambda folder: self._children(session, folder, prefix))
         yield from found
+
+    def remove_unfinished(self, folders: Iterable[str]) -> None:
+        """See `LocalStore.remove_unfinished`."""
+        with self._session('Listing', '') as session:
+            keys = temporary_keys(
+                folders, lambda folder: self._children(session, folder, f'{folder}/{TEMPORARY}'.lstrip('/'))
+            )
+        for key in keys:
+            self.delete(key)
 
     def _children(self, session: SftpSession, folder: str, prefix: str) -> Iterator[ObjectInfo | str]:
         path = f'{self._base}/{folder}' if folder else self.root
