@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ pytest.importorskip('transformers', reason='pip install -e ".[recipes]"')
 from transformers import Trainer, TrainingArguments
 
 from headrace.transformers import StreamingMixin, StreamingTrainer
+from tests.support.trainers import transformers_evaluation
+from tests.support.trainers.ranks import run_ranks
 
 
 class _AnyWait:
@@ -70,6 +73,72 @@ def test_it_trains_and_evaluates_on_loaders(kind: Any, loader: StreamingDataLoad
 
 
 @pytest.mark.filterwarnings('ignore')
+def test_evaluations_may_be_named_and_mixed_with_data_of_the_trainer(
+    loader: StreamingDataLoader, tmp_path: Path
+) -> None:
+    def again() -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(local=loader.dataset.streams[0].local), 6)
+
+    own = [{'x': np.float32(number)} for number in range(3)]
+    training = trainer(StreamingTrainer, loader, tmp_path / 'run', eval_dataset={'a': again(), 'own': own})
+    assert {'eval_a_loss', 'eval_own_loss'} - training.evaluate().keys() == {'eval_a_loss', 'eval_own_loss'}
+    seen = [list(range(first, first + 6)) for first in range(0, 24, 6)]
+    assert training.model.seen == [*seen, [0, 1, 2]]
+    training.model.seen.clear()
+    training.predict(again())
+    training.predict(own)
+    assert training.model.seen == [*seen, [0, 1, 2]]
+    training.eval_dataset = again()
+    assert training.get_eval_dataloader() is training.eval_dataset
+    assert isinstance(training.get_eval_dataloader(own), torch.utils.data.DataLoader)
+    for _ in range(2):  # the same epoch each time
+        training.model.seen.clear()
+        training.evaluate()
+        assert training.model.seen == seen
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_evaluation_on_the_training_loader_is_refused(loader: StreamingDataLoader, tmp_path: Path) -> None:
+    training = trainer(StreamingTrainer, loader, tmp_path / 'run', eval_dataset=loader)
+    with pytest.raises(ConfigError, match=r'another StreamingDataLoader of the same data, with `fixed_epoch=0`'):
+        training.evaluate()
+    assert loader.fixed_epoch is None
+    assert loader.state_dict()['sample_in_epoch'] == 0
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_the_legacy_loop_is_refused(loader: StreamingDataLoader, tmp_path: Path) -> None:
+    again = StreamingDataLoader(StreamingDataset(local=loader.dataset.streams[0].local), 6)
+    training = trainer(StreamingTrainer, loader, tmp_path / 'run', eval_dataset=again)
+    training.args.use_legacy_prediction_loop = True
+    with pytest.raises(ConfigError, match='Set `use_legacy_prediction_loop` of its arguments to False'):
+        training.evaluate()
+
+
+@pytest.mark.parametrize(('ranks', 'samples'), [(1, 13), (2, 13), (3, 11)])
+def test_each_sample_counts_once_on_any_ranks(ranks: int, samples: int, tmp_path: Path) -> None:
+    """In the last batch the second of 2 ranks has padding only, and the last of 3 has a sample and padding."""
+    result = tmp_path / 'result.json'
+    program = Path(transformers_evaluation.__file__)
+    run_ranks('transformers', ranks, program, tmp_path, samples, result, folder=tmp_path)
+    counted = json.loads(result.read_text())
+
+    numbers = list(range(samples))
+    of_trainer = counted['trainer']
+    for name in ('labels', 'inputs', 'predicted', 'by_batch'):
+        assert sorted(of_trainer[name]) == numbers, name
+    assert of_trainer['labels'] == of_trainer['values'] == of_trainer['inputs']
+    assert of_trainer['losses'] == pytest.approx([np.mean(numbers)] * 2)
+    assert of_trainer['ends'] == [False] * (len(of_trainer['ends']) - 1) + [True]
+    for name in ('accelerate', *(['replicated'] if ranks % 2 == 0 else [])):
+        of_accelerate = counted[name]
+        assert sorted(of_accelerate['tensors']) == numbers
+        assert of_accelerate['flat'] == [number for number in of_accelerate['tensors'] for _ in range(2)]
+        assert of_accelerate['texts'] == list(map(str, of_accelerate['tensors']))
+        assert of_accelerate['after'] == 2 * ranks  # Accelerate's own, after the pass
+
+
+@pytest.mark.filterwarnings('ignore')
 def test_a_checkpoint_without_a_position_is_refused(loader: StreamingDataLoader, tmp_path: Path) -> None:
     (tmp_path / 'run' / 'checkpoint-3').mkdir(parents=True)
     with pytest.raises(ResumeError, match=r'headrace\.json, but there is no .*checkpoint-3'):
@@ -86,6 +155,27 @@ def test_it_says_where_a_resumed_training_continues_and_how_long_it_waited(
     trainer(StreamingTrainer, again, tmp_path / 'run').train(str(tmp_path / 'run' / 'checkpoint-2'))
     said = re.findall('^headrace: (.*)', capfd.readouterr().err, re.MULTILINE)
     assert said == ['the data continue at epoch 0, sample 8', _AnyWait()]
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_skipped_samples_need_a_number_of_steps(loader: StreamingDataLoader, tmp_path: Path) -> None:
+    """They make the first epoch shorter than others, and the Trainer takes its length for theirs."""
+    local = loader.dataset.streams[0].local
+
+    def skipping() -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(local=local, skip=[(0, 8), (24 + 16, 24 + 24)]), batch_size=4)
+
+    plans = [skipping().plan(epoch) for epoch in range(3)]
+    assert [plan.num_batches for plan in plans] == [4, 4, 6]
+    expected = [plan.ids(k).tolist() for plan in plans for k in range(plan.num_batches)]
+    with pytest.raises(ConfigError, match='with `skip` they differ. Set `max_steps` of its.* is -1'):
+        trainer(StreamingTrainer, skipping(), tmp_path)
+    whole = trainer(StreamingTrainer, skipping(), tmp_path / 'run', max_steps=len(expected))
+    whole.train()
+    assert whole.model.seen == expected
+    rest = trainer(StreamingTrainer, skipping(), tmp_path / 'run', max_steps=len(expected))
+    rest.train(resume_from_checkpoint=str(tmp_path / 'run' / 'checkpoint-5'))
+    assert rest.model.seen == expected[5:]
 
 
 class OfTokens(Model):

@@ -7,7 +7,10 @@ already, so `prepare` takes its place here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+import torch
 
 from headrace.errors import MissingDependencyError
 
@@ -15,13 +18,14 @@ try:
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import GradientState
-    from accelerate.utils import send_to_device
+    from accelerate.utils import gather_object, pad_across_processes, recursively_apply, send_to_device
 except ImportError as error:
     raise MissingDependencyError(
         'headrace.accelerate needs the package `accelerate`: pip install accelerate'
     ) from error
 
 from headrace.dataset import StreamingDataLoader, topology_of_mesh
+from headrace.dataset.batch_keys import pick_rows
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.topology import detect_topology
 from headrace.order import Topology
@@ -41,12 +45,14 @@ class AccelerateLoader(DataLoaderStateMixin):
         move_to_device: whether batches are moved to its device.
     """
 
-    _drop_last = True  # else Accelerate would cut what it takes for padding off gathered results
+    _drop_last = True  # Accelerate would take the last rows for padding; `gather_for_metrics` knows which rows are
 
     def __init__(self, loader: StreamingDataLoader, accelerator: Accelerator, *, move_to_device: bool = True) -> None:
         self.loader = loader
         """The loader itself, with its plan and sizes."""
         self.gradient_state = GradientState()
+        self.counted_rows: list[bool] = []
+        """Whether each row of this rank's last batch counts: it is neither padding nor a bad sample's stand-in."""
         self._accelerator = accelerator
         self._moves = move_to_device
 
@@ -62,9 +68,46 @@ class AccelerateLoader(DataLoaderStateMixin):
                 assert self.loader.handed_out is not None
                 plan, number = self.loader.handed_out
                 self.end_of_dataloader = not plan.batches(number + 1, 1)
+                bad_rows = self.loader.own_bad_rows
+                self.counted_rows = [row < self.loader.own_samples and not bad for row, bad in enumerate(bad_rows)]
                 yield send_to_device(batch, self._accelerator.device) if self._moves else batch
         finally:
             self.end()
+
+    def gather_for_metrics(self, values: Any, use_gather_object: bool = False) -> Any:
+        """Values of the last batch from all ranks, rank after rank, with each sample once. All ranks call it.
+
+        Args:
+            values: tensors or objects with a row, or equally many rows, for each row of the batch on this rank.
+            use_gather_object: gather objects, as Accelerate's function does.
+        """
+        rows, accelerator = len(self.counted_rows), self._accelerator
+        counted = np.flatnonzero(self.counted_rows).tolist()
+        own = torch.tensor([[len(counted), self.loader.dataset.topology.replica]], device=accelerator.device)
+        counts: list[int] = []  # of each rank; ranks that read the same samples count them once
+        replicas: set[int] = set()
+        for count, replica in cast('Any', accelerator.gather(own)).tolist():
+            counts.append(0 if replica in replicas else count)
+            replicas.add(replica)
+        if not counts[accelerator.process_index]:
+            counted = []
+
+        def gathered(tensor: torch.Tensor) -> Any:
+            if not tensor.ndim or len(tensor) % rows:
+                return accelerator.gather(tensor)
+            each = len(tensor) // rows
+            kept = tensor.unflatten(0, (rows, each))[counted].flatten(0, 1)
+            kept = kept if len(set(counts)) == 1 else pad_across_processes(kept)
+            parts = cast('Any', accelerator.gather(kept)).chunk(len(counts))
+            return torch.cat([part[: count * each] for part, count in zip(parts, counts, strict=True)])
+
+        try:
+            recursively_apply(lambda tensor: tensor, values, error_on_other_type=True)
+        except TypeError:
+            use_gather_object = True
+        if use_gather_object:
+            return gather_object(pick_rows(values, counted, rows))
+        return recursively_apply(gathered, values)
 
     def state_dict(self) -> dict[str, int | str]:
         """The position after the last batch, the same on every rank."""
@@ -80,6 +123,7 @@ def prepare(accelerator: Accelerator, loader: StreamingDataLoader, *, move_to_de
 
     `accelerator.save_state` saves the position of a training loader, and `accelerator.load_state` restores it on any
     number of ranks that divides the global batch. Prepare several training loaders in the same order in each run.
+    In a pass over a prepared loader, `accelerator.gather_for_metrics` leaves padding out, so each sample counts once.
 
     Args:
         accelerator: the Accelerator.
@@ -96,6 +140,13 @@ def prepare(accelerator: Accelerator, loader: StreamingDataLoader, *, move_to_de
     prepared = AccelerateLoader(loader, accelerator, move_to_device=move_to_device)
     if loader.fixed_epoch is None:
         accelerator.register_for_checkpointing(prepared)
+    of_accelerator = accelerator.gather_for_metrics
+
+    def gather_for_metrics(input_data: Any, use_gather_object: bool = False) -> Any:
+        is_active = accelerator.gradient_state.active_dataloader is prepared
+        return (prepared.gather_for_metrics if is_active else of_accelerator)(input_data, use_gather_object)
+
+    accelerator.gather_for_metrics = gather_for_metrics
     return prepared
 
 

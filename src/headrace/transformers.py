@@ -7,8 +7,10 @@ samples already, so the Trainer takes it as it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headrace.errors import MissingDependencyError
 
@@ -20,8 +22,9 @@ except ImportError as error:
         'headrace.transformers needs the packages `transformers` and `accelerate`: pip install transformers accelerate.'
     ) from error
 
-from headrace.accelerate import topology_of
-from headrace.dataset import StreamingDataLoader
+from headrace.accelerate import AccelerateLoader, topology_of
+from headrace.dataset import StreamingDataLoader, without_padding
+from headrace.dataset.batch_keys import BAD_SAMPLE, PADDING
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.tracker import describe_start
 from headrace.errors import ConfigError, ResumeError
@@ -37,8 +40,9 @@ class StreamingMixin:
     """Trains on `loader`. Put it before any Trainer: ``class Mine(StreamingMixin, SFTTrainer): ...``.
 
     `train(resume_from_checkpoint=...)` continues exactly, on any number of ranks that divides the global batch.
-    `evaluate` takes a `StreamingDataLoader` as `eval_dataset`, too; give it `fixed_epoch=0`. Rank 0 prints where a
-    resumed training continues, and at the end how long it waited for data.
+    `evaluate` and `predict` take a `StreamingDataLoader`, too, and `eval_dataset` may be a dict of them. They read its
+    epoch 0, unless it has a `fixed_epoch`. Each sample counts once in metrics and in the loss, on any number of ranks.
+    Rank 0 prints where a resumed training continues, and at the end how long it waited for data.
 
     Args:
         loader: the training data, in place of `train_dataset`.
@@ -46,7 +50,8 @@ class StreamingMixin:
         kwargs: of the Trainer.
 
     Raises:
-        ConfigError: the loader's dataset has a `batch_cost`, and `args` no `max_steps`; or it follows `on_growth`.
+        ConfigError: the loader's dataset has a `batch_cost` or a `skip`, and `args` has no `max_steps`; or it follows
+            `on_growth`.
     """
 
     def __init__(self, *args: Any, loader: StreamingDataLoader, **kwargs: Any) -> None:
@@ -57,17 +62,20 @@ class StreamingMixin:
             )
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        if loader.dataset.run.asked.order.batch_cost is not None:
+        dataset = loader.dataset
+        if dataset.epochs_differ:
             if trainer.args.max_steps <= 0:
+                reason = 'skip' if dataset.run.asked.order.batch_cost is None else 'batch_cost'
                 raise ConfigError(
                     "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with "
-                    f'`batch_cost` they differ. Set `max_steps` of its arguments, which is {trainer.args.max_steps}; '
+                    f'`{reason}` they differ. Set `max_steps` of its arguments, which is {trainer.args.max_steps}; '
                     f'epochs then end where their data does.'
                 )
-            loader.dataset.may_count = False
+            dataset.may_count = False
         # Otherwise it would read what was trained once more, only to leave it out.
         trainer.args.ignore_data_skip = True
         self.loader = self._bound(loader)
+        self._evaluation: _EvaluationLoader | None = None
         trainer.add_callback(_Position(loader))
 
     def _bound(self, loader: StreamingDataLoader) -> StreamingDataLoader:
@@ -82,11 +90,57 @@ class StreamingMixin:
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """A `StreamingDataLoader` as it is, and other data as the Trainer does."""
-        parent: Any = super()
-        given = parent.eval_dataset if eval_dataset is None else eval_dataset
+        trainer, parent = cast('Any', self), cast('Any', super())
+        data = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        data = trainer.eval_dataset[data] if isinstance(data, str) else data
         return (
-            self._bound(given) if isinstance(given, StreamingDataLoader) else parent.get_eval_dataloader(eval_dataset)
+            self._evaluated(data) if isinstance(data, StreamingDataLoader) else parent.get_eval_dataloader(eval_dataset)
         )
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """As `get_eval_dataloader`, for `predict`."""
+        parent, data = cast('Any', super()), test_dataset
+        return self._evaluated(data) if isinstance(data, StreamingDataLoader) else parent.get_test_dataloader(data)
+
+    def _evaluated(self, data: StreamingDataLoader) -> StreamingDataLoader:
+        if data is self.loader:
+            raise ConfigError(
+                'Evaluation would move the position of the training loader. Give it another StreamingDataLoader of the '
+                'same data, with `fixed_epoch=0`.'
+            )
+        if getattr(self.args, 'use_legacy_prediction_loop', False):  # pyright: ignore[reportAttributeAccessIssue]
+            raise ConfigError(
+                "The Trainer's legacy prediction loop cannot leave out padding of a StreamingDataLoader. Set "
+                '`use_legacy_prediction_loop` of its arguments to False, which is True.'
+            )
+        data.fixed_epoch = data.fixed_epoch or 0
+        return self._bound(data)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, with each sample of a `StreamingDataLoader` once."""
+        parent, trainer = cast('Any', super()), cast('Any', self)
+        if not isinstance(dataloader, StreamingDataLoader):
+            return parent.evaluation_loop(dataloader, *args, **kwargs)
+        self._evaluation = _EvaluationLoader(dataloader, trainer.accelerator, move_to_device=False)
+        gather = partial(self._evaluation.gather_for_metrics, use_gather_object=trainer.args.eval_use_gather_object)
+        trainer.gather_function = gather
+        try:
+            return parent.evaluation_loop(self._evaluation, *args, **kwargs)
+        finally:
+            self._evaluation, trainer.gather_function = None, trainer.accelerator.gather_for_metrics
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; the loss weighs as much as the batch has rows."""
+        loss, logits, labels = cast('Any', super()).prediction_step(*args, **kwargs)
+        if self._evaluation is not None and loss is not None:
+            loss = loss.mean().expand(len(self._evaluation.counted_rows))
+        return loss, logits, labels
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; in evaluation a rank's loss is its batch's own, which the Trainer scales for gradients."""
+        if self._evaluation is not None:
+            args, kwargs = args[:3], kwargs | {'num_items_in_batch': None}
+        return cast('Any', super()).compute_loss(*args, **kwargs)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, and continue the data where the checkpoint was saved.
@@ -113,6 +167,22 @@ class StreamingMixin:
 
 class StreamingTrainer(StreamingMixin, Trainer):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A `Trainer` on a `StreamingDataLoader`: ``StreamingTrainer(model, arguments, loader=loader)``."""
+
+
+class _EvaluationLoader(AccelerateLoader):
+    """Batches without padding. A rank whose rows are all padding keeps them, because its model has to run too."""
+
+    def __init__(self, loader: StreamingDataLoader, *args: Any, **kwargs: Any) -> None:
+        super().__init__(loader, *args, **kwargs)
+        self.dataset = range(loader.plan(loader.fixed_epoch).epoch_samples)  # its length is what the Trainer looks for
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            if any(self.counted_rows):
+                self.counted_rows = [True] * sum(self.counted_rows)
+                yield without_padding(batch, self.loader.own_samples, self.loader.own_bad_rows)
+            else:
+                yield {key: value for key, value in batch.items() if key not in (PADDING, BAD_SAMPLE)}
 
 
 class _Position(TrainerCallback):

@@ -30,6 +30,7 @@ from tests.support.trainers.chains import fork_ranks
 _IMPORTS = {
     'torch': ['torch.distributed'],
     'accelerate': ['accelerate', 'headrace'],
+    'transformers': ['headrace.transformers'],
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
     'composer': [
         'composer.algorithms',
