@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import os
+import resource
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -35,6 +36,13 @@ Retry.__init__.__kwdefaults__['sleep'] = brief_sleep
 # have such variables, too. `.ci/run` runs the tests without any.
 for _name in 'no_proxy', 'NO_PROXY':
     os.environ[_name] = ','.join(filter(None, [os.environ.get(_name), 'localhost', '127.0.0.1']))
+
+# A process runs thousands of tests, whose clients keep connections until garbage is collected: together more than the
+# 1,024 descriptors that a login shell allows.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+_descriptors = 1 << 14 if _hard == resource.RLIM_INFINITY else min(_hard, 1 << 14)
+if _soft != resource.RLIM_INFINITY and _soft < _descriptors:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_descriptors, _hard))
 
 pytest_plugins = ['tests.support.suite.durations']
 
