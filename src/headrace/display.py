@@ -40,7 +40,7 @@ def shorten(text: str, width: int) -> str:
 def human_size(size: float) -> str:
     """A number of bytes, such as '1.5 MiB'."""
     if size < 1024:
-        return f'{size:.0f} bytes'
+        return f'{size:.0f} bytes' if round(size) != 1 else '1 byte'
     power = 1
     while size / 1024**power >= 1000 and power < len(_UNITS):
         power += 1
@@ -56,8 +56,8 @@ def human_decimal_size(size: float) -> str:
 
 
 def count_text(count: int, what: str) -> str:
-    """A number of things, such as '1 shard' or '1,000 shards'."""
-    return f'{count:,} {what}{"" if count == 1 else "s"}'
+    """A number of things, such as '1 shard', '1,000 shards' or '2 batches'."""
+    return f'{count:,} {what}{"" if count == 1 else "es" if what.endswith("ch") else "s"}'
 
 
 def text_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> list[str]:

@@ -62,7 +62,7 @@ def test_inspect_saves_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with MDSWriter(out=str(tmp_path / 'data'), columns={'b': 'bytes'}) as writer:
         writer.write({'b': png})
     assert main(['inspect', str(tmp_path / 'data'), '--save', str(tmp_path / 'out')]) == 0
-    assert '1 pictures saved' in capsys.readouterr().out
+    assert '1 picture saved' in capsys.readouterr().out
     assert [path.read_bytes() for path in (tmp_path / 'out').iterdir()] == [png]
 
 

@@ -18,7 +18,7 @@ class TestCommand:
         lines = capsys.readouterr().out.splitlines()
         assert any(line.startswith('ok      x: mds, 100 samples') for line in lines)
         assert any(line.startswith(f'PROBLEM y: {tmp_path}/absent cannot be read') for line in lines)
-        assert lines[-1].split(':')[1].startswith(' 1 problem(s)')
+        assert lines[-1].split(':')[1].startswith(' 1 problem')
 
     def test_nodes_that_download_the_same_shards(self, remote, tmp_path, capsys):
         path = tmp_path / 'train.yaml'
@@ -39,5 +39,5 @@ class TestCommand:
         (tmp_path / 'a.csv').write_text('a,b\n1,2\n')
         assert main(['doctor', str(tmp_path / 'a.csv'), '--json']) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [each['text'][:14] for each in found if each['what'] == 'data'] == ['csv, 1 samples']
+        assert [each['text'][:14] for each in found if each['what'] == 'data'] == ['csv, 1 sample ']
         assert main(['bench', str(tmp_path / 'a.csv'), '--batch-size', '1', '--seconds', '0.1', '--workers', '0']) == 0

@@ -54,7 +54,7 @@ class TestData:
         train = {'remote': str(tmp_path / 'data'), 'local': str(tmp_path / 'cache'), **stream}
         config.write_text(json.dumps({'global_batch_size': 1, 'train': train}))
         found = list(check_data(places_of(load_config(config))))
-        assert (f', {count} samples in' in found[0].text) if count else (found[0].level == 'problem')
+        assert (f', {count} sample' in found[0].text) if count else (found[0].level == 'problem')
 
     def test_this_node_among_those_that_share_their_caches(self, remote, tmp_path, monkeypatch):
         config = tmp_path / 'x.yaml'

@@ -14,8 +14,8 @@ class TestLauncher:
     @pytest.mark.parametrize(
         ('environ', 'level', 'text'),
         [
-            ({}, 'ok', 'rank 0 of 1 on 1 node(s)'),
-            ({'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_WORLD_SIZE': '4'}, 'ok', 'rank 3 of 8 on 2 node(s)'),
+            ({}, 'ok', 'rank 0 of 1 on 1 node'),
+            ({'RANK': '3', 'WORLD_SIZE': '8', 'LOCAL_WORLD_SIZE': '4'}, 'ok', 'rank 3 of 8 on 2 nodes'),
             ({'RANK': '3'}, 'problem', 'RANK is set and WORLD_SIZE is not'),
             ({'RANK': '3', 'WORLD_SIZE': 'many'}, 'problem', 'WORLD_SIZE must hold a whole number'),
             ({'SLURM_JOB_NUM_NODES': '4'}, 'note', 'in a SLURM job of 4 nodes'),

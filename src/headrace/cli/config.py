@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import print_answer, show_examples
 from headrace.cli.commands import command
+from headrace.display import count_text
 from headrace.redaction import HIDDEN, redact
 
 if TYPE_CHECKING:
@@ -56,12 +57,13 @@ def _run_config(arguments: argparse.Namespace) -> int:
 def _described(loader: LoaderConfig) -> str:
     streams = len(loader.streams) or 1
     size = (
-        f'{loader.global_batch_size} samples a global batch'
+        f'{count_text(loader.global_batch_size, "sample")} a global batch'
         if loader.global_batch_size is not None
-        else f'{loader.device_batch_size} samples a batch of each rank'
+        else f'{count_text(loader.device_batch_size or 1, "sample")} a batch of each rank'
     )
     packed = '' if loader.packing is None else ', packed'
-    return f'{streams} stream{"s" * (streams > 1)}, {size}{packed}, {loader.loader.num_workers} workers a rank'
+    workers = count_text(loader.loader.num_workers, 'worker')
+    return f'{count_text(streams, "stream")}, {size}{packed}, {workers} a rank'
 
 
 def _add_convert_config(parser: argparse.ArgumentParser) -> None:

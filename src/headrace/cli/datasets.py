@@ -68,7 +68,8 @@ def _run_cp(arguments: argparse.Namespace) -> int:
             progress=show,
         )
     there = report.files - report.copied
-    text = f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), {there:,} were there.'
+    copied = f'{count_text(report.copied, "file")} ({human_size(report.bytes)})'
+    text = f'{report.destination}: copied {copied}, {there:,} were there.'
     print_answer(arguments, report.to_json(), printable(text))
     return 0
 
@@ -156,7 +157,7 @@ def _run_merge(arguments: argparse.Namespace) -> int:
     shards = open_stored(arguments.out, options).shards
     samples = int(shards.samples.sum())
     out = without_credentials(arguments.out)
-    text = f'{out}: {len(shards):,} shards with {samples:,} samples'
+    text = f'{out}: {count_text(len(shards), "shard")} with {count_text(samples, "sample")}'
     print_answer(arguments, {'out': out, 'shards': len(shards), 'samples': samples}, printable(text))
     return 0
 
@@ -207,7 +208,7 @@ def _run_reshard(arguments: argparse.Namespace) -> int:
             progress=show,
         )
     erased = f'; {count_text(report.erased, "erased sample")} left out' if report.erased else ''
-    text = f'{report.out}: {report.samples:,} samples with the columns {", ".join(report.columns)}{erased}'
+    text = f'{report.out}: {count_text(report.samples, "sample")} with the columns {", ".join(report.columns)}{erased}'
     print_answer(arguments, report.to_json(), printable(text))
     return 0
 
@@ -233,7 +234,9 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
     options, out = store_options(arguments), without_credentials(arguments.out)
     if arguments.to is None:
         found = kept_indexes(arguments.out, options=options)
-        lines = [f'{kept.name}: {kept.samples:,} samples in {kept.shards:,} shards' for kept in found]
+        lines = [
+            f'{kept.name}: {count_text(kept.samples, "sample")} in {count_text(kept.shards, "shard")}' for kept in found
+        ]
         lines = lines or [f'{out} has no index that was replaced.']
     else:
         found = [rollback(arguments.out, arguments.to, options=options)]

@@ -120,7 +120,7 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
         if has_colours():
             print_thumbnails(description.samples[number].values())
     if arguments.save is not None:
-        print(f'\n{len(saved)} pictures saved in {arguments.save}')
+        print(f'\n{count_text(len(saved), "picture")} saved in {arguments.save}')
     return 0
 
 

@@ -77,7 +77,7 @@ def _run_doctor(arguments: argparse.Namespace) -> int:
         print(redact(json.dumps([dataclasses.asdict(finding) for finding in findings])))
     else:
         notes = sum(finding.level == 'note' for finding in findings)
-        print(f'{len(findings)} checks: {problems} problem(s), {notes} note(s)')
+        print(f'{count_text(len(findings), "check")}: {count_text(problems, "problem")}, {count_text(notes, "note")}')
     return 1 if problems else 0
 
 

@@ -133,7 +133,7 @@ def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out
     left = {key.rpartition('/')[0] for key in keys if _SHARD.match(key)} - merged
     if left:
         warn(
-            f'Left out of {out}/{INDEX}: the shards of {len(left):,} folder{"s" * (len(left) != 1)} without an '
+            f'Left out of {out}/{INDEX}: the shards of {count_text(len(left), "folder")} without an '
             f'{INDEX}, such as {min(left)}. Finish their writers, or remove them, and merge again.'
         )
 
@@ -259,7 +259,7 @@ def _own_shards(
 
 def _counted(shards: Sequence[ShardInfo]) -> str:
     samples = sum(shard.samples for shard in shards)
-    return f'{count_text(len(shards), "shard")} with {samples:,} samples, such as {_name(shards[0])}'
+    return f'{count_text(len(shards), "shard")} with {count_text(samples, "sample")}, such as {_name(shards[0])}'
 
 
 def _name(shard: ShardInfo) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.config.build import build_loader
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.display import count_text
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
@@ -120,9 +121,12 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
     least = next(rate for rate in rates if rate.workers == fewest)
     if best.workers > fewest:
         times = best.samples_per_second / least.samples_per_second
-        advice = f'{best.workers} workers give {times:.1f} times as much, where a rank has {best.workers} processors'
+        advice = (
+            f'with {count_text(best.workers, "worker")} it gives {times:.1f} times as much, where a rank has '
+            f'{count_text(best.workers, "processor")}'
+        )
     elif most > fewest:
-        advice = f'{most} workers give no more'
+        advice = f'{count_text(most, "worker")} {"gives" if most == 1 else "give"} no more'
     else:
         advice = 'try more workers: --workers'
     return f'The processors are the limit: {part} takes {share:.0%} of the time without workers; {advice}.'

@@ -106,7 +106,8 @@ def check_data(
         yield Finding(
             'ok',
             place.name,
-            f'{content.format}, {count:,} samples in {len(content.shards):,} shards, {human_size(total)}',
+            f'{content.format}, {count_text(count, "sample")} in {count_text(len(content.shards), "shard")}, '
+            f'{human_size(total)}',
         )
         if place.folder is not None:
             yield from _cache(place, place.folder, total, claims)

@@ -48,7 +48,7 @@ def check_launcher(environ: Mapping[str, str] | None = None) -> Iterable[Finding
     except TopologyError as error:
         yield Finding('problem', 'launcher', str(error))
         return
-    text = f'rank {topology.rank} of {topology.world_size} on {topology.num_nodes} node(s)'
+    text = f'rank {topology.rank} of {topology.world_size} on {count_text(topology.num_nodes, "node")}'
     slurm_nodes = env.get('SLURM_JOB_NUM_NODES', '1')
     half = [name for name in ('RANK', 'WORLD_SIZE') if name in env]
     if len(half) == 1:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from headrace.dataset.streams.open_streams import open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
-from headrace.display import text_table
+from headrace.display import count_text, text_table
 from headrace.selection.costs import Measuring
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class CostSummary:
         most = max(count for _, count in self.histogram)
         rows = [(f'{edge:,}+', f'{count:,}', '#' * -(-_BAR * count // most)) for edge, count in self.histogram]
         return [
-            f'cost {self.column}: {self.samples:,} samples, {self.sum:,} in all',
+            f'cost {self.column}: {count_text(self.samples, "sample")}, {self.sum:,} in all',
             f'  {said}',
             f'  padding of {ROWS} random samples: {self.padding:.1%}',
             *(line.rstrip() for line in text_table(rows)),

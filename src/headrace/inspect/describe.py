@@ -121,8 +121,9 @@ def _picture(picture: Any, size: int, stored: bytes) -> SampleValue:
 
 def _picture_list(pictures: Sequence[Any], size: int) -> SampleValue:
     first = pictures[0]
-    text = f'{len(pictures)} pictures, the first {first.width} x {first.height} {first.mode}'
-    return SampleValue(size, f'{len(pictures)} pictures', text, tuple(_as_png(picture) for picture in pictures))
+    count = count_text(len(pictures), 'picture')
+    text = f'{count}, the first {first.width} x {first.height} {first.mode}'
+    return SampleValue(size, count, text, tuple(_as_png(picture) for picture in pictures))
 
 
 def _as_png(picture: Any) -> tuple[str, bytes]:

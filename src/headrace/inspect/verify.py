@@ -26,7 +26,7 @@ import numpy as np
 from typing_extensions import Self
 
 from headrace.convert.stored_dataset import INDEX, PATIENT, folder_of, open_stored, raw_files, with_stored_values
-from headrace.display import printable
+from headrace.display import count_text, printable
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
@@ -249,12 +249,15 @@ class VerifyReport:
         before = f' ({self.passed_before:,} of them by the state file)' if self.passed_before else ''
         lines = [f'bad {each}' for each in self.bad]
         if self.unknown_files:
-            lines.append(f'{self.unknown_files:,} other files are there, which the index does not name.')
+            lines.append(f'{count_text(self.unknown_files, "other file")} in the folder, not named by the index.')
         how = 'have the right sizes' if self.is_fast else 'are right'
         good = self.shards - len(self.bad)
+        samples = (
+            f'{count_text(self.samples, "sample")} in all{f", {self.erased:,} of them erased" if self.erased else ""}'
+        )
         lines.append(
-            f'{good:,} of {self.shards:,} shards of {printable(redact(self.url))}, with {self.samples:,} samples in '
-            f'all{f", {self.erased:,} of them erased" if self.erased else ""}, {how}{before}.'
+            f'{good:,} of {count_text(self.shards, "shard")} of {printable(redact(self.url))}, with {samples}, '
+            f'{how}{before}.'
         )
         return '\n'.join(lines)
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from headrace.dataset import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats
+from headrace.display import count_text
 from headrace.storage.stats import difference_of
 
 Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start', 'padding']
@@ -136,13 +137,14 @@ class BottleneckWatch:
                 f'persistent_workers=True.'
             )
         ranks = loader.dataset.topology.ranks_per_node
+        count, verb = count_text(workers, 'worker'), 'keeps' if workers == 1 else 'keep'
         if self._cores is not None and workers * ranks < self._cores:
             return 'workers', (
-                f'The shards are there, but {workers} workers cannot read and decode them in time, and this machine '
-                f'has {self._cores} cores for {ranks} rank{"s" * (ranks > 1)}. Raise num_workers.'
+                f'The shards are there, but {count} cannot read and decode them in time, and this machine has '
+                f'{count_text(self._cores, "core")} for {count_text(ranks, "rank")}. Raise num_workers.'
             )
         return 'decoding', (
-            f'The shards are there, and {workers} workers keep all cores busy with decoding, transform and collate. '
+            f'The shards are there, and {count} {verb} all cores busy with decoding, transform and collate. '
             f'Make these cheaper: store smaller or decoded values, read fewer columns, or decode images as tensors.'
         )
 

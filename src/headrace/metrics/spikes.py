@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.display import count_text
 from headrace.errors import ConfigError
 from headrace.metrics.step_report import explain_batches, report_text
 from headrace.order import BatchPlan, batches_before
@@ -190,7 +191,8 @@ class SpikeReports:
             self._ranges.setdefault(name, []).extend(report.ranges)
         first = min(report.steps[0] for report in reports.values())
         lines = [(f'{name}: {line}' if name else line) for name, report in reports.items() for line in report.summary()]
-        resume = f'To train without: resume from a checkpoint of at most {first} batches, with `skip` as it is here.'
+        most = count_text(first, 'batch')
+        resume = f'To train without: resume from a checkpoint of at most {most}, with `skip` as it is here.'
         document: dict[str, Any] = {'step': step}
         if optimizer_step is not None:
             document['optimizer_step'] = optimizer_step

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from headrace.display import human_size, text_table
+from headrace.display import count_text, human_size, text_table
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
@@ -235,15 +235,18 @@ class SimulatedRun:
         """The figures that people look at: a name and a text each."""
         steps, share = len(self.steps), self.waiting_seconds / (self.steps[-1].end or 1)
         rate = self.samples_per_second
-        of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
+        of = 'simulated' if self.is_whole else f'estimated from {count_text(steps, "step")}'
         fetched, whole = human_size(self.epoch_fetched_bytes), human_size(self.dataset_bytes)
         found = [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
             ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
-            ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
-            ('an epoch', f'{_duration(self.epoch_seconds)}, {self.epoch_batches:,} steps ({of})'),
-            ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
-            ('cache', f'{human_size(self.cache_bytes)} at most in {steps:,} steps'),
+            ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {count_text(steps, "step")}'),
+            ('an epoch', f'{_duration(self.epoch_seconds)}, {count_text(self.epoch_batches, "step")} ({of})'),
+            (
+                'fetched',
+                f'{fetched} by each node in an epoch, of {whole} in {count_text(self.dataset_shards, "shard")}',
+            ),
+            ('cache', f'{human_size(self.cache_bytes)} at most in {count_text(steps, "step")}'),
             ('cache hits', f'{100 * self.hit_share:.1f} % of the shards that batches needed'),
         ]
         if (shared := self.shared) is not None:

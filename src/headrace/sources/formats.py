@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from headrace.display import printable
+from headrace.display import count_text, printable
 from headrace.errors import ConfigError, FormatError, StreamError
 from headrace.sources.protocol import SourceFormat
 from headrace.storage import ObjectInfo
@@ -151,7 +151,7 @@ def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict
 def one_format(counts: Mapping[str, int], place: str) -> str | None:
     """The only format; None if there is none."""
     if len(counts) > 1:
-        files = ', '.join(f'{name} ({count} file{"s" * (count > 1)})' for name, count in counts.items())
+        files = ', '.join(f'{name} ({count_text(count, "file")})' for name, count in counts.items())
         raise StreamError(
             f'The data at {place} are of several formats: {files}. Say which to read, such as '
             f'`format={next(iter(counts))!r}` (`--format`), or name the files with a glob in `remote`.'

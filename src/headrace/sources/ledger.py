@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.display import printable
+from headrace.display import count_text, printable
 from headrace.sources.formats import DESCRIPTIONS, SIDECARS, is_hidden, name_of
 from headrace.storage import ObjectInfo
 
@@ -52,7 +52,9 @@ class Ledger:
 
     def lines(self) -> list[str]:
         """Sentences on all that was left out, and on what may be unexpected."""
-        found = [f'Left out {_count(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out]
+        found = [
+            f'Left out {count_text(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out
+        ]
         if self.keys:
             found.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
         if self.splits:
@@ -64,7 +66,7 @@ class Ledger:
         if self.dropped:
             more = f' and {len(self.dropped) - _MOST:,} more' if len(self.dropped) > _MOST else ''
             names = printable(', '.join(self.dropped[:_MOST]))
-            found.append(f'Left out {_count(len(self.dropped), "column")}: {names}{more}.')
+            found.append(f'Left out {count_text(len(self.dropped), "column")}: {names}{more}.')
         if self.nulls:
             found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
         return [*found, *self.notes]
@@ -106,7 +108,3 @@ def ledger_of(
     left_out = (LeftOut(reason, len(infos), infos[0].key, reason in suspect) for reason, infos in found.items())
     keys = {key for name in with_rows for key in _HIVE.findall(name)}
     return Ledger(len(with_rows), tuple(left_out), tuple(sorted(keys.difference(columns))))
-
-
-def _count(number: int, what: str) -> str:
-    return f'{number:,} {what}{"s" * (number != 1)}'

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from headrace.display import count_text
 from headrace.errors import FormatError, ShardError, StreamError
 from headrace.sources.formats import SIDECARS, choose_columns
 from headrace.sources.protocol import Part
@@ -197,12 +198,12 @@ def _notes(runs: Sequence[TokenRuns], keep_last: bool) -> list[str]:
             )
         found.append(f'The token `end_of_document` is not in {_files(whole)}: each is one sample.')
     if empty := sum(run.empty for run in runs):
-        found.append(f'Left out {empty:,} document{"s" * (empty > 1)} without tokens.')
+        found.append(f'Left out {count_text(empty, "document")} without tokens.')
     return found
 
 
 def _files(runs: Sequence[TokenRuns]) -> str:
-    return f'{len(runs):,} file{"s" * (len(runs) > 1)}, such as {runs[0].file.name}'
+    return f'{count_text(len(runs), "file")}, such as {runs[0].file.name}'
 
 
 _SETTINGS: Final = ('format', 'dtype', 'length', 'end_of_document')

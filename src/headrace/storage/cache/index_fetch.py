@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
+from headrace.display import count_text
 from headrace.errors import CacheError, DiskFullError, FormatError, HeadraceError, StreamError
 from headrace.redaction import logger_of
 from headrace.storage.cache.cached_index import (
@@ -93,9 +94,8 @@ class IndexCheck:
             unanswered, self._unanswered = self._unanswered, []
         if unanswered:
             _log.warning(
-                'Could not ask %d remote(s) whether their data have changed; continuing with the cached indexes. '
-                'The first: %s',
-                len(unanswered),
+                'Could not ask %s whether the data have changed; continuing with the cached indexes. The first: %s',
+                count_text(len(unanswered), 'remote'),
                 unanswered[0],
             )
 

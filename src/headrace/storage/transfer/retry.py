@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from headrace.display import count_text
 from headrace.errors import ConfigError, TransferError
 from headrace.redaction import logger_of
 from headrace.storage.resolve import split_url
@@ -209,7 +210,7 @@ class Retry:
                     if is_enough:
                         bound = f'{self.attempts} failures in a row' + f', in {self.patience:g} s' * bool(self.patience)
                     raise TransferError(
-                        f'{what} failed after {tries} attempt{"s" * (tries > 1)} in {elapsed:.1f} s (the bound is '
+                        f'{what} failed after {count_text(tries, "attempt")} in {elapsed:.1f} s (the bound is '
                         f'{bound}). The last one: {error} If the network is slow rather than broken, raise '
                         f'`download_retry` or `download_timeout`.'
                     ) from error
