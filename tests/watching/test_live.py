@@ -17,7 +17,7 @@ from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.watching.live import WatchServer, live_text, read_live
-from headrace.watching.run_files import RankStatus
+from headrace.watching.status import RankStatus
 from tests.support.pages.browser import browser, wait_until
 from tests.support.trainers.watched_ranks import ODD, Rank
 
@@ -46,7 +46,7 @@ def test_the_ranks_are_put_together(ranks: list[Rank], tmp_path: Path) -> None:
     later = read_live(tmp_path, clock=lambda: live['time'] + 90)
     assert later['ranks'][0]['is_stale']
     assert 'silent for 9' in live_text(later)
-    assert 'without a status: ranks 1' in live_text(later)
+    assert 'without a status: rank 1' in live_text(later)
 
 
 def test_padding_is_shown(tmp_path: Path) -> None:

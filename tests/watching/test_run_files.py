@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.watching.live import read_live
+from headrace.watching import RunRecorder
+from headrace.watching.live import live_text, read_live
 from tests.support.trainers.watched_ranks import Rank
 
 
@@ -50,3 +51,26 @@ def test_a_full_disk_ends_no_training(data: Path, tmp_path: Path) -> None:
     rank = Rank(data, tmp_path, 0, 1)
     rank.train(3.0, 3.0)
     rank.status.end()
+
+
+def test_a_plain_loop_is_watched_on_every_rank(data: Path, tmp_path: Path) -> None:
+    now = [0.0]
+    ranks = [Rank(data, tmp_path / 'other', rank) for rank in range(2)]
+    records = [RunRecorder(tmp_path / 'run', clock=lambda: now[0]) for _ in ranks]
+    for record, rank in zip(records, ranks, strict=True):
+        record.begin({'': rank.loader}, step=7)
+        assert [each['state'] for each in read_live(tmp_path / 'run')['ranks']][-1] == 'starting'
+        for _ in zip(range(3), rank.loader, strict=False):
+            now[0] += 1
+            record.batch_done()
+        record.pause()
+    live = read_live(tmp_path / 'run')
+    assert (live['missing'], [rank['state'] for rank in live['ranks']]) == ([], ['evaluating'] * 2)
+    for record in records:
+        record.resume()
+        record.end()
+    live = read_live(tmp_path / 'run')
+    assert [(rank['state'], rank['step']) for rank in live['ranks']] == [('ended', 10)] * 2
+    assert 'step 10, 2 of 2 ranks' in live_text(live)
+    RunRecorder(tmp_path / 'quiet', status_every=None).begin({'': ranks[0].loader})
+    assert not (tmp_path / 'quiet' / 'headrace-status').exists()

@@ -120,6 +120,26 @@ def test_a_packed_run_is_explained_with_its_configuration(tmp_path, capsys) -> N
         list(run.uses(3))
 
 
+@pytest.mark.parametrize('weights_count', ['tokens', 'documents'])
+def test_a_packed_run_names_its_streams(tmp_path, weights_count, capsys) -> None:
+    for name in 'ab':
+        with MDSWriter(out=str(tmp_path / name), columns={'tokens': 'ndarray:int32'}) as writer:
+            for _ in range(40):
+                writer.write({'tokens': np.arange(1, 30, dtype=np.int32)})
+    streams = {name: {'local': str(tmp_path / name), 'proportion': share} for name, share in (('a', 0.7), ('b', 0.3))}
+    packing = {'sequence_length': 64, 'column': 'tokens', 'weights_count': weights_count}
+    train = {'streams': streams, 'global_batch_size': 2, 'packing': packing}
+    loader, record = build_loader(load_config({'train': train}).train), RunRecorder(tmp_path / 'run')
+    record.begin({'': loader})
+    next(iter(loader))
+    record.batch_done()
+    record.end()
+    (segment,) = RunHistory.read(tmp_path / 'run').segments
+    assert segment.passes[0].proportions == pytest.approx({'a': 0.7, 'b': 0.3}, abs=0.02)
+    assert main(['explain', '--run', str(tmp_path / 'run')]) == 0
+    assert 'mixture: a 0.700, b 0.300' in capsys.readouterr().out
+
+
 def test_a_copy_of_the_sources_has_a_version_too(monkeypatch):
     def version(name: str) -> str:
         if name == 'headrace':

@@ -25,6 +25,7 @@ from headrace.cli.arguments import (
 from headrace.cli.commands import command
 from headrace.cli.inspect import preview, print_preview
 from headrace.cli.states import read_state
+from headrace.display import count_text, printable, text_table
 from headrace.errors import ConfigError, HeadraceError, ResumeError
 from headrace.redaction import redact
 
@@ -41,16 +42,20 @@ _SAMPLE = 'Sample {id} is row {shard_row} of shard {shard} ({file}) of stream {s
 
 def _explain_run(arguments: argparse.Namespace) -> int:
     run = _open(arguments)
+    if arguments.sources:
+        return _print_sources(run, arguments)
     if arguments.sample is not None:
         return _print_uses(run, arguments)
     if arguments.step is None:
         return _print_segments(run, arguments)
     explained = run.step(arguments.step)
     batch = explained.report.batches[0]
-    shown = batch if arguments.rank is None else batch.of_rank(arguments.rank)
-    dataset, ids = explained.loader.dataset, shown.ids[~shown.is_padding].tolist()
+    batch = batch if arguments.rank is None else batch.of_rank(arguments.rank)
+    shown = dataclasses.replace(batch, ids=run.last_ids(explained, batch))
+    rows = (~batch.is_padding).nonzero()[0][: arguments.previews].tolist()
+    previewed = [_preview(explained.loader.dataset, int(batch.ids[row])) for row in rows]
     if arguments.json:
-        previews = {i: _preview(dataset, i) for i in dict.fromkeys(ids[: arguments.previews])}
+        previews = {int(shown.ids[row]): values for row, values in zip(rows, previewed, strict=True)}
         print(
             json.dumps(
                 {
@@ -66,7 +71,12 @@ def _explain_run(arguments: argparse.Namespace) -> int:
         return 0
     print('\n'.join(_step_heading(explained, run)))
     print(shown)
-    _print_previews(dataset, shown, arguments.previews)
+    for row, values in zip(rows, previewed, strict=True):
+        heading = f'Rank {batch.ranks[row]}, row {batch.rows[row]}: id {shown.ids[row]}'
+        if isinstance(values, str):
+            print(f'{heading}: {values}')
+        else:
+            print_preview(heading, values)
     return 0
 
 
@@ -75,12 +85,17 @@ def _open(arguments: argparse.Namespace) -> RecordedRun:
     from headrace.watching import RecordedRun
 
     config, overrides = None, list(arguments.overrides)
-    if arguments.config is not None and '=' in str(arguments.config) and not arguments.config.exists():
-        overrides.insert(0, str(arguments.config))  # there may be overrides without a file
+    if arguments.config is not None and not _is_file(arguments):
+        overrides.insert(0, str(arguments.config))
     elif arguments.config is not None:
         config = choose_loader(load_config(arguments.config, overrides=overrides), 'train')
     name = '' if arguments.loader == 'train' else arguments.loader.removeprefix('train.')
     return RecordedRun(arguments.run, loader=name, config=config, overrides=overrides)
+
+
+def _is_file(arguments: argparse.Namespace) -> bool:
+    """Whether a configuration is named. With --run, there may be overrides without one."""
+    return arguments.config is not None and ('=' not in str(arguments.config) or arguments.config.exists())
 
 
 def _where(trained: TrainedStep) -> dict[str, Any]:
@@ -125,22 +140,11 @@ def _step_heading(explained: ExplainedStep, run: RecordedRun) -> list[str]:
 
 def _ranks(topology: Mapping[str, int]) -> str:
     ranks, nodes = topology['world_size'], topology['num_nodes']
-    return f'{ranks} rank{"s" * (ranks > 1)} and {nodes} node{"s" * (nodes > 1)}'
+    return f'{count_text(ranks, "rank")} and {count_text(nodes, "node")}'
 
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
-
-
-def _print_previews(dataset: StreamingDataset, shown: BatchExplanation, count: int) -> None:
-    columns = shown.columns()
-    for number in [i for i, is_padding in enumerate(columns['is_padding']) if not is_padding][:count]:
-        found = _preview(dataset, columns['id'][number])
-        heading = f'Rank {columns["rank"][number]}, row {columns["row"][number]}: id {columns["id"][number]}'
-        if isinstance(found, str):
-            print(f'{heading}: {found}')
-        else:
-            print_preview(heading, found)
 
 
 def _preview(dataset: StreamingDataset, sample_id: int) -> Any:
@@ -176,17 +180,20 @@ def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
         return 0 if uses else 1
     _print_place(place)
     past = sum(use.is_past for use in uses)
-    print(f'The weights of this run have seen it {past} time{"s" * (past != 1)}.')
+    print(f'The weights of this run have seen it {count_text(past, "time")}.')
+    several = len({use.data for use in uses}) > 1
     for use in uses[:_SHOWN_USES]:
         verb = 'seen' if use.is_past else 'will be seen'
+        data = f', from data {use.data}' if several else ''
         print(
             f'  step {use.step}: {verb} in segment {use.segment}, epoch {use.epoch}, position {use.position}: row '
-            f'{use.row} of rank {use.rank}'
+            f'{use.row} of rank {use.rank}{data}'
         )
     if len(uses) > _SHOWN_USES:
         print(f'  and {len(uses) - _SHOWN_USES} more; --json prints all')
     if len(uses) == past:
-        print('  It is not seen again in the next 1,000 epochs.')
+        later = 'this epoch. Later ones depend on what is appended' if run.follows_growth else 'the next 1,000 epochs'
+        print(f'  It is not seen again in {later}.')
     return 0 if uses else 1
 
 
@@ -209,12 +216,43 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
             f'{_time(segment["time"])}, {_ranks(segment["topology"])}, headrace {segment["versions"]["headrace"]}'
         )
         saved = len(set(segment['checkpoints']))  # a trainer may write several files at a step
-        print(f'  checkpoints of {saved} step{"s" * (saved != 1)}; mixture: {shares}')
+        print(f'  checkpoints of {count_text(saved, "step")}; mixture: {shares}')
         if decided := segment['decisions']:
             print(f'  {decided_text(decided[-1], len(decided))}')
-    if described['damaged_lines']:
-        print(f'{described["damaged_lines"]} lines of the record were cut by a kill, and ignored.')
+    if damaged := described['damaged_lines']:
+        print(f'Ignored {count_text(damaged, "line")} of the record that a kill cut off.')
     return 0
+
+
+def _print_sources(run: RecordedRun, arguments: argparse.Namespace) -> int:
+    from headrace.watching.sources import sources_of
+
+    checkpoints = sources_of(run)
+    if arguments.json:
+        print(json.dumps(checkpoints))
+        return 0
+    rows = [('step', 'stream', 'source', 'format', 'data', 'shards', 'drawn', 'unique', 'share')]
+    for checkpoint in checkpoints:
+        step = f'{checkpoint["step"]}{"" if checkpoint["is_checkpoint"] else " (last)"}'
+        for one in checkpoint['sources']:
+            first, drawn = one['first_shard'], f'{one["drawn"]:,} {one["unit"]}'
+            shards = f'{first} to {first + one["shards"] - 1}'
+            about = (one['stream'], one['source'], one['format'], one['data'], shards)
+            rows.append((step, *about, drawn, f'{one["unique"]:,}', f'{one["share"]:.3f}'))
+            step = ''
+    print(printable('\n'.join(text_table(rows)), keep='\n'))
+    return 0
+
+
+def _check_of_run(arguments: argparse.Namespace, given: Mapping[str, Any]) -> None:
+    """Refuse with --run what the record says itself."""
+    places = ('--ranks', '--nodes', '--replication')
+    given = {**given, **{name: getattr(arguments, name[2:]) for name in places if getattr(arguments, name[2:]) != 1}}
+    if arguments.run is not None and (named := [name for name, value in given.items() if value is not None]):
+        raise ConfigError(
+            f'{", ".join(named)} place a batch in a configuration, but the record of --run {arguments.run} knows the '
+            f'place and the ranks of each step. Give --step alone.'
+        )
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
@@ -225,18 +263,13 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         )
     if arguments.run is None and arguments.config is None:
         raise ConfigError('explain needs the YAML file of the loaders, or --run and the folder of a run, got neither.')
-    if arguments.decisions and (arguments.run is None or (arguments.step, arguments.sample) != (None, None)):
-        raise ConfigError(
-            '--decisions prints those of a recorded run, got it without --run, or with --step or --sample. '
-            'Give --run and the folder of the run alone.'
-        )
-    of_config = {'--batch': arguments.batch, '--epoch': arguments.epoch, '--state': arguments.state}
-    given = [name for name, value in of_config.items() if value is not None]
-    if arguments.run is not None and given:
-        raise ConfigError(
-            f'{", ".join(given)} place a batch in a configuration, but the record of --run {arguments.run} knows the '
-            f'place of each step. Give --step.'
-        )
+    for name in ('decisions', 'sources'):
+        if getattr(arguments, name) and (arguments.run is None or (arguments.step, arguments.sample) != (None, None)):
+            raise ConfigError(
+                f'--{name} prints those of a recorded run, got it without --run, or with --step or --sample. '
+                f'Give --run and the folder of the run alone.'
+            )
+    _check_of_run(arguments, {'--batch': arguments.batch, '--epoch': arguments.epoch, '--state': arguments.state})
 
 
 _EPOCHS = 1000  # looked through for a sample
@@ -246,6 +279,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, or_else='not needed with --run')
     parser.add_argument('--run', type=Path, metavar='DIR', help='folder of a run with a record')
     parser.add_argument('--decisions', action='store_true', help='of --run: print those of the last weights as JSON')
+    parser.add_argument('--sources', action='store_true', help='of --run: the data that trained each checkpoint')
     parser.add_argument('--step', type=int, help='of --run: global batch of the run, counted from 0')
     parser.add_argument('--previews', type=int, default=3, metavar='N', help='of --step: samples to show')
     parser.add_argument('--loader', default='train', help='train, or eval, test, predict and a name: eval.books')
@@ -265,6 +299,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
         'headrace explain train.yaml --sample 7509                    # when it is seen next',
         'headrace explain --run runs/a --step 147                     # of a run with a record',
         'headrace explain --run runs/a --sample 7509                  # when it was and will be seen',
+        'headrace explain --run runs/a --sources                      # the data of each checkpoint',
         status='Exit status: 0, done; 1, an error, or a sample that is not seen; 2, wrong arguments.',
     )
 
@@ -376,7 +411,9 @@ def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, a
 
 
 def _add_skip(parser: argparse.ArgumentParser) -> None:
-    add_config_arguments(parser)
+    add_config_arguments(parser, or_else='not needed with --run')
+    parser.add_argument('--run', type=Path, metavar='DIR', help='folder of a run with a record, which knows its steps')
+    parser.add_argument('--loader', default='train', help='of --run with several: train.NAME')
     parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
     parser.add_argument('--before', type=int, default=0, help='global batches before it to skip, too')
     parser.add_argument('--after', type=int, default=0, help='global batches after it to skip, too')
@@ -398,6 +435,7 @@ def _add_skip(parser: argparse.ArgumentParser) -> None:
         parser,
         'headrace skip train.yaml --step 1234 --ranks 64 --nodes 8',
         'headrace skip train.yaml --step 1234 --before 2 --state last.ckpt --write resumed.yaml',
+        'headrace skip --run runs/a --step 1234 --write skip.yaml',
     )
 
 
@@ -407,17 +445,17 @@ def _run_skip(arguments: argparse.Namespace) -> int:
 
     out: Path | None = arguments.write
     check_new_file(out)
-    loader = open_loader(arguments)
-    first_step = _load_state(loader, arguments)
-    report = explain_step(
-        loader,
-        arguments.step,
-        before=arguments.before,
-        after=arguments.after,
-        place=loader.next_pass(),
-        first_step=first_step,
-        documents=arguments.documents,
-    )
+    if arguments.run is None and arguments.config is None:
+        raise ConfigError('skip needs the YAML file of the loaders, or --run and the folder of a run, got neither.')
+    given = {'--state': arguments.state, '--state-key': arguments.state_key, '--state-step': arguments.state_step}
+    _check_of_run(arguments, given)
+    around = {'before': arguments.before, 'after': arguments.after, 'documents': arguments.documents}
+    if arguments.run is not None:
+        report = _open(arguments).report(arguments.step, **around)
+    else:
+        loader = open_loader(arguments, name=arguments.loader)
+        first_step = _load_state(loader, arguments)
+        report = explain_step(loader, arguments.step, place=loader.next_pass(), first_step=first_step, **around)
     if arguments.json:
         print(report_text({'step': report.step, **report.to_json()}), end='')
         return 0
@@ -429,6 +467,9 @@ def _run_skip(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f'--write {out} cannot be written: {error.strerror}.') from error
     print('\n'.join(_comments(report)))
+    if arguments.run is not None and not _is_file(arguments):
+        print(f'{out} has skip: {report.skip}. Merge it over the configuration of the run: defaults: [CONFIG, {out}]')
+        return 0
     given = 'the given values and ' if arguments.overrides else ''
     print(f'{out} is {arguments.config} with {given}skip: {report.skip}')
     return 0
@@ -439,6 +480,8 @@ def _configuration(arguments: argparse.Namespace, report: StepReport, folder: Pa
     from headrace.metrics import skip_yaml
     from headrace.mixing import load_config, to_yaml
 
+    if arguments.run is not None and not _is_file(arguments):
+        return skip_yaml(report.skip, _comments(report))
     if not arguments.overrides:
         return skip_yaml(report.skip, _comments(report), [os.path.relpath(arguments.config.resolve(), folder)])
     # Overrides may remove keys of the file, which an including file cannot do. So the whole configuration is written.
@@ -490,4 +533,7 @@ def _batches_before(loader: StreamingDataLoader) -> int | None:
 
 
 def _comments(report: StepReport) -> list[str]:
-    return [*report.summary(), f'To train without: resume from a checkpoint of at most {report.steps[0]} batches.']
+    return [
+        *report.summary(),
+        f'To train without: resume from a checkpoint of at most {count_text(report.steps[0], "batch")}.',
+    ]

@@ -274,7 +274,7 @@ class RunRecord(Callback):
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """End the segment; a training that failed comes here without `fit_end`."""
-        self._files.end(failed=True)
+        self._files.end('failed')
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Say that the training is over; `close` ends the segment, after the last checkpoint."""

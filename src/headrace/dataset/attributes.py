@@ -48,7 +48,7 @@ class SamplesById:
         return self.pool.counters
 
     def place(self, shard: int) -> tuple[str, int, str]:
-        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        """The name of a shard's stream, the shard's number in its index, and its file's name, unpacked."""
         return self.pool.place(shard)
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

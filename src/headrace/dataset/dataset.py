@@ -25,12 +25,7 @@ from headrace.dataset.batch_keys import (
 from headrace.dataset.facts import dataset_facts
 from headrace.dataset.growth import GrowingSequence, OnGrowth, Opener
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
-from headrace.dataset.prefetch.limits import (
-    check_predownload,
-    require_room,
-    warn_of_shared_shards,
-    warn_without_room,
-)
+from headrace.dataset.prefetch.limits import check_predownload, require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.reading.batch_reader import (
     AHEAD,
     BatchKey,
@@ -48,8 +43,14 @@ from headrace.dataset.streams.columns import (
     refuse_different_meanings,
     refuse_unpaddable_columns,
 )
-from headrace.dataset.streams.open_streams import streams_given
-from headrace.dataset.streams.stream import OnChangedData, Stream, StreamDefaults, stream_facts, streams_registry
+from headrace.dataset.streams.stream import (
+    OnChangedData,
+    Stream,
+    StreamDefaults,
+    stream_facts,
+    streams_given,
+    streams_registry,
+)
 from headrace.dataset.topology import meet_in_group
 from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr

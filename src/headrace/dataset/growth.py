@@ -270,6 +270,11 @@ class GrowingSequence(DatasetAttributes):
                 )  # fmt: skip
 
     @property
+    def on_growth(self) -> OnGrowth:
+        """What epochs take of samples that are appended."""
+        return self._opener.on_growth
+
+    @property
     def follows_growth(self) -> bool:
         """Whether epochs take samples that are appended."""
         return self._opener.follows

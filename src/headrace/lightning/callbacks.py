@@ -446,7 +446,7 @@ class RunRecord(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # `ModelCheckpoint` may save in the same hook, after other callbacks: `teardown` ends.
-        self._files.fail()
+        self._files.finish('failed')
 
 
 class OnlineMixture(Callback):

@@ -146,8 +146,6 @@ def explain_batches(
     earlier = batches_before(loader.plan, plan, k, before)
     around = [*earlier, (plan, k), *batches_after(loader.plan, plan, k, after)]
     ranges = tuple(run_range(*batch) for batch in around)
-    unit = loader.dataset.skip_unit
-    whole = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
     batches = tuple(loader.dataset.explain(*batch, reads_data=reads_data) for batch in around)
     return StepReport(
         step=step,
@@ -155,15 +153,17 @@ def explain_batches(
         numbers=tuple(plan.batches_before + k for plan, k in around),
         batches=batches,
         ranges=ranges,
-        skip=_skip(loader.dataset, [*left_out, *whole], batches if documents else ()),
+        skip=skip_with(loader.dataset, [*left_out, *ranges], batches if documents else ()),
     )
 
 
-def _skip(
+def skip_with(
     dataset: StreamingDataset, ranges: Sequence[tuple[int, int]], named: Sequence[BatchExplanation]
 ) -> list[list[int | str]]:
     """The dataset's `skip`, with more ranges of its sequence, or with the documents of batches in their place."""
     ids = (sample_id for batch in named for sample_id in batch.ids.tolist())
+    unit = dataset.skip_unit
+    ranges = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
     documents = [*dataset.skipped_documents, *((sample_id, sample_id + 1) for sample_id in ids)]
     return [*with_more(dataset.skip, () if named else ranges), *documents_skip(documents)]
 

@@ -38,7 +38,7 @@ class BatchExplanation:
     streams: IntArray
     """Number of the stream."""
     shards: IntArray
-    """Number of the shard within the stream."""
+    """Number of the shard in the stream's index."""
     shard_rows: IntArray
     """The sample's place in that shard, as it is stored."""
     is_padding: NDArray[np.bool_]

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.dataset import StreamingDataLoader
-from headrace.errors import ConfigError
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.dataset.streams.open_streams import OpenedStream
+from headrace.dataset.streams.past import PastData, looking_back
+from headrace.errors import ConfigError, ResumeError
+from headrace.format.index import Generation
 from headrace.metrics import StepReport, explain_step
+from headrace.metrics.step_report import skip_with
 from headrace.mixing import LoaderConfig, build_loader, load_config
-from headrace.order import BatchPlan, SampleUse, Topology, next_use
+from headrace.order import BatchExplanation, BatchPlan, SampleUse, Topology, next_use
 from headrace.watching.record import RECORD, read_record
 
 _FORMAT = 1
@@ -275,6 +285,47 @@ class SampleSeen:
     """The row of that rank's batch."""
     is_past: bool
     """Whether the record says that the step was trained."""
+    data: str
+    """Fingerprint of the stream's data in that epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A sample by its place, which ids follow from: they begin again where an epoch takes other shards or streams."""
+
+    stream: OpenedStream
+    shard: int
+    """Number of the shard in the index."""
+    file: str
+    row: int
+    """The row as it is stored."""
+
+    @classmethod
+    def of(cls, dataset: StreamingDataset, sample_id: int) -> _Sample:
+        stream, shard, row = dataset.pool.stream_of(sample_id)
+        return cls(stream, stream.first_offered + shard, stream.shards[shard].files[0].raw.basename, row)
+
+    def id_in(self, dataset: StreamingDataset) -> int | None:
+        """Its id in other data of the run, or None if they do not hold the sample."""
+        stream = next((one for one in dataset.pool.streams if one.name == self.stream.name), None)
+        if stream is None:
+            return None
+        then, now = Generation.of(self.stream.fingerprint), Generation.of(stream.fingerprint)
+        if then is None or now is None:  # files of other formats keep their names
+            shard = stream.shards.find(self.file)
+        elif then.digest == now.digest or _is_grown(then, stream) or _is_grown(now, self.stream):
+            shard = self.shard - now.first
+        else:
+            shard = None
+        if shard is None or not 0 <= shard < len(stream.shards):
+            return None
+        ids = np.array(dataset.pool.map.ids_of(stream.first_shard + shard), np.int64)
+        found = np.flatnonzero(dataset.locate(ids)[1] == self.row) if len(ids) else ids
+        return int(ids[found[0]]) if len(found) else None
+
+
+def _is_grown(then: Generation, stream: OpenedStream) -> bool:
+    return Generation(then.digest).is_in(stream.cache.index.path)
 
 
 class RecordedRun:
@@ -315,7 +366,8 @@ class RecordedRun:
         """
         return self._open(segment.number, id(place))
 
-    def _opened(self, segment_number: int, place_id: int) -> StreamingDataLoader:
+    def _opened(self, segment_number: int, place_id: int, is_whole: bool = False) -> StreamingDataLoader:
+        """A loader whose data are of the versions of a pass, with caches of its own, which go when it goes."""
         segment, place = self._segments[segment_number], self._passes[place_id]
         config = self._config
         if config is None and place.config is None:
@@ -325,17 +377,37 @@ class RecordedRun:
             )
         if config is None:
             assert place.config is not None
-            config = load_config({'train': dict(place.config)}, overrides=self._overrides).train
+            # A loader that looks back opens what a pass read, and does not follow growth.
+            values = {key: value for key, value in place.config.items() if key != 'on_growth'}
+            config = load_config({'train': values}, overrides=self._overrides).train
             assert config is not None
-        loader = build_loader(config, topology=Topology(rank=0, **segment.topology))
-        loader.load_state_dict(place.state)
+        then = {stream['name']: stream['fingerprint'] for stream in json.loads(place.state['config'])['streams']}
+        if is_whole:  # a generation without the number of its first shard
+            then = {name: fingerprint.partition(' from shard ')[0] for name, fingerprint in then.items()}
+        scratch = Path(tempfile.mkdtemp(prefix='headrace-explain-'))
+        try:
+            with looking_back(PastData(run=self.folder, fingerprints=then, scratch=scratch)):
+                loader = build_loader(config, topology=Topology(rank=0, **segment.topology))
+                if not is_whole:
+                    loader.load_state_dict(place.state)
+        except BaseException as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if not isinstance(error, ResumeError):
+                raise
+            what = str(error).partition(' Restore them')[0]
+            raise ResumeError(
+                f'The data or the configuration are not those that the run in {self.folder} had, and it kept no copy '
+                f'of their index: {what} Name them, such as train.streams.NAME.remote=..., or restore them.'
+            ) from error
+        weakref.finalize(loader, shutil.rmtree, scratch, ignore_errors=True)
         return loader
 
-    def step(self, step: int) -> ExplainedStep:
+    def step(self, step: int, *, documents: bool = False) -> ExplainedStep:
         """Explain a step: its latest use that the run's weights have, or will have.
 
         Args:
             step: counted from 0 through the run, as the trainer counts.
+            documents: as of `headrace.metrics.explain_step`.
 
         Raises:
             ConfigError: the step is negative, or the record does not reach back to it.
@@ -354,24 +426,80 @@ class RecordedRun:
         chosen = next((one for one in reversed(times) if one.is_kept), times[-1])
         loader = self.loader(chosen.segment, chosen.place)
         place = chosen.place
-        report = explain_step(loader, step, place=(place.epoch, place.sample), first_step=place.first_step)
+        at = (place.epoch, place.sample)
+        report = explain_step(loader, step, place=at, first_step=place.first_step, documents=documents)
         # A step that no segment is known to have reached has no other times.
         others = tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
         return ExplainedStep(trained=chosen, report=report, loader=loader, others=others)
 
-    @property
-    def last_loader(self) -> StreamingDataLoader:
-        """The loader of the last pass, whose sample ids `uses` takes."""
+    def report(self, step: int, *, before: int = 0, after: int = 0, documents: bool = False) -> StepReport:
+        """Explain a step and batches around it, each by the data, decisions and batch size that it had.
+
+        Args:
+            step: counted from 0 through the run, as the trainer counts.
+            before: batches before it to skip too.
+            after: batches after it to skip too.
+            documents: as of `headrace.metrics.explain_step`.
+
+        Returns:
+            The report, whose `skip` is that of the run's last segment, and these batches.
+
+        Raises:
+            ConfigError, ResumeError: as `step`; or a number is negative.
+        """
+        if min(before, after) < 0:
+            raise ConfigError(f'batches around a step count from 0, got {before=}, {after=}.')
+        first = min(segment.first_step for segment in self.history.segments)
+        steps = tuple(range(max(step - before, min(first, step)), step + after + 1))
+        explained = [self.step(number, documents=documents) for number in steps]
+        batches = tuple(one.report.batches[0] for one in explained)
+        ranges = tuple(one.report.ranges[0] for one in explained)
+        named = [replace(batch, ids=self.last_ids(one, batch)) for one, batch in zip(explained, batches, strict=True)]
+        return StepReport(
+            step=step,
+            steps=steps,
+            numbers=tuple(one.report.numbers[0] for one in explained),
+            batches=batches,
+            ranges=ranges,
+            skip=skip_with(self._last()[0].dataset, ranges, named if documents else ()),
+        )
+
+    def _last(self) -> tuple[StreamingDataLoader, RecordedPass, Segment]:
+        """The loader of the last pass, and that pass."""
         segment = next(s for s in reversed(self.history.segments) if s.pass_of(s.reached, self.loader_name))
         place = segment.pass_of(segment.reached, self.loader_name)
         assert place is not None
-        return self.loader(segment, place)
+        return self.loader(segment, place), place, segment
+
+    @property
+    def last_loader(self) -> StreamingDataLoader:
+        """A loader of the last data that the run read, whose sample ids `uses` takes.
+
+        They are those of `dataset[id]` where all of these data are opened, also if an epoch took only new shards.
+        """
+        loader, place, segment = self._last()
+        if any(stream.first_offered for stream in loader.dataset.pool.streams):
+            return self._open(segment.number, id(place), True)
+        return loader
+
+    @property
+    def follows_growth(self) -> bool:
+        """Whether later epochs take samples that are appended."""
+        return bool((self._last()[1].config or {}).get('on_growth'))
+
+    def last_ids(self, explained: ExplainedStep, batch: BatchExplanation) -> NDArray[np.int64]:
+        """The ids of a batch's rows in `last_loader`, int64[rows]; -1: its data do not hold the sample."""
+        last, dataset = self.last_loader.dataset, explained.loader.dataset
+        if _data_of(last) == _data_of(dataset):
+            return batch.ids
+        ids = {i: _Sample.of(dataset, i).id_in(last) for i in set(batch.ids.tolist())}
+        return np.array([-1 if ids[i] is None else ids[i] for i in batch.ids.tolist()], np.int64)
 
     def uses(self, sample_id: int) -> Iterator[SampleSeen]:
         """The uses of a sample in the steps that the run's weights have, then the first use afterwards.
 
         Args:
-            sample_id: a global sample id of the run's last data.
+            sample_id: a global sample id of `last_loader`.
 
         Raises:
             ConfigError: there is no such sample; or the run packs documents.
@@ -384,31 +512,28 @@ class RecordedRun:
             )
         if not 0 <= sample_id < last.num_samples:
             raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
-        stream = int(last.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1
-        name = last.mixture.streams[stream].name
-        row = sample_id - int(last.mixture.sample_offsets[stream])
+        sample = _Sample.of(last, sample_id)
         kept = self.history.kept()
         for segment, end in kept:
             passes = [one for one in segment.passes if one.loader == self.loader_name and one.first_step < end]
             ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
             for one, after in zip(passes, ends, strict=True):
                 loader = self.loader(segment, one)
-                found = _id_in(loader, name, row)
+                found = sample.id_in(loader.dataset)
                 if found is not None:
                     plan = loader.plan(one.epoch, one.sample)
-                    yield from _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number)
+                    for use in _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number):
+                        yield replace(use, data=_data_of(loader.dataset)[sample.stream.name])
         for segment, end in reversed(kept):
             place = segment.pass_of(end, self.loader_name)
             if place is not None:  # a resume may have no pass yet, and continues with that of the checkpoint
-                yield from self._next_use(segment, place, end, name, row)
+                yield from self._next_use(segment, place, end, sample)
                 return
 
-    def _next_use(
-        self, segment: Segment, place: RecordedPass, reached: int, stream: str, row: int
-    ) -> Iterator[SampleSeen]:
+    def _next_use(self, segment: Segment, place: RecordedPass, reached: int, sample: _Sample) -> Iterator[SampleSeen]:
         """The first use from a step on, if the segment's pass and later ones continue."""
         loader = self.loader(segment, place)
-        sample_id = _id_in(loader, stream, row)
+        sample_id = sample.id_in(loader.dataset)
         if sample_id is None:
             return
         plan = loader.plan(place.epoch, place.sample)
@@ -418,13 +543,14 @@ class RecordedRun:
             sample_id,
             epoch=place.epoch,
             batch=min(number, plan.num_batches),
-            epochs=_EPOCHS,
+            epochs=1 if self.follows_growth else _EPOCHS,  # later ones depend on data that do not exist yet
         )
         if use is not None:
             first = place.first_step
             for epoch in range(place.epoch, use.epoch):
                 first += (plan if epoch == place.epoch else loader.plan(epoch)).num_batches
-            yield _seen(use, first + use.batch, segment.number, is_past=False)
+            found = _seen(use, first + use.batch, segment.number, is_past=False)
+            yield replace(found, data=_data_of(loader.dataset)[sample.stream.name])
 
     def to_json(self) -> dict[str, Any]:
         """The segments as plain values."""
@@ -451,18 +577,14 @@ class RecordedRun:
         }
 
 
-def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
-    """The id of a stream's sample in a loader's data; None: it is not there."""
-    mixture = loader.dataset.mixture
-    for number, one in enumerate(mixture.streams):
-        if one.name == stream and row < one.size:
-            return int(mixture.sample_offsets[number]) + row
-    return None
+def _data_of(dataset: StreamingDataset) -> dict[str | None, str]:
+    """The fingerprints of the streams' data and selections by name, in the order by which ids are counted."""
+    return {stream.name: stream.fingerprint for stream in dataset.pool.streams}
 
 
 def _seen(use: SampleUse, step: int, segment: int, *, is_past: bool) -> SampleSeen:
     where = {'epoch': use.epoch, 'position': use.position, 'rank': use.rank, 'row': use.row}
-    return SampleSeen(step=step, segment=segment, **where, is_past=is_past)
+    return SampleSeen(step=step, segment=segment, **where, is_past=is_past, data='')
 
 
 def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:

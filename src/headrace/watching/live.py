@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from headrace.display import human_size, printable, text_table
+from headrace.display import count_text, human_size, printable, text_table
 from headrace.errors import ConfigError, HeadraceError
 from headrace.local_page import PageHandler, PageServer
 from headrace.redaction import redact
 from headrace.watching.record import RECORD
-from headrace.watching.run_files import STATUS_FOLDER
+from headrace.watching.status import STATUS_FOLDER
 
 _STALE = 60.0  # seconds
 _KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step', 'figures'}
@@ -41,7 +41,7 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
     if not (folder / RECORD).exists() and not (folder / STATUS_FOLDER).exists():
         raise ConfigError(
             f'A run that can be watched has a record, but there is no {RECORD} in {folder}. Name the folder that the '
-            f'callback `RunRecord` writes to.'
+            f'callback `RunRecord`, or `RunRecorder`, writes to.'
         )
     now = clock()
     found = [status for path in sorted((folder / STATUS_FOLDER).glob('rank-*.json')) if (status := _read(path))]
@@ -135,13 +135,16 @@ def live_text(live: dict[str, Any]) -> str:
     if total['padding_share'] is not None:
         waits += f'; padding {total["padding_share"]:.1%}'
     lines = [
-        printable(f'{live["run"]}: step {total["step"]:,}, {len(live["ranks"])} of {live["world_size"]} ranks'),
+        printable(
+            f'{live["run"]}: step {total["step"]:,}, {len(live["ranks"])} of {count_text(live["world_size"], "rank")}'
+        ),
         f'{total["samples_per_second"]:,.1f} samples/s; {downloads}; {total["retries"]:.0f} retries; waiting {waits}',
         '',
         *text_table([_HEAD, *(_row(status) for status in live['ranks'])]),
     ]
     if live['missing']:
-        lines.append(f'  without a status: ranks {", ".join(map(str, live["missing"]))}')
+        ranks = 'rank' if len(live['missing']) == 1 else 'ranks'
+        lines.append(f'  without a status: {ranks} {", ".join(map(str, live["missing"]))}')
     if live['mix']:
         lines += ['', *text_table([('stream', 'count', 'share', 'promised', ''), *map(_stream, live['mix'])])]
     lines += [decided_text(one, one['count']) for one in live['decisions']]

@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from headrace.dataset import Stream, StreamingDataLoader
+from headrace.dataset.streams.past import keep_index
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import load_config, to_mapping
 from headrace.order import BatchPlan, StreamSize, with_more
 from headrace.order.config import ORDER_ARGUMENTS
 from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
+from headrace.watching.status import RankStatus
 
 RECORD = 'headrace.record'  # name of the file in a run's folder
 
@@ -121,7 +123,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 
 _OF_STREAM = (
     *('split', 'endpoint_url', 'region', 'anonymous', 'requester_pays', 'fraction_seed'),
-    *('format', 'format_options', 'cost'),
+    *('columns', 'format', 'format_options', 'cost'),
 )
 
 
@@ -140,6 +142,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'global_batch_size': loader.global_batch_size,
         'remainder': loader.remainder,
         'uneven': dataset.uneven,
+        'on_growth': dataset.on_growth if dataset.follows_growth else None,
         'epoch_size': asked.epoch_size,
         'when_exhausted': asked.when_exhausted,
         'balance': asked.balance,
@@ -240,9 +243,10 @@ class _Followed:
 
 
 class RunRecorder:
-    """Writes down where each step of a run is in the data, for `headrace explain --run`.
+    """Writes down where each step of a run is in the data, for `headrace explain --run`, and shows it while it trains.
 
-    Only rank 0 writes. A new pass, a checkpoint and a resume write a line of about 100 bytes; a new mixture or
+    Each rank writes a small file with its rates and waits, for `headrace watch`. Only rank 0 writes the record. A new
+    pass, a checkpoint and a resume write a line of about 100 bytes; a new mixture or
     configuration is written once. A killed process loses at most the line that it was writing. An error of the disk
     during the run is a warning.
 
@@ -257,12 +261,20 @@ class RunRecorder:
         folder: the run's folder, the same after each resume.
         every: seconds after which the step is written down again without a checkpoint.
         clock: seconds, from anywhere.
+        status_every: seconds between two writes of a rank's status; None: no status, and nothing to watch.
 
     Raises:
         ConfigError: the folder is a URL; or, at `begin`, the record cannot be opened.
     """
 
-    def __init__(self, folder: str | Path, *, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        status_every: float | None = 2.0,
+    ) -> None:
         if _URL.match(str(folder)):
             raise ConfigError(
                 f'The record of a run is a file in a folder of this machine, got {folder}. Give a local '
@@ -273,6 +285,7 @@ class RunRecorder:
         self.step = 0
         """Batches trained in the run."""
         self._every, self._clock = every, clock
+        self._status = None if status_every is None else RankStatus(folder, every=status_every, clock=clock)
         self._file: RecordFile | None = None
         self._followed: dict[str, _Followed] = {}
         self._known = set[str]()
@@ -289,6 +302,8 @@ class RunRecorder:
         self.step = step
         topology = next(iter(loaders.values())).dataset.topology
         self._followed = {}
+        if self._status is not None:
+            self._status.begin(loaders, step=step)
         if topology.rank:
             return
         self._file, self._known, self._written_at = RecordFile(self.folder), set(), self._clock()
@@ -308,6 +323,8 @@ class RunRecorder:
 
     def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
         """Follow these loaders from now on, which the trainer may have replaced."""
+        if self._status is not None:
+            self._status.follow(loaders)
         for name, loader in loaders.items():
             if self._file is not None and (name not in self._followed or self._followed[name].loader is not loader):
                 self._followed[name] = _Followed(loader, self._once('config', {'config': loader_config(loader)}))
@@ -315,6 +332,8 @@ class RunRecorder:
     def batch_done(self) -> None:
         """A global batch of each loader was trained."""
         self.step += 1
+        if self._status is not None:
+            self._status.batch_done()
         if self._file is None:
             return
         for name, followed in self._followed.items():
@@ -327,6 +346,9 @@ class RunRecorder:
     def _begin_pass(self, name: str, followed: _Followed, plan: BatchPlan) -> None:
         loader, epoch = followed.loader, plan.order.epoch
         followed.plan, followed.first_step = plan, self.step - 1
+        for stream in loader.dataset.pool.streams:
+            if not stream.is_local:
+                keep_index(self.folder, stream.fingerprint, stream.cache.index.path)
         state = loader.dataset.resume_state(epoch, plan.start, loader.global_batch_size, loader.remainder).to_dict()
         pinned = json.loads(str(state['config']))
         of_position = {key: pinned.pop(key) for key in _PINNED_POSITION if key in pinned}
@@ -338,6 +360,8 @@ class RunRecorder:
             decided = one['digest']
         mixture = {key: value for key, value in state.items() if key not in (*_OF_POSITION, 'config')}
         now = [mixture for begin, mixture in plan.order.mixtures if begin <= plan.start][-1]
+        if loader.dataset.is_packed:  # its plan deals sequences, which hold documents of all streams
+            now, _ = loader.dataset.read_order()
         shares = zip(now.streams, now.proportions, strict=True)
         self._add(
             'pass',
@@ -375,8 +399,24 @@ class RunRecorder:
         if self._file is not None:
             self._add('reached')
 
+    def pause(self) -> None:
+        """Stop the clock of the rates for an evaluation."""
+        if self._status is not None:
+            self._status.pause()
+
+    def resume(self) -> None:
+        """Restart the clock of the rates after `pause`."""
+        if self._status is not None:
+            self._status.resume()
+
+    def end_status(self, state: str = 'ended') -> None:
+        """Say that the training is over, or has failed; the record stays open for a last checkpoint."""
+        if self._status is not None:
+            self._status.end(state)
+
     def end(self) -> None:
         """End the segment."""
+        self.end_status()
         if self._file is not None:
             self._add('end', time=round(time.time(), 3))
             self._file.close()

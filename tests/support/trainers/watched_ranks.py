@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.watching.run_files import RankStatus
+from headrace.watching.status import RankStatus
 
 ODD = '<b>odd</b>'
 

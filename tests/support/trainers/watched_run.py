@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.watching import RankStatus, RunRecorder
+from headrace.watching import RunRecorder
 
 
 def main() -> None:
@@ -18,16 +18,13 @@ def main() -> None:
     ]
     dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=4)
     loader = StreamingDataLoader(dataset, topology=Topology(rank=rank, world_size=ranks))
-    record, status = RunRecorder(folder), RankStatus(folder, every=0.2)
+    record = RunRecorder(folder, status_every=0.2)
     record.begin({'': loader})
-    status.begin({'': loader})
     while not (folder / 'stop').exists():
         for _ in loader:
             time.sleep(0.02 + 0.002 * rank)  # the training step
             record.batch_done()
-            status.batch_done()
     record.end()
-    status.end()
 
 
 if __name__ == '__main__':

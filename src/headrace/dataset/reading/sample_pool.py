@@ -181,10 +181,10 @@ class SamplePool:
             )
 
     def place(self, shard: int) -> tuple[str, int, str]:
-        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        """The name of a shard's stream, the shard's number in its index, and its file's name, unpacked."""
         number = int(self._first_shards.searchsorted(shard, 'right')) - 1
         stream, local = self.streams[number], shard - int(self._first_shards[number])
-        return stream.name or '', local, stream.shards[local].files[0].raw.basename
+        return stream.name or '', stream.first_offered + local, stream.shards[local].files[0].raw.basename
 
     def others(self, sample_id: int) -> Iterator[int]:
         """A few samples that may replace a bad one, the most similar first.
@@ -218,7 +218,9 @@ class SamplePool:
         explained = plan.explain(k, self.map)
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])
-        return replace(explained, files=names[numbers], is_erased=self.erased.replaced(explained.ids)[1])
+        first = np.array([stream.first_offered for stream in self.streams])[explained.streams]
+        is_erased = self.erased.replaced(explained.ids)[1]
+        return replace(explained, shards=explained.shards + first, files=names[numbers], is_erased=is_erased)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

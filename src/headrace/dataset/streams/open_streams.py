@@ -17,11 +17,12 @@ import numpy as np
 
 from headrace.dataset.streams.columns import TensorColumns, column_names, tensor_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
+from headrace.dataset.streams.past import PastData, data_of, past_data
 from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
 from headrace.dataset.topology import detect_topology
 from headrace.decoding import Decode
 from headrace.error_mapping import mapping_errors
-from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, StreamError, TopologyError
+from headrace.errors import FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.format import (
     IndexFile,
     ShardInfo,
@@ -133,6 +134,12 @@ class OpenedStream(StreamOptions):
     row_selection: RowSelection | None = None  # The rows of the shards that are offered; None: all.
     costs: StoredCosts | None = None  # The costs of the samples that are offered, if batches depend on them.
 
+    @property
+    def first_offered(self) -> int:
+        """The number in the index of its first shard."""
+        generation = Generation.of(self.fingerprint)
+        return 0 if generation is None else generation.first
+
     def fix_of(self, info: ShardInfo) -> str:
         if self.is_local:
             return RESTORE
@@ -157,29 +164,6 @@ class OpenedStream(StreamOptions):
             choose=self.choose,
             fingerprint=self.fingerprint,
         )
-
-
-def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
-    """The streams that a dataset was given; None: one by `remote` and `local`."""
-    if not streams and (remote or local):
-        return None  # LLM Foundry passes an empty list beside the URL of the one stream
-    given: Any = streams
-    if given is None:
-        return None
-    found: list[Any] = list(given) if isinstance(given, Iterable) else []
-    wrong = [type(one).__name__ for one in found if not isinstance(one, Stream)]
-    if wrong or not isinstance(given, Iterable):
-        held = f' with a {wrong[0]}' if wrong and not isinstance(given, str) else ''
-        raise ConfigError(
-            f'`streams` must be a list of Stream objects, but is a {type(given).__name__}{held}. Write '
-            f'`streams=[Stream(remote=...)]`, or `remote=...` for one stream.'
-        )
-    if not found:
-        raise ConfigError('`streams` must hold at least one Stream, but is empty.')
-    if remote or local:
-        got = f'{len(found)} streams, remote={remote!r}, local={local!r}'
-        raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
-    return found
 
 
 def open_streams(
@@ -257,7 +241,11 @@ def _openings(
     asks: bool,
     only_grows: bool,
 ) -> list[_Opening]:
-    filled = [stream.filled(defaults, number) for number, stream in enumerate(given)]
+    filled, past = [stream.filled(defaults, number) for number, stream in enumerate(given)], past_data()
+    if past is not None:
+        filled = [past.moved(stream) for stream in filled]
+        then = {name: Generation.of(fingerprint) for name, fingerprint in past.fingerprints.items()}
+        generations = {**{name: one for name, one in then.items() if one is not None}, **generations}
     _refuse_shared([str(stream.folder.resolve()) for stream in filled], filled)
     check = IndexCheck(since=first_ask([stream.folder for stream in filled]) if asks else 0.0)
     return [
@@ -268,6 +256,7 @@ def _openings(
             check=check,
             generation=generations.get(stream.name or ''),
             only_grows=only_grows,
+            past=past,
         )
         for stream in filled
     ]
@@ -315,6 +304,7 @@ class _Opening:
     check: IndexCheck  # Asks the remote whether a cached index is still current.
     generation: Generation | None  # The shards to offer; None: all.
     only_grows: bool
+    past: PastData | None = None  # What the data shall be; None: those of now.
     has_costs: bool = False
     measuring: Measuring = _MEASURING
     source: SourceData | None = None  # The data, if they are not shards with an index.json.
@@ -359,6 +349,8 @@ class _Opening:
             # Unpacked shards do not belong among the data. So the data become a remote with a temporary cache.
             remote = os.path.abspath(self.stream.remote or self.stream.local or '')  # noqa: PTH100
             self.stream = replace(self.stream, remote=remote, local=None)
+            if self.past is not None:
+                self.stream = self.past.moved(self.stream)
         self.source = source
         return True
 
@@ -376,13 +368,31 @@ class _Opening:
         path = folder / found.index_name
         if self.store is not None:
             self.index = CachedIndex(folder, found.index_name)
-            self._fetch(self.index, self.store, found)
+            if self.past is None or stream.name not in self.past.lenders:
+                self._fetch(self.index, self.store, found)
+            else:
+                self.past.mark(stream, self.store.url)
+                self._fetch_past(self.past, self.index, self.store, found)
             if isinstance(found, IndexFile) and found.stored is not None:
                 self.index.has_grown = found.stored.is_in
         elif path.exists():
             found.read(path)
         else:
             raise missing_index(path, stream.remote, stream.title)
+
+    def _fetch_past(self, past: PastData, index: CachedIndex, store: Store, found: SourceData | IndexFile) -> None:
+        """Read the index that a run read; else that of now, which an error compares with it."""
+        then, is_kept = data_of(past.fingerprints[self.stream.name or '']), False
+        with contextlib.suppress(OSError, FormatError):
+            found.read(index.path)
+            is_kept = found.fingerprint == then
+        if is_kept and self.source is not None:
+            return
+        self._fetch(index, store, found)  # what was erased since is not in the copy
+        if is_kept and found.fingerprint != then:
+            past.restore(self.stream)
+            found.read(index.path)
+            self.index = CachedIndex(self.stream.folder, found.index_name)
 
     def _index_file(self) -> IndexFile:
         folder = self.stream.folder if self.store is None else self.stream.url
@@ -408,8 +418,8 @@ class _Opening:
             store=store,
             reader=reader,
             check=self.check,
-            refuses_changes=self.stream.on_changed_data == 'refuse' and not self.only_grows,
-            expects_changes=self.only_grows,
+            refuses_changes=self.stream.on_changed_data == 'refuse' and not self.only_grows and self.past is None,
+            expects_changes=self.only_grows or self.past is not None,
             retry=self._retry,
             stats=self.stats,
         )
@@ -432,7 +442,12 @@ class _Opening:
                 f'Nodes give each other uncompressed shards, but stream {stream.title} has `keep_zip`. Remove it, or '
                 f'`peers`.'
             )
-        asked = None if peers is None or self.store is None else StreamPeers(peers, digest_of(self.found.fingerprint))
+        lender = None if self.past is None else self.past.lender(stream, stream.folder / self.found.index_name)
+        asked = (
+            None
+            if peers is None or self.store is None or self.past
+            else StreamPeers(peers, digest_of(self.found.fingerprint))
+        )
         cache = ShardCache(
             stream.folder,
             store=self.store,
@@ -444,6 +459,7 @@ class _Opening:
             verify_present=stream.validate_hash is not None,
             stats=self.stats,
             peers=asked,
+            lender=lender,
         )
         options = {one.name: getattr(stream, one.name) for one in fields(stream) if one.init}
         self.opened = OpenedStream(

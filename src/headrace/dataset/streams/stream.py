@@ -271,6 +271,29 @@ class Stream(StreamOptions, FactsRepr):
         return stream_facts(self)
 
 
+def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
+    """The streams that a dataset was given; None: one by `remote` and `local`."""
+    if not streams and (remote or local):
+        return None  # LLM Foundry passes an empty list beside the URL of the one stream
+    given: Any = streams
+    if given is None:
+        return None
+    found: list[Any] = list(given) if isinstance(given, Iterable) else []
+    wrong = [type(one).__name__ for one in found if not isinstance(one, Stream)]
+    if wrong or not isinstance(given, Iterable):
+        held = f' with a {wrong[0]}' if wrong and not isinstance(given, str) else ''
+        raise ConfigError(
+            f'`streams` must be a list of Stream objects, but is a {type(given).__name__}{held}. Write '
+            f'`streams=[Stream(remote=...)]`, or `remote=...` for one stream.'
+        )
+    if not found:
+        raise ConfigError('`streams` must hold at least one Stream, but is empty.')
+    if remote or local:
+        got = f'{len(found)} streams, remote={remote!r}, local={local!r}'
+        raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
+    return found
+
+
 _LONGEST = 300  # Characters of the columns in a repr.
 
 

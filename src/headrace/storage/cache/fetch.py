@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ class Fetcher:
     index: CachedIndex  # The folder's; no shard is published beside another one.
     room: FolderRoom | None  # The room under a limit; None: there is no limit.
     peers: StreamPeers | None = None  # The caches of other nodes, which are asked before the store.
+    lender: Path | None = None  # A cache folder of the same data, whose files are copied.
     _reclaimed: int = field(default=0, init=False)  # By which process; a forked one may find what one before it left.
 
     def fetch(self, request: FetchRequest) -> FetchResult:
@@ -226,7 +228,7 @@ class _FileMaker:
         made: list[tuple[Path, Path]] = []
         for number, part in enumerate(parts):
             raw = self.lock.temporary(number, 'raw')
-            if self._from_peers(part, raw):
+            if self._borrowed(part, raw) or self._from_peers(part, raw):
                 pass
             elif part.packed_name is None:
                 self._twice(part, part.name, part.size, raw, lambda part=part, raw=raw: _verify(part, raw))
@@ -240,6 +242,18 @@ class _FileMaker:
                         self.lock.delete(packed)
             made.append((raw, self.fetcher.folder / part.name))
         return made
+
+    def _borrowed(self, part: CachePart, raw: Path) -> bool:
+        lender = self.fetcher.lender
+        if lender is None or not part.is_in(str(lender)):
+            return False
+        try:
+            with (lender / part.name).open('rb') as file, self.lock.create(raw) as out:
+                shutil.copyfileobj(file, out)
+            _verify_copy(part, raw)
+        except (OSError, FormatError):  # evicted meanwhile, or damaged
+            return False
+        return True
 
     def _from_peers(self, part: CachePart, raw: Path) -> bool:
         """Fetch a file unpacked from another node's cache, unless this folder has it packed."""

@@ -53,6 +53,7 @@ class ShardCache:
         verify_present: bool = False,
         stats: CacheStats | None = None,
         peers: StreamPeers | None = None,
+        lender: Path | None = None,
     ) -> None:
         """Touches no disk and no network.
 
@@ -63,7 +64,8 @@ class ShardCache:
         such files count and may be evicted. None: the entries that this object was asked for. `verify_present`: verify
         files at their first use in a process, except those that this object, or a copy of it in another process, has
         fetched and verified. `peers`: other nodes' caches of the same data, which are asked before the store. Under a
-        limit, shards that this node owns for them are evicted last.
+        limit, shards that this node owns for them are evicted last. `lender`: another cache folder of the same data,
+        whose shards are copied rather than fetched.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.keep_packed = keep_packed
@@ -71,7 +73,7 @@ class ShardCache:
         self.verify_present = verify_present
         self._run = os.urandom(8).hex()  # the same in its copies in other processes
         self.stats = stats or CacheStats()
-        self._entry_of, self.peers = entry_of, peers
+        self._entry_of, self.peers, self._lender = entry_of, peers, lender
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         # They count and are never evicted.
         self._other_files = set[str]() if index is None else {index.path.name, REMOTE_MARKER}
@@ -101,6 +103,7 @@ class ShardCache:
             index=self.index,
             room=self._room,
             peers=self.peers,
+            lender=self._lender,
         )
 
     def __getstate__(self) -> dict[str, Any]:
