@@ -155,6 +155,11 @@ def test_tokens_at_the_start_are_read_by_ranges():
         ({'a.bin': raw([1])}, {'token_dtype': 'float32'}, "`token_dtype` is one of uint8, .* but is 'float32'"),
         ({'a.bin': raw([1])}, {'token_dtype': 2}, '`token_dtype` is one of'),
         ({'a.npy': npy([1])}, {'token_dtype': 'uint32'}, r'but is uint32, and a.npy says uint16'),
+        ({'a.bin': llm_c([1])}, {'token_dtype': 'int32'}, r'but is int32, and a.bin says uint16'),
+        ({'a.u32': raw([1], 'uint32')}, {'token_dtype': 'uint16'}, r'but is uint16, and the name of a.u32 says uint32'),
+        ({'a.u16': raw([1])}, {'token_dtype': 'int16'}, r'but is int16, and the name of a.u16 says uint16'),
+        (datatrove('a.ds', [[1]], 'uint32'), {'token_dtype': 'uint16'}, r'and a.ds.metadata says 4 bytes. Remove it'),
+        (datatrove('a.ds', [[1]], 'uint16'), {'token_dtype': 'uint64'}, r'and a.ds.metadata says 2 bytes. Remove it'),
         ({'a.u16': raw([1])}, {'block_size': 0}, '`block_size` is a whole number from 1 to 268435456, but is 0'),
         ({'a.u16': raw([1])}, {'block_size': True}, '`block_size` is a whole number'),
         ({'a.u16': raw([1])}, {'end_of_document': '0'}, "`end_of_document` is a whole number from 0 .* is '0'"),
@@ -200,11 +205,17 @@ NPY = npy(range(10))
         ({'a.u16': raw([1, 2]), 'a.u16.index': raw([1], '<u8')}, 'ends with the tokens, but at 1 of the 2'),
         ({'a.u16': raw([1, 2]), 'a.u16.index': b''}, 'ends with the tokens, but at 0 of the 2'),
         ({'a.ds': raw([1]), 'a.ds.metadata': b'gpt2\n1\n1'}, 'does not say of which dtype'),
+        ({'a.ds': raw([1]), 'a.ds.metadata': b'gpt2|2\n3\n3'}, 'a.ds should have 6 bytes for 3 tokens of uint16'),
     ],
 )
 def test_damaged_files_are_refused(objects, message):
     with pytest.raises((FormatError, StreamError), match=message):
         index(tokens, objects)
+
+
+@pytest.mark.parametrize('dtype', ['uint32', 'int32'])
+def test_a_dtype_that_the_metadata_allow_is_taken(dtype):
+    assert read(datatrove('a.ds', [[70_000, 2]], 'uint32'), token_dtype=dtype) == [[70_000, 2]]
 
 
 def test_a_part_of_other_bytes_is_an_error():

@@ -197,13 +197,10 @@ def _open(
             f'`remote`.'
         )
     if dtype is None:
-        dtype = token_dtype or _dtype_beside(store, listed, info)
-        count = info.size // np.dtype(dtype).itemsize
+        dtype, announced = _dtype_beside(store, listed, token_dtype, info)
+        count = max(info.size // np.dtype(dtype).itemsize, announced)
     elif token_dtype not in (None, dtype):
-        raise StreamError(
-            f'`token_dtype` is for files that do not say it, but is {token_dtype}, and {info.key} says {dtype}. Remove '
-            f'it, or read these files as another stream.'
-        )
+        raise _contradiction(token_dtype, info.key, dtype)
     size = begin + count * np.dtype(dtype).itemsize
     if size != info.size:
         raise FormatError(
@@ -232,16 +229,34 @@ def _read_npy(head: bytes, key: str) -> tuple[tuple[int, ...], str, int]:
     return shape, dtype.name, stream.tell()
 
 
-def _dtype_beside(store: Store, listed: Mapping[str, ObjectInfo], info: ObjectInfo) -> str:
-    """The dtype of a raw file by its name, or by what datatrove writes beside it: a line ``TOKENIZER|BYTES``."""
-    dtype = _DTYPE_OF_ENDING.get(info.key[-4:])
+def _contradiction(token_dtype: str | None, key: str, says: str) -> StreamError:
+    return StreamError(
+        f'`token_dtype` is for files that do not say it, but is {token_dtype}, and {key} says {says}. Remove it, or read '
+        f'these files as another stream.'
+    )
+
+
+def _dtype_beside(
+    store: Store, listed: Mapping[str, ObjectInfo], token_dtype: str | None, info: ObjectInfo
+) -> tuple[str, int]:
+    """The dtype of a raw file, and how many tokens it has at least.
+
+    The name tells, or what datatrove writes beside it: a line ``TOKENIZER|BYTES``, and one with the number of tokens.
+    """
+    named, size, announced = _DTYPE_OF_ENDING.get(info.key[-4:]), b'', 0
     metadata = listed.get(info.key + _METADATA)
-    if metadata is not None and dtype is None:
-        line = read_range(store, ByteRange(metadata.key, 0, min(metadata.size, _HEAD), metadata.etag)).split(b'\n')[0]
-        dtype = {b'2': 'uint16', b'4': 'uint32'}.get(line.rpartition(b'|')[2])
+    if metadata is not None:
+        head = read_range(store, ByteRange(metadata.key, 0, min(metadata.size, _HEAD), metadata.etag))
+        first, count = [*head.split(b'\n'), b''][:2]
+        size, announced = first.rpartition(b'|')[2], int(count) if count.isdigit() else 0
+    dtype = token_dtype or named or {b'2': 'uint16', b'4': 'uint32'}.get(size)
+    if named and dtype != named:
+        raise _contradiction(dtype, f'the name of {info.key}', named)
+    if dtype and size in {b'1', b'2', b'4', b'8'} and np.dtype(dtype).itemsize != int(size):
+        raise _contradiction(dtype, f'{info.key}{_METADATA}', f'{int(size)} bytes')
     if dtype is None:
         raise StreamError(
             f'{info.key} does not say of which dtype its tokens are. Say it, such as `format_options={{"token_dtype": '
             f'"uint16"}}`. Files of Megatron need the .idx beside them, so that a glob in `remote` must name it, too.'
         )
-    return dtype
+    return dtype, announced
