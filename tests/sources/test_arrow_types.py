@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import StreamingDataset
 from headrace.errors import FormatError, ShardError, StreamError
-from headrace.sources.arrow_types import arrow_columns, to_columns
+from headrace.sources.arrow_types import arrow_columns, common_columns, to_columns
 from tests.support.sources.arrow_columns import DAY, FILE, ONE, WITH_NULLS, read
 from tests.support.suite.example_counts import scaled
 
@@ -161,3 +163,45 @@ def test_text_that_is_not_utf8_is_an_error() -> None:
     array = pa.array([b'a', b'\xff']).view(pa.string())
     with pytest.raises(ShardError, match='rows 0 to 1'):
         read(array)
+
+
+@pytest.mark.parametrize('suffix', ['parquet', 'feather'])
+@pytest.mark.parametrize(
+    ('typed', 'untyped', 'expected'),
+    [
+        (pa.array(['a', 'b']), pa.nulls(2), ['a', 'b']),
+        (pa.array([1, 2]), pa.nulls(2), [1, 2]),
+        (pa.array([True, False]), pa.nulls(2), [True, False]),
+        (pa.array([10, 11], pa.timestamp('us', 'UTC')), pa.nulls(2), [10, 11]),
+        (pa.array([ONE, -ONE]), pa.nulls(2), [str(ONE), str(-ONE)]),
+        (pa.array([[1, 2], [3]]), pa.nulls(2), [[1, 2], [3]]),
+        (pa.array([[1, 2], [3]]), pa.array([[], None]), [[1, 2], [3]]),
+        (pa.array([[10], [11]], pa.list_(pa.timestamp('us'))), pa.array([[None], []]), [[10], [11]]),
+        (pa.array([{'a': 1}, {'a': 2}]), pa.array([{'a': None}, None]), [{'a': 1}, {'a': 2}]),
+    ],
+)
+def test_a_column_of_nulls_takes_its_type_from_the_other_files(
+    typed: Any, untyped: Any, expected: list[Any], suffix: str, tmp_path: Path
+) -> None:
+    feather, pq = pytest.importorskip('pyarrow.feather'), pytest.importorskip('pyarrow.parquet')
+    for number, columns in enumerate([(typed, untyped), (untyped, typed)]):  # each may come first
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, column in zip('ab', columns, strict=True):
+            write = pq.write_table if suffix == 'parquet' else feather.write_feather
+            write(pa.table({'x': column, 'n': pa.nulls(2)}), f'{folder}/{name}.{suffix}', compression='zstd')
+        dataset = StreamingDataset(remote=str(folder), local=f'{folder}-cache', batch_size=1)
+        halves = [expected, untyped.to_pylist()]
+        right = [value for half in (halves if not number else halves[::-1]) for value in half]
+        assert [dataset[row] for row in range(4)] == [{'x': value, 'n': None} for value in right]
+
+
+def test_a_column_of_nulls_has_the_meaning_of_the_other_files() -> None:
+    typed, untyped = (pa.schema({'x': kind}) for kind in (pa.timestamp('us'), pa.null()))
+    other = pa.schema({'x': pa.timestamp('ms')})
+    for schemas in ([typed, untyped], [untyped, typed], [untyped, typed, untyped]):
+        named = [(schema, f'file {number}') for number, schema in enumerate(schemas)]
+        found = common_columns(named, columns=None, with_nulls=['x'], what='Arrow')
+        assert found == ({'x': 'json'}, {'x': 'timestamp[us]'})
+    with pytest.raises(FormatError, match=r"'x' is `json of timestamp\[us\]` in .*`json of timestamp\[ms\]` in c"):
+        common_columns([(untyped, 'a'), (typed, 'b'), (other, 'c')], columns=None, with_nulls=['x'], what='Arrow')

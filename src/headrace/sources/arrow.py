@@ -25,6 +25,7 @@ from headrace.sources.arrow_types import (
     import_pyarrow,
     meanings_of,
     to_columns,
+    untyped_columns,
 )
 from headrace.sources.formats import folder_of, is_hidden, name_of
 from headrace.sources.protocol import Part
@@ -63,10 +64,11 @@ def index(
     scans = in_parallel(lambda info: _Scan(store, info, columns), _files(store, objects))
     # The types of a file without rows may be wrong: an empty column of text may have the type of nulls.
     scans = [scan for scan in scans if scan.parts]
-    with_nulls = sorted({name for scan in scans for name in scan.with_nulls})
     schemas = list(dict.fromkeys(scan.schema for scan in scans))
     homes = [next(scan.key for scan in scans if scan.schema == schema) for schema in schemas]
-    parsed = ((_schema(schema, home), home) for schema, home in zip(schemas, homes, strict=True))
+    parsed = [(_schema(schema, home), home) for schema, home in zip(schemas, homes, strict=True)]
+    untyped = (untyped_columns(schema) for schema, _ in parsed)
+    with_nulls = sorted(set[str]().union(*untyped, *(scan.with_nulls for scan in scans)))
     columns = None if columns is None else list(columns)
     encodings, meanings = common_columns(parsed, columns=columns, with_nulls=with_nulls, what='Arrow')
     return ArrowSource(

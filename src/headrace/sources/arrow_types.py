@@ -137,13 +137,18 @@ def common_columns(
     """
     encodings: dict[str, str] = {}
     meanings: dict[str, str] = {}
-    home = ''
+    home, untyped = '', set[str]()
     for schema, there in schemas:
         read = arrow_columns(schema, columns=columns, with_nulls=with_nulls, source=there)
         found = {name: column.encoding for name, column in read.items()}
         found_meanings = meanings_of(found, schema)
         if not home:
-            encodings, meanings, home = found, found_meanings, there
+            encodings, meanings, home, untyped = found, found_meanings, there, untyped_columns(schema)
+        # A column of nulls only has the type of the other files.
+        of_others = untyped_columns(schema) - untyped
+        found_meanings |= {name: meanings[name] for name in of_others & meanings.keys()}
+        meanings |= {name: found_meanings[name] for name in untyped & found_meanings.keys()}
+        untyped &= untyped_columns(schema)
         one, other = _with_meanings(encodings, meanings), _with_meanings(found, found_meanings)
         for name in [*one, *other]:
             kinds = one.get(name, 'missing'), other.get(name, 'missing')
@@ -155,6 +160,18 @@ def common_columns(
                     f'{home}, and `{kinds[1]}` in {there}. {fix} files of one kind with a glob in `remote`.'
                 )
     return encodings, meanings
+
+
+def untyped_columns(schema: pa.Schema) -> set[str]:
+    """The columns of Arrow's type of nulls, or with a part of it: other files may know their type."""
+    from pyarrow import types
+
+    def is_untyped(kind: pa.DataType) -> bool:
+        kind = getattr(kind, 'storage_type', kind)
+        inner = (kind.field(number).type for number in range(kind.num_fields))
+        return types.is_null(kind) or any(map(is_untyped, inner))
+
+    return {field.name for field in schema if is_untyped(field.type)}
 
 
 def _with_meanings(encodings: Mapping[str, str], meanings: Mapping[str, str]) -> dict[str, str]:

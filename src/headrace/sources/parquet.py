@@ -29,6 +29,7 @@ from headrace.sources.arrow_types import (
     import_pyarrow,
     meanings_of,
     to_columns,
+    untyped_columns,
 )
 from headrace.sources.formats import is_hidden
 from headrace.sources.parquet_footers import (
@@ -379,6 +380,7 @@ class _FooterTable:
         pa = import_pyarrow('Parquet files')
         schema = self._schema(physical if self._table is None else self._table.columns(physical), source)
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
+        self.with_nulls.update(untyped_columns(schema).intersection(names))
         by_id = self._table is not None and self._table.by_id
         own = _own_columns(pa.schema([schema.field(name) for name in names]), physical, by_id=by_id)
         if self._table is not None:

@@ -231,8 +231,8 @@ def _read_npy(head: bytes, key: str) -> tuple[tuple[int, ...], str, int]:
 
 def _contradiction(token_dtype: str | None, key: str, says: str) -> StreamError:
     return StreamError(
-        f'`token_dtype` is for files that do not say it, but is {token_dtype}, and {key} says {says}. Remove it, or read '
-        f'these files as another stream.'
+        f'`token_dtype` is for files that do not say it, but is {token_dtype}, and {key} says {says}. Remove it, or '
+        f'read these files as another stream.'
     )
 
 
