@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
+import struct
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,12 +17,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import StreamingDataset
 from headrace.errors import ChecksumError, FormatError, ObjectNotFoundError, ShardError, TransferError
 from headrace.sources import tar
 from headrace.sources.ranges import ByteRange, StreamWindow, read_ranges, unpack
 from headrace.storage import Retry, open_store
 from tests.support.sources.source_cases import index, rows
 from tests.support.sources.tars import pack, pairs
+from tests.support.sources.tfrecord_files import example, tfrecord
 
 AT_ONCE = Retry(attempts=3, sleep=lambda seconds: None)
 
@@ -182,3 +187,72 @@ def test_chunks_that_a_window_passes_are_not_kept() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def with_window(log: int) -> Callable[[bytes], bytes]:
+    """Compress as `zstd --long` does from a pipe, whose size it does not know."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=True, write_content_size=0)
+
+    def compress(data: bytes) -> bytes:
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        return compressor.compress(data) + compressor.flush()
+
+    return compress
+
+
+SKIPPED = struct.pack('<II', 0x184D2A53, 3) + b'abc'
+"""A frame of zstd that holds no data, with which parallel compressors begin."""
+
+
+@pytest.mark.parametrize(
+    'compress',
+    [
+        bytes,
+        gzip.compress,
+        bz2.compress,
+        zstandard.ZstdCompressor().compress,
+        with_window(27),
+        with_window(31),
+        lambda data: SKIPPED + zstandard.ZstdCompressor().compress(data),
+    ],
+)
+@pytest.mark.parametrize('ending', ['', '.gz', '.zst', '.bz2'])
+def test_compression_is_told_by_the_content_and_not_by_the_name(compress: Any, ending: str, tmp_path: Path) -> None:
+    record = tfrecord([example({'x': 1})])
+    for name, data, expected in [
+        ('a.jsonl', b'{"x": 1}\n', {'x': 1}),
+        ('a.json', b'[{"x": 1}]', {'x': 1}),
+        ('a.csv', b'x,y\n1,2\n', {'x': 1, 'y': 2}),
+        ('a.tsv', b'x\ty\n1\t2\n', {'x': 1, 'y': 2}),
+        ('a.tfrecord', record, {'x': 1}),
+        ('a.tar', pack([('0.txt', b'hi')]), {'__key__': '0', 'txt': 'hi'}),
+    ]:
+        path = tmp_path / f'{name}{ending}'
+        path.write_bytes(compress(data))
+        dataset = StreamingDataset(remote=str(path), local=str(tmp_path / f'cache-{path.name}'), batch_size=1)
+        assert [dataset[row] for row in range(len(dataset))] == [expected]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'message'),
+    [
+        ('a.csv', lzma.compress(b'x\n1\n'), 'a.csv is a file of xz, .* such as with `xz --decompress`'),
+        ('a.jsonl', b'\x04\x22\x4d\x18' + bytes(9), 'a.jsonl is a file of lz4'),
+        ('a.tar', b'PK\x03\x04' + bytes(9), 'a.tar is a file of zip, .* such as with `unzip`'),
+        ('a.jsonl', b'{"x": "\xe4\0\1"}', 'holds binary data .byte 7 is not text'),
+        ('a.jsonl', b'{"x": "\xe4"}', 'iconv --from-code=LATIN1'),
+        ('a.csv.gz', b'', 'a.csv.gz: the data is not a complete gz file: it ends too early'),
+        ('a.csv.gz', b'\x1f', 'a.csv.gz: the data is not a complete gz file: it ends too early'),
+        ('a.csv.gz', gzip.compress(b'x\n1\n')[:-1], 'a.csv.gz: the data is not a complete gz file'),
+        # A window of 3.75 TiB.
+        (
+            'a.csv',
+            b'\x28\xb5\x2f\xfd\0\xff' + bytes(9),
+            'a.csv has a window that is larger than 2 GiB, .*--stdout FILE',
+        ),
+    ],
+)
+def test_what_cannot_be_unpacked_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((FormatError, ShardError), match=message):
+        StreamingDataset(remote=str(tmp_path / name), local=str(tmp_path / 'cache'), batch_size=1)

@@ -228,7 +228,7 @@ def test_columns_are_chosen():
         ('a.csv', 'a,b\n1,2\n'.encode('utf-16-le'), 'a.csv is UTF-16LE from byte 0'),
         ('a.csv', b'a,b\n1,2\na,b\n3,4\n', 'the row at byte 8 of a.csv does so again, as in joined files'),
         ('a.jsonl.gz', gzip.compress(b'{"a": 1}\n', mtime=0)[:-4], 'not a complete gz file'),
-        ('a.jsonl.zst', b'no zstd', 'not a complete zstd file'),
+        ('a.jsonl.zst', b'no zstd', 'Line 1 .byte 0. of a.jsonl.zst is not JSON'),
     ],
 )
 def test_damaged_files(name, data, message):

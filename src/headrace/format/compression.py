@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 from headrace.errors import ConfigError, MissingDependencyError, ShardError, import_optional
 
 CHUNK: Final = 1 << 18  # bytes read and written at a time
+_WINDOW: Final = 1 << 31  # Bytes of content that `zstd --long=31` refers to; a decoder keeps as many.
 _ZSTD_THREADS: Final = min(4, os.cpu_count() or 1)
 
 
@@ -243,7 +244,7 @@ class Zstandard(_Members):
     def decoder(self) -> Any:
         import zstandard
 
-        return zstandard.ZstdDecompressor().decompressobj()
+        return zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
 
     def errors(self) -> tuple[type[Exception], ...]:
         import zstandard

@@ -208,6 +208,11 @@ def _decoded(line: bytes, end: int, where: str) -> str:
 
 def _not_utf8(error: UnicodeDecodeError, begin: int, where: str) -> FormatError:
     """`begin`: the offset of the bytes that were decoded."""
+    if min(error.object) < 9:  # a sign that no text has
+        return FormatError(
+            f'Text is UTF-8, but {where} holds binary data (byte {begin + error.start} is not text). Say its `format`, '
+            f'or leave it out with a glob in `remote`.'
+        )
     return FormatError(
         f'Text is UTF-8, but byte {begin + error.start} of {where} is 0x{error.object[error.start]:02x}: '
         f'{error.reason}. Write the file again in UTF-8, such as with `iconv --from-code=LATIN1 --to-code=UTF-8`.'

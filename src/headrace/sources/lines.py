@@ -32,7 +32,7 @@ from headrace.sources.line_records import (
     text_columns,
 )
 from headrace.sources.protocol import Part
-from headrace.sources.ranges import ByteRange, algorithm_of, read_ranges, unpack
+from headrace.sources.ranges import ByteRange, read_ranges, unpacked
 from headrace.sources.source_bytes import PartTable, dump_index, load_index
 from headrace.storage import ObjectInfo, Store
 
@@ -195,9 +195,9 @@ class LineSource:
         return text_columns(batch, self._header(key), columns) if self.kind.separator else json_columns(batch, columns)
 
     def _batches(self, part: Part, data: memoryview, where: str) -> Iterator[list[Any]]:
-        chunks = unpack(
-            algorithm_of(part.key), (bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)), where
-        )
+        chunks = (bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
+        if not part.ranges:
+            _, chunks = unpacked(chunks, part.key, where)
         if not self.kind.separator:
             records = (read_array if part.key in self.kept['arrays'] else read_objects)(chunks, where)
         else:
@@ -331,9 +331,9 @@ def _checked(record: Record, count: int, where: str) -> Record:
 
 def _parts(reader: _Reader, info: ObjectInfo, pieces: Iterator[bytes]) -> Iterator[Part]:
     """The parts of a file. All its pieces are read."""
-    algorithm = algorithm_of(info.key)
+    algorithm, content = unpacked(pieces, info.key, info.key)
     start = end = rows = 0
-    for record in reader.records(info, require_utf8(unpack(algorithm, pieces, info.key), info.key)):
+    for record in reader.records(info, require_utf8(content, info.key)):
         if rows and algorithm is None and record.end - start > _PART:
             yield Part(info.key, ((start, end - start),), rows, end - start)
             rows = 0

@@ -8,11 +8,13 @@ Memory is bounded by the largest piece that the parser takes.
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Protocol, TypeVar
 
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
@@ -98,6 +100,12 @@ _LEAST: Final = 1 << 16
 _MOST: Final = 1 << 22
 MAX_UNPACKED: Final = (1 << 32) - 1
 """Bytes of content of a compressed object: it becomes one shard, whose offsets are 32-bit numbers."""
+_MAGICS: Final = re.compile(
+    rb'(?P<gz>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)|(?P<bz2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))'
+    rb'|(?P<xz>\xfd7zXZ\0)|(?P<lz4>\x04\x22\x4d\x18)|(?P<zip>PK\x03\x04)'
+)
+_CUT: Final = {'gz': b'\x1f\x8b', 'zstd': b'\x28\xb5\x2f\xfd', 'bz2': b'BZh'}  # Where such data begin.
+_NOT_READ: Final = {'xz': 'xz --decompress', 'lz4': 'lz4 --decompress', 'zip': 'unzip'}  # With a program that unpacks.
 _ENDINGS: Final = {'.gz': 'gz', '.tgz': 'gz', '.zst': 'zstd', '.zstd': 'zstd', '.bz2': 'bz2'}
 
 
@@ -203,6 +211,31 @@ def algorithm_of(key: str) -> str | None:
     return next((name for ending, name in _ENDINGS.items() if key.lower().endswith(ending)), None)
 
 
+def compression_of(first: bytes, key: str) -> str | None:
+    """The compression of an object, as its first bytes tell: 'gz', 'zstd', 'bz2', or None.
+
+    Its name tells only where it ends within them. FormatError: it has a compression that is not read.
+    """
+    match, named = _MAGICS.match(first), algorithm_of(key)
+    is_cut = len(first) < 4 and named and _CUT[named].startswith(first)
+    algorithm = match.lastgroup if match else named if is_cut else None
+    if algorithm in _NOT_READ:
+        raise FormatError(
+            f'{key} is a file of {algorithm}, and compressed files are read if they are of gzip, zstd or bzip2. Unpack '
+            f'it, such as with `{_NOT_READ[algorithm]}`, or leave it out with a glob in `remote`.'
+        )
+    return algorithm
+
+
+def unpacked(
+    chunks: Iterator[bytes], key: str, where: str, limit: int = MAX_UNPACKED
+) -> tuple[str | None, Iterator[bytes]]:
+    """The compression of an object, as `compression_of`, and its content; see `unpack`."""
+    first = next(chunks, b'')
+    algorithm = compression_of(first, key)
+    return algorithm, unpack(algorithm, chain([first], chunks), where, limit)
+
+
 class _Zlib(Gzip):
     """A stream of zlib, which TFRecord has and shards have not."""
 
@@ -213,7 +246,7 @@ class _Zlib(Gzip):
 
 
 def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = MAX_UNPACKED) -> Iterator[bytes]:
-    """The content of a compressed object, in pieces. `algorithm`: of `algorithm_of`, or 'zlib'; None: no compression.
+    """The content of a compressed object, in pieces. `algorithm`: of `compression_of`, or 'zlib', or None.
 
     ShardError: the object is damaged, or has more than `limit` bytes of content.
     """
@@ -230,6 +263,12 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
         except ShardError as error:
             raise ShardError(f'{where}: {error}') from None
         except errors as error:
+            if 'memory' in str(error):  # zstd's
+                raise ShardError(
+                    f'{where} has a window that is larger than 2 GiB, the one of `zstd --long=31`, or than the memory '
+                    f'that is left ({error}). Write it again with a smaller one: `zstd --decompress --long=31 --stdout '
+                    f'FILE | zstd > NEW`.'
+                ) from error
             raise ShardError(
                 f'{where} is not a complete {algorithm} file: its data from byte {compression.begin} on are damaged '
                 f'({error}). Restore or write it again.'
@@ -242,4 +281,5 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
                 f'A compressed object holds at most {limit} bytes of content here, but {where} has more. Decompress '
                 f'it, or split it into smaller objects.'
             )
-        yield piece
+        if piece:
+            yield piece

@@ -30,10 +30,11 @@ from headrace.sources.ranges import (
     RangedWindow,
     StreamWindow,
     Window,
-    algorithm_of,
+    compression_of,
     in_parallel,
     stream_object,
     unpack,
+    unpacked,
 )
 from headrace.sources.source_bytes import PartTable, dump_index, load_index
 from headrace.storage import ObjectInfo, Store
@@ -102,10 +103,9 @@ class TarSource:
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
         found = self.parts[part]
         where = f'{found.key} (part {part})'
-        algorithm = algorithm_of(found.key)
         window: Window = MemoryWindow(data, where)
-        if algorithm is not None:
-            window = StreamWindow(unpack(algorithm, _chunks(data), where), where)
+        if not found.ranges:
+            window = StreamWindow(unpacked(_chunks(data), found.key, where)[1], where)
         try:
             yield from self._batches(window, found, where)
         except FormatError as error:
@@ -183,8 +183,8 @@ class _Scan:
         self.seen: set[str] = set()
         self.lacking: dict[str, str] = {}  # An example of a sample for each extension that some lack.
         self.first = ''
-        algorithm = algorithm_of(info.key)
         window: Window = RangedWindow(store, info)
+        algorithm = compression_of(bytes(window.take(0, _BLOCK)), info.key)
         if algorithm is not None:
             window = StreamWindow(unpack(algorithm, stream_object(store, info), info.key), info.key)
         last: Collection[str] = ()

@@ -33,7 +33,7 @@ from headrace.sources.ranges import (
     RangedWindow,
     StreamWindow,
     Window,
-    algorithm_of,
+    compression_of,
     in_parallel,
     read_ranges,
     stream_object,
@@ -253,7 +253,7 @@ def _masked(checksum: _Array | int) -> Any:
 
 
 def _bad_head(at: int, where: str) -> FormatError:
-    is_none = '' if at else ' It is no TFRecord, or is compressed in another way than gzip and zlib.'
+    is_none = '' if at else ' It is no TFRecord, or is compressed in another way than gzip, zlib, zstd and bzip2.'
     return FormatError(
         f'The record at byte {at} of {where} is damaged: the checksum of its size is wrong.{is_none} Restore or write '
         f'it again.'
@@ -286,11 +286,9 @@ def _algorithm(first: bytes, key: str) -> str | None:
     """The compression of an object, by its first bytes. A head with its checksum tells a record."""
     if len(first) >= _HEAD and not len(_bad(first, np.array([0]), np.array([8]))):
         return None
-    if first[:2] == b'\x1f\x8b':
-        return 'gz'
     if first[:1] == b'x' and int.from_bytes(first[:2], 'big') % 31 == 0:
         return 'zlib'
-    return algorithm_of(key)
+    return compression_of(first, key)
 
 
 def _unpacked(chunks: Iterator[bytes], key: str) -> tuple[str | None, StreamWindow]:

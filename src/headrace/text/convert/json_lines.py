@@ -14,7 +14,7 @@ from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError
 from headrace.originals.members import Member
 from headrace.sources.line_records import lines_of
-from headrace.sources.ranges import algorithm_of, unpack
+from headrace.sources.ranges import algorithm_of, unpacked
 
 _SampleOf: TypeAlias = 'Callable[[Mapping[str, Any]], dict[str, Any]]'
 _READ: Final = 1 << 20
@@ -22,9 +22,9 @@ _UNPACKED: Final = 3  # bytes of text for a compressed byte, about
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file, unpacked as its name says, in pieces; those before damage are given."""
+    """The content of a file, unpacked, in pieces; those before damage are given."""
     with open(path, 'rb', buffering=0) as file:
-        yield from unpack(algorithm_of(path.name), iter(lambda: file.read(_READ), b''), path.name, limit=sys.maxsize)
+        yield from unpacked(iter(lambda: file.read(_READ), b''), path.name, path.name, limit=sys.maxsize)[1]
 
 
 def text_of(record: Mapping[str, Any], key: str) -> str:
