@@ -298,3 +298,54 @@ def test_a_port_of_another_run_is_refused(monkeypatch):
         host, port = other.server_address
         with pytest.raises(ConfigError, match=f'serves on {host}:{port}, but .* answers with status 403'):
             serve(Peers(PeerOptions(hosts=(f'{host}:{port}', '127.0.0.3'), interface=host)), [])
+
+
+def test_a_server_without_room_says_so_at_once(plain, tmp_path):
+    first, second = plain.entries[:2]
+    cache = cache_of(plain, tmp_path / 'cache', limit=3 * SIZE // 2)
+    with serving(listen(0), {STREAM: cache}) as server, cache.acquire(first):
+        begin = time.monotonic()
+        assert status_of(ask(server.server_address, get(f'/{STREAM}/{second.key}'))) == 507
+        assert time.monotonic() - begin < peer_server.WAIT / 2
+    assert not cache.is_present(second)
+
+
+FORKS = """
+import os, socket, sys
+from headrace.storage import ShardCache
+from headrace.storage.cache.peer_server import _state, serve
+from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+
+taken = socket.create_server(('127.0.0.1', 0))
+ends, alive = os.pipe()
+peers = Peers(PeerOptions(hosts=(f'127.0.0.2:{sys.argv[1]}', f'127.0.0.3:{sys.argv[1]}'), interface='127.0.0.2'))
+serve(peers, [ShardCache(sys.argv[2], peers=StreamPeers(peers, 'digest'))])
+print(_state.serving[peers.own].pid, taken.getsockname()[1], flush=True)
+taken.close()
+os.close(alive)
+assert os.read(ends, 1) == b''  # no other process has the other end
+socket.create_server(taken_at := ('127.0.0.1', int(sys.stdin.readline()))).close()
+print('free', flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_has_no_descriptor_of_its_rank_and_outlives_the_process_between(tmp_path, monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
+    with listen(0) as free:
+        port = free.getsockname()[1]
+    pipe = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'text': True}
+    command = [sys.executable, '-c', FORKS, str(port), str(tmp_path)]
+    with subprocess.Popen(command, **pipe) as rank:
+        between, taken = map(int, rank.stdout.readline().split())
+        rank.stdin.write(f'{taken}\n')
+        rank.stdin.flush()
+        assert rank.stdout.readline() == 'free\n'
+        until(lambda: servers_of(between))
+        (server,) = servers_of(between)
+        sockets = [os.readlink(f'/proc/{server}/fd/{name}') for name in os.listdir(f'/proc/{server}/fd')]
+        assert sum('socket' in one for one in sockets) == 1
+        os.kill(between, signal.SIGKILL)
+        assert status_of(ask(('127.0.0.2', port), get('/'))) == 204
+        rank.kill()
+        until(lambda: not os.path.exists(f'/proc/{server}'))

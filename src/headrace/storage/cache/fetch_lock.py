@@ -114,7 +114,7 @@ class FetchLock:
             handle = state.create(temporary.name)
         with contextlib.suppress(OSError):
             os.fchmod(handle, os.fstat(handle).st_mode | shared << 1)
-        return open(handle, 'w+b', buffering=0)
+        return open(handle, 'w+b')  # buffered, so that a short write is finished, or an error of the disk
 
     def delete(self, temporary: Path) -> None:
         with contextlib.suppress(FileNotFoundError), self._state.opened() as state:

@@ -2,7 +2,12 @@
 
 The process is forked by the first rank of the node that gets the port. It ends with that rank: at the end of a pipe, of
 which the rank holds the other end. So it neither takes the interpreter's lock of a training process, nor is there a
-thread in that when it forks its workers. A process between them forks it anew if it is killed.
+thread in that when it forks its workers. A process between them forks it again if it is killed; if that one is killed,
+the server goes on alone. Neither has any descriptor of the rank except its output, its logs, and the socket that it
+serves on.
+
+A server waits neither for room in a cache nor for another server, so no wait is a circle: without room it says so at
+once.
 
 Nothing of a request touches the file system. A path names a stream by its digest, and a file by its name in the index;
 both are looked up in memory. Requests without a proof of the run's token are refused and logged. Connections, bytes of
@@ -15,11 +20,13 @@ import contextlib
 import hmac
 import http.server
 import io
+import logging
 import os
 import select
 import signal
 import socket
 import socketserver
+import sys
 import threading
 import time
 import weakref
@@ -30,11 +37,21 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from headrace.errors import CacheError, ConfigError, HeadraceError
+from headrace.errors import CacheError, ConfigError, DiskFullError, HeadraceError
 from headrace.redaction import logger_of
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
-from headrace.storage.cache.peers import SILENCE, SLOWEST, WAIT, Peers, ask_for_copies_only, family_of, proof, text_of
+from headrace.storage.cache.peers import (
+    FULL,
+    SILENCE,
+    SLOWEST,
+    WAIT,
+    Peers,
+    ask_for_copies_only,
+    family_of,
+    proof,
+    text_of,
+)
 from headrace.storage.cache.shard_cache import ShardCache
 from headrace.storage.transfer.answer_bounds import Incoming
 from headrace.storage.transfer.download import Transfer
@@ -66,7 +83,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
         # None waits for a thread of another one: that could be a circle. Requests to the store are bounded there.
         self._fetches = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix='headrace-peers')
         self._lock = threading.Lock()
-        self._fetching: dict[tuple[str, str], Future[bool]] = {}
+        self._fetching: dict[tuple[str, str], Future[int]] = {}
         self._told = set[str]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -110,8 +127,8 @@ class PeerServer(socketserver.ThreadingTCPServer):
         part = None if entry is None else next((part for part in entry.parts if part.name == name), None)
         return None if cache is None or entry is None or part is None else (cache, entry, part)
 
-    def fetch(self, stream: str, cache: ShardCache, entry: CacheEntry) -> Future[bool]:
-        """Make a shard present, in one thread for all that ask for it; the result says whether it is."""
+    def fetch(self, stream: str, cache: ShardCache, entry: CacheEntry) -> Future[int]:
+        """Make a shard present, in one thread for all that ask for it; the result is the status to answer with."""
         key = stream, entry.key
         with self._lock:
             future = self._fetching.get(key)
@@ -119,12 +136,12 @@ class PeerServer(socketserver.ThreadingTCPServer):
                 future = self._fetching[key] = self._fetches.submit(self._fetch, key, cache, entry)
         return future
 
-    def _fetch(self, key: tuple[str, str], cache: ShardCache, entry: CacheEntry) -> bool:
+    def _fetch(self, key: tuple[str, str], cache: ShardCache, entry: CacheEntry) -> int:
         try:
-            return bool(cache.fetch(entry, how=Transfer(urgent=True)))
+            return 200 if cache.fetch(entry, wait_for_room=False, how=Transfer(urgent=True)) else FULL
         except HeadraceError as error:
             _log.warning('Could not fetch %s for a peer, which asks the bucket itself: %s', entry.key, error)
-            return False
+            return FULL if isinstance(error, DiskFullError) else 503
         finally:
             with self._lock:
                 del self._fetching[key]
@@ -173,8 +190,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             future = self.server.fetch(stream, cache, entry)
             while not wait([future], ALIVE).done:
                 self.wfile.write(b'HTTP/1.1 100 Continue\r\n\r\n')
-            if not future.result():
-                self._answer(503)
+            if (status := future.result()) != 200:
+                self._answer(status)
                 return
         self._send(cache, part)
 
@@ -332,6 +349,7 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         os.close(ends)
         return
     try:
+        _leave_descriptors({ends, serving.listening.fileno()})
         for number in signal.valid_signals():  # the rank may have work to finish after these, by handlers of its own
             if number in {signal.SIGTERM, signal.SIGINT} or callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
@@ -346,6 +364,22 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         os._exit(0)  # never back into the rank's code
 
 
+def _leave_descriptors(kept: set[int]) -> None:
+    """Close what the rank had open, except its output and its logs.
+
+    Such as the sockets of its process group, whose port is free only when all copies are closed. Each number goes on as
+    one of the null device: an object of the rank that closes it later closes nothing of this process.
+    """
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    streams = [getattr(one, 'stream', None) for logger in loggers for one in getattr(logger, 'handlers', ())]
+    for stream in (sys.stdin, sys.stdout, sys.stderr, *streams):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is no file, or closed
+            kept = kept | {stream.fileno()}  # pyright: ignore[reportOptionalMemberAccess]
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in {int(name) for name in os.listdir('/dev/fd')} - kept - {0, 1, 2, null}:  # noqa: PTH208 - numbers
+        os.dup2(null, number, inheritable=False)
+
+
 def _serve_once(
     listening: socket.socket, token: bytes, caches: Mapping[str, ShardCache], ends: int, killed_by: int
 ) -> int:
@@ -358,7 +392,7 @@ def _serve_once(
     pid = os.fork()
     if not pid:
         os.close(tell)
-        _run(PeerServer(listening, token, caches), told, killed_by)
+        _run(PeerServer(listening, token, caches), (told, ends), killed_by)
         os._exit(0)
     os.close(told)
     os.close(lives)
@@ -377,14 +411,17 @@ def _serve_once(
     return max(0, -os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _run(server: PeerServer, ends: int, killed_by: int) -> None:
-    """Serve until the rank ends, or has started another server."""
+def _run(server: PeerServer, pipes: tuple[int, int], killed_by: int) -> None:
+    """Serve until the rank ends, or has started another server.
+
+    `pipes`: from the process between, which tells both, and from the rank, for when that process was killed.
+    """
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if killed_by:
         _log.warning(
             'The process that served shards to peers was killed by signal %d. This one takes its place.', killed_by
         )
-    if os.read(ends, 1):
+    if os.read(pipes[0], 1) or os.read(pipes[1], 1):
         server.shutdown()
         server.server_close()  # the port is the next one's
         server.drain()

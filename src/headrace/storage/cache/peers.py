@@ -15,6 +15,7 @@ fills its cache from its peers. Each wait is bounded: a peer that is silent for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import http.client
@@ -74,7 +75,11 @@ COPIES: Final = 8
 """Peers that an owner asks for a copy, at most; they answer at once."""
 IN_VAIN: Final = 16
 """Shards in a row that no peer had, after which an owner asks for no copies for `PAUSE`."""
-_WHY_ABSENT: Final = {404: 'has other data', 503: 'cannot fetch it now', 504: 'does not have it'}
+_OF_THIS_PROCESS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL}
+"""Failures of a connection that are not the peer's."""
+FULL: Final = 507
+"""The status of a server that has no room for a shard."""
+_WHY_ABSENT: Final = {404: 'has other data', 503: 'cannot fetch it now', 504: 'does not have it', FULL: 'has no room'}
 
 _log = logger_of(__name__)
 
@@ -253,6 +258,10 @@ class _PeerError(Exception):
 class _AbsentError(Exception):
     """A peer is well, but cannot give the shard."""
 
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
@@ -414,8 +423,9 @@ class Peers:
         key = f'{wanted.stream}/{wanted.shard}'
         before = [] if _serves else self.before(key)
         for peer in itertools.islice(self._askable(before), ASKED):
-            if size := self._ask(peer, wanted):
-                return size
+            size = self._ask(peer, wanted)
+            if size > 0 or size == -FULL:  # the next peer would fetch what the bucket gives this node, too
+                return max(0, size)
         return 0 if before else self._fetch_copy(key, wanted)
 
     def _fetch_copy(self, key: str, wanted: PeerRequest) -> int:
@@ -428,10 +438,10 @@ class Peers:
             if not (peer.has_answered or _serves or not self._options.hosts):  # it may still be starting
                 continue
             size = self._ask(peer, wanted, only_cached=True)
-            if size:
+            if size > 0:
                 self._in_vain = 0
                 return size
-            if size is not None:  # others wait for this node: one failure is enough
+            if not size:  # others wait for this node: one failure is enough
                 break
         self._in_vain += 1
         if self._in_vain >= IN_VAIN:
@@ -442,8 +452,11 @@ class Peers:
         peers = (self._peers.get(address) for address in addresses)  # a rescale may have removed it
         return (one for one in peers if one is not None and time.monotonic() >= one.not_before)
 
-    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int | None:
-        """Fetch a file from one peer; returns its bytes. 0: the peer failed; None: it is well, but does not give it."""
+    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int:
+        """Fetch a file from one peer; returns its bytes.
+
+        0: the peer failed. Below 0: it is well, but does not give it, and this is the negative of its status.
+        """
         try:
             with wanted.create() as out:
                 size = 0
@@ -453,7 +466,7 @@ class Peers:
             wanted.check()
         except _AbsentError as error:
             _log.log(logging.DEBUG if only_cached else logging.INFO, '%s.', error)
-            return None
+            return -error.status
         except FormatError as error:
             self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
         except _PeerError as error:
@@ -469,7 +482,7 @@ class Peers:
         """The status with which this node's own address answers, 204 for a server of this run; None: it does not."""
         # It may be starting, on a busy machine.
         connection = http.client.HTTPConnection(*self.own, timeout=WAIT)
-        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
+        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT, 0)
         try:
             connection.request('GET', '/', headers=self._proven('/'))
             return connection.getresponse().status
@@ -488,7 +501,7 @@ class Peers:
     def _answer(self, peer: _Peer, path: str, part: CachePart, *, only_cached: bool) -> Iterator[bytes]:
         """The bytes of a file; `_PeerError` if they do not come in time, or are not as many as they should be."""
         connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
-        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT)
+        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT, 0)
         try:
             extra = {'Cache-Control': 'only-if-cached'} if only_cached else {}
             while True:
@@ -511,6 +524,8 @@ class Peers:
                 left -= len(chunk)
                 yield chunk
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in _OF_THIS_PROCESS:
+                raise _AbsentError(f'This process cannot ask {text_of(peer.address)} for {path}: {error}', 1) from error
             raise _PeerError(f'does not answer for {path} ({type(error).__name__}: {error})') from error
         finally:
             connection.close()
@@ -530,7 +545,7 @@ class Peers:
     def _check(self, peer: _Peer, path: str, part: CachePart, answer: http.client.HTTPResponse) -> None:
         name = f'Peer {text_of(peer.address)}'
         if answer.status in _WHY_ABSENT:
-            raise _AbsentError(f'{name} does not give {path}: it {_WHY_ABSENT[answer.status]}')
+            raise _AbsentError(f'{name} does not give {path}: it {_WHY_ABSENT[answer.status]}', answer.status)
         if answer.status == 403:
             raise _PeerError('refuses this node: its token is another')
         if answer.status != 200:

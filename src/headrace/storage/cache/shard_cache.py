@@ -120,6 +120,7 @@ class ShardCache:
         *,
         next_use: NextUse | None = None,
         wait: bool = True,
+        wait_for_room: bool = True,
         how: Transfer = DEFAULT,
     ) -> FetchResult:
         """Make a shard present before it is needed; one process of the machine fetches.
@@ -131,6 +132,8 @@ class ShardCache:
                 Without it, the one unused for longest goes first.
             wait: Wait for another process that fetches the shard, and, under a limit, for shards that are in use now
                 but could be evicted.
+            wait_for_room: If false, do not wait for the latter. A server of peers does not: who uses these shards may
+                be waiting for a peer that waits for this one.
             how: Urgency and callback of its downloads.
 
         Returns:
@@ -142,7 +145,7 @@ class ShardCache:
             if result.status is not FetchStatus.BLOCKED:
                 return result
             release_leases()
-            if not wait:
+            if not (wait and wait_for_room):
                 return result
             self.stats.add_wait(result.wait())
         return FetchResult(FetchStatus.PRESENT)

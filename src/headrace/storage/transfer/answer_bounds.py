@@ -110,14 +110,17 @@ class _BoundedConnection:
 
 
 @functools.cache
-def bounded_answer(answers: type[Any], seconds: float) -> type[Any]:
+def bounded_answer(answers: type[Any], seconds: float, error_body: int = ERROR_BODY) -> type[Any]:
+    """A class of answers with bounds. `error_body`: bytes of an error that are read."""
     if issubclass(answers, _BoundedAnswer):
         return answers
-    return type(answers.__name__, (_BoundedAnswer, answers), {'bound_seconds': seconds})
+    bounds = {'bound_seconds': seconds, 'error_body': error_body}
+    return type(answers.__name__, (_BoundedAnswer, answers), bounds)
 
 
 class _BoundedAnswer(http.client.HTTPResponse):
     bound_seconds: float
+    error_body: int
 
     def begin(self) -> None:
         """Read the head, and of an error the body."""
@@ -139,7 +142,7 @@ class _BoundedAnswer(http.client.HTTPResponse):
         kept = bytearray()
         # The status has come. It says more than a text that breaks off.
         with contextlib.suppress(OSError, http.client.HTTPException):
-            while len(kept) < ERROR_BODY and (chunk := self.read(min(1 << 16, ERROR_BODY - len(kept)))):
+            while (left := self.error_body - len(kept)) and (chunk := self.read(min(1 << 16, left))):
                 kept += chunk
         if not self.isclosed():
             self._close_conn()  # pyright: ignore[reportAttributeAccessIssue]
