@@ -64,7 +64,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'epoch_size': 10,
         'predownload': 64,
         'cache_limit': '1gb',
-        'sampling_method': 'fixed',
+        'sampling_method': 'balanced',
         'sampling_granularity': 2,
         'partition_algo': 'orig',
         'num_canonical_nodes': 4,
@@ -80,7 +80,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'on_mixture_change': 'continue',
         'on_growth': 'next_pass',
         'growth_wait': 30.0,
-        'skip': [[1, 2], ['3ba', '4ba']],
+        'skip': [[1, 2], ['3sp', '4sp']],
         'on_bad_sample': 'skip',
     }
     arguments = recorded(config(tmp_path, **keys))
@@ -103,11 +103,17 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'balance': None,
         'loss_weight': None,
     }
-    expected['skip'] = ((1, 2), ('3ba', '4ba'))
+    expected['skip'] = ((1, 2), ('3sp', '4sp'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
     later = {'peers', 'bucket', 'batch_cost', 'balance', 'loss_weight', 'global_batch_size', 'uneven'}
     assert {*keys, 'schedule', 'decisions', *later} == own
+
+
+def test_keys_that_others_exclude_arrive(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {'epoch_size': 10, 'sampling_method': 'fixed', 'skip': [['3ba', '4ba']]}
+    arguments = recorded(config(tmp_path, **keys))
+    assert (arguments['sampling_method'], arguments['skip']) == ('fixed', (('3ba', '4ba'),))
 
 
 def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:

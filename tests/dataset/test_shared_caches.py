@@ -243,4 +243,4 @@ def test_ranks_find_each_other_and_nodes_come_and_go(stored: Path, tmp_path: Pat
 def test_keep_zip_is_refused(stored: Path, tmp_path: Path) -> None:
     with pytest.raises(StreamError, match='has `keep_zip`. Remove it, or `peers`'):
         nodes_of(tmp_path, keep_zip=True)
-    assert stored.exists()
+    assert not stored.exists()  # refused before the store is asked

@@ -227,7 +227,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     'none': ({'global_batch_size': 0}, TopologyError, 'it is 0. The nearest that they divide: 7'),
     'unknown': ({'uneven': 'fill'}, ConfigError, "one of .'pad', 'ragged'., or None, got 'fill'"),
     'MosaicML': ({'shuffle_algo': 'py1e'}, ConfigError, "native order.* got shuffle_algo 'py1e'"),
-    'of one stream': ({'batching_method': 'per_stream'}, ConfigError, 'native order.* got batches of one stream'),
+    'of one stream': (
+        {'batching_method': 'per_stream'},
+        ConfigError,
+        "native order.* got batching_method 'per_stream'",
+    ),
 }
 
 

@@ -82,6 +82,17 @@ class TestData:
         (finding,) = check_data([], train=load_config(config).train)
         assert 'in the environment variable RUN' in finding.text
 
+    @pytest.mark.parametrize('hosts', [['127.0.0.1', 'no-such-node.invalid'], ['no-such-node.invalid']])
+    def test_a_host_without_an_address(self, remote, tmp_path, monkeypatch, hosts):
+        monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'x' * 16)
+        train = {'remote': remote, 'local': str(tmp_path / 'cache'), 'peers': {'hosts': hosts}}
+        config = load_config({'global_batch_size': 1, 'train': train}).train
+        (finding,) = check_data([], train=config)
+        assert finding.level == 'problem'
+        if len(hosts) > 1:
+            assert finding.text == 'no name server knows an address of no-such-node.invalid'
+            assert finding.fix
+
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})
         monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: full)

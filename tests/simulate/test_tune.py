@@ -112,12 +112,25 @@ def test_a_search_ends_with_its_time(tuned_config):
     assert tuning.trials == tuple(seen[:1]) + tuning.trials[1:]
     assert len(tuning.trials) == 3
     assert not tuning.is_complete
+    assert tuning.missing == ('num_workers', 'shuffle_block_size', 'num_canonical_nodes')
     assert any('before all values were tried' in note for note in tuning.notes())
     ticks = iter(range(1_000_000))
     with pytest.raises(ConfigError, match='run without changes was not simulated'):
         tune(train, conditions, seconds=3, clock=lambda: float(next(ticks)))
     with pytest.raises(ConfigError, match='more than 0 s'):
         tune(train, conditions, seconds=0)
+
+
+def test_a_search_without_time_for_peers_says_so(tuned_config):
+    conditions = Conditions(step_seconds=9, nodes=2, ranks=2, batches=4)
+    train = load_config(tuned_config(shuffle=True)).train
+    trials = []
+    tuning = tune(train, conditions, target=0.9, seconds=3, progress=trials.append, clock=lambda: 4 * len(trials))
+    assert (tuning.is_reached, tuning.missing, tuning.peers) == (True, ('peers',), '')
+    assert 'before all values were tried, of peers. Give it more with --seconds.' in str(tuning)
+    tuning = tune(train, conditions, target=0.9)
+    assert tuning.is_complete
+    assert '`peers`' in str(tuning)
 
 
 def test_a_cache_that_saves_time_is_proposed_although_the_run_still_waits(tuned_config):

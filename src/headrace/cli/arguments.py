@@ -269,6 +269,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
     parser.add_argument('--receive-seconds', type=float, default=0.0005, help='taking a batch from a worker')
     parser.add_argument('--start-seconds', type=float, default=0.1, help='start of the workers')
     parser.add_argument('--batches', type=int, default=batches, help='most batches of an epoch that are simulated')
+    parser.add_argument('--documents', type=count, metavar='N', help='of a global batch, for a loader with `packing`')
     parser.add_argument('--json', action='store_true', help='print JSON')
 
 
@@ -284,7 +285,13 @@ def read_conditions(arguments: argparse.Namespace) -> Conditions:
 
 
 def train_config(arguments: argparse.Namespace) -> LoaderConfig:
-    return _train_section(arguments.config, arguments.overrides, 'a simulation')
+    from headrace.config.build import unpacked
+
+    config = _train_section(arguments.config, arguments.overrides, 'a simulation')
+    is_packed, documents = config.packing is not None, arguments.documents
+    if documents is not None and not is_packed:
+        raise ConfigError(f'--documents is for a loader with `packing`, but {arguments.config} has none. Leave it out.')
+    return unpacked(config, documents) if is_packed and documents is not None else config
 
 
 def _train_section(path: str | Path, overrides: list[str], purpose: str) -> LoaderConfig:
@@ -292,5 +299,8 @@ def _train_section(path: str | Path, overrides: list[str], purpose: str) -> Load
 
     config = load_config(path, overrides=overrides)
     if config.train is None:
-        raise ConfigError(f'{purpose} needs a `train` section, and the configuration has none.')
+        raise ConfigError(
+            f'{purpose} needs a `train` section, and the configuration has none. Write the section of the loader that '
+            f'you mean as `train`, in a copy of the file.'
+        )
     return config.train

@@ -82,15 +82,17 @@ def _run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterable[Finding]:
+    from headrace.config.schema import named_loaders
     from headrace.dataset.topology import detect_topology
     from headrace.doctor import Place, check_data, check_launcher, check_machine, check_versions, places_of
     from headrace.errors import TopologyError
     from headrace.mixing import load_config
 
-    places, workers, train, nodes = list[Place](), 0, None, arguments.nodes or 1
+    places, workers, nodes = list[Place](), 0, arguments.nodes or 1
+    train, loaders = None, dict[str, 'LoaderConfig']()
     if arguments.what is not None and is_config(arguments.what):
         config = load_config(arguments.what, overrides=arguments.overrides)
-        places = places_of(config)
+        places, loaders = places_of(config), named_loaders(config)
         train = config.train
         workers = 0 if train is None else train.loader.num_workers
     elif arguments.what is not None:
@@ -101,7 +103,7 @@ def _findings(arguments: argparse.Namespace) -> Iterable[Finding]:
     yield from check_versions()
     yield from check_launcher()
     yield from check_machine(workers=workers, ranks=arguments.ranks)
-    yield from check_data(places, train=train, nodes=nodes)
+    yield from check_data(places, train=train, nodes=nodes, ranks=arguments.ranks, loaders=loaders)
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
@@ -183,16 +185,13 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
 
 @contextlib.contextmanager
 def _cache(config: LoaderConfig, *, is_cold: bool) -> Generator[LoaderConfig]:
+    from headrace.doctor.loaders import cached_in
+
     if not is_cold:
         yield config
         return
     with tempfile.TemporaryDirectory(prefix='headrace-bench-') as folder:
-        streams = tuple(
-            stream if stream.remote is None else dataclasses.replace(stream, local=str(Path(folder, str(number))))
-            for number, stream in enumerate(config.streams)
-        )
-        local = str(Path(folder, 'data')) if config.remote is not None else config.local
-        yield dataclasses.replace(config, streams=streams, local=local)
+        yield cached_in(config, folder)
 
 
 def _add_warm(parser: argparse.ArgumentParser) -> None:
@@ -213,7 +212,7 @@ def _add_warm(parser: argparse.ArgumentParser) -> None:
 
 @command('warm', _add_warm)
 def _run_warm(arguments: argparse.Namespace) -> int:
-    from headrace.config.build import build_dataset
+    from headrace.config.build import build_dataset, unpacked
     from headrace.dataset.warm import warm
     from headrace.order import Topology
 
@@ -226,7 +225,7 @@ def _run_warm(arguments: argparse.Namespace) -> int:
                 '--batches needs a loader without `packing`, since the documents of a batch are known when they are '
                 'read. Leave it out: then all shards are fetched.'
             )
-        config = dataclasses.replace(config, packing=None)  # the same shards, in the order of the documents
+        config = unpacked(config)  # the same shards, in the order of the documents
     topology = Topology(
         rank=arguments.node * (arguments.ranks // arguments.nodes),
         world_size=arguments.ranks,

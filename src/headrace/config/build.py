@@ -144,6 +144,19 @@ def build_streams(config: LoaderConfig, *, with_packing: bool = False) -> list[S
     return streams
 
 
+def unpacked(config: LoaderConfig, documents: int | None = None) -> LoaderConfig:
+    """The loader of a packed loader's documents, in the same order; its `skip`, which counts sequences, is left out.
+
+    Args:
+        config: the loader, with or without packing.
+        documents: documents of a global batch. None: as many as `config` has sequences.
+    """
+    streams = tuple(dataclasses.replace(stream, packing=None) for stream in config.streams)
+    config = dataclasses.replace(config, packing=None, streams=streams, skip=())
+    sizes = {} if documents is None else {'global_batch_size': documents, 'device_batch_size': None}
+    return dataclasses.replace(config, **sizes)
+
+
 def _with_replication(config: LoaderConfig, topology: Topology | None) -> Topology | None:
     if topology is None or config.replication is None or topology.replication == config.replication:
         return topology

@@ -28,8 +28,11 @@ from headrace.config.validate import (
     read_skip,
 )
 from headrace.decoding import Decode
+from headrace.errors import ConfigError
+from headrace.exclusions import broken_exclusions
 from headrace.format import get_hashes
-from headrace.order.config import BatchCost
+from headrace.order.config import ORDER_ARGUMENTS, BatchCost, OrderConfig
+from headrace.order.lengths import check_balance
 from headrace.order.mixture.rules import (
     exhaustion_errors,
     mixture_errors,
@@ -39,7 +42,7 @@ from headrace.order.mixture.rules import (
     stream_errors,
 )
 from headrace.order.mixture.schedule import Change
-from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
+from headrace.order.shuffle import ALGORITHMS
 from headrace.padding import Pad
 from headrace.redaction import redact_value, redacted_repr
 from headrace.rules import BrokenRule, path_errors
@@ -396,9 +399,9 @@ class LoaderConfig(DatasetConfig):
         if self.uneven is not None and self.device_batch_size is not None:
             rule = '`uneven` deals a `global_batch_size`; give it in place of `device_batch_size`'
             yield BrokenRule(('uneven', 'device_batch_size'), rule)
-        if self.remainder == 'exact' and self.loader.drop_last:
-            rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
-            yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
+        settings = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        broken = [rule for _, rule in broken_exclusions(settings)]
+        yield from broken or self._broken_value_rules(settings)
         if self.packing is not None:
             yield from self._broken_packing_rules(self.packing)
         elif any(stream.packing is not None for stream in self.streams):
@@ -407,6 +410,21 @@ class LoaderConfig(DatasetConfig):
         elif any(isinstance(begin, str) and begin.endswith('doc') for begin, _ in self.skip):
             yield BrokenRule(('skip',), "counts documents, as '17doc', only with `packing`")
 
+    def _broken_value_rules(self, settings: Mapping[str, Any]) -> Iterator[BrokenRule]:
+        """The rules of values that the order and the loader check where they are made."""
+        try:
+            check_balance(self.balance, OrderConfig.of({**settings, 'shuffle_seed': self.shuffle_seed or 0}))
+        except ConfigError as error:
+            rule = str(error).rstrip('.')
+            yield BrokenRule(tuple(name for name in ('balance', *ORDER_ARGUMENTS) if name in rule), rule)
+        if self.loader.device is not None:
+            from headrace.dataset.device import gpu_of  # imports PyTorch
+
+            try:
+                gpu_of(self.loader.device)
+            except ConfigError as error:
+                yield BrokenRule(('loader',), str(error).rstrip('.'), inner=('device',))
+
     def _broken_packing_rules(self, packing: PackingConfig) -> Iterator[BrokenRule]:
         for stream in self.streams:
             column = (stream.packing or StreamPackingConfig()).document_column(packing)
@@ -414,14 +432,6 @@ class LoaderConfig(DatasetConfig):
             if columns is not None and column not in columns:
                 rule = f'stream {stream.name} reads the columns {", ".join(columns)}, without {column} of its documents'
                 yield BrokenRule(('streams', 'columns'), f'{rule}; add it, or name `column` in `packing`')
-        if self.loader.pad is not None:
-            rule = '`packing` makes sequences of one length, so that there is nothing to `pad`; remove one of the two'
-            yield BrokenRule(('packing', 'loader'), rule, inner=('pad',))
-        if self.shuffle_algo in PERMUTATIONS:
-            yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
-        if self.on_mixture_change != 'refuse' and packing.sequences_per_epoch == 'all':
-            rule = 'is `refuse` with `sequences_per_epoch: all`, which packs a pass whole; remove one of the two'
-            yield BrokenRule(('on_mixture_change', 'packing'), rule)
 
 
 @redacted_repr
@@ -468,6 +478,13 @@ class Config:
                     )
                     sizes = ('global_batch_size', 'device_batch_size')
                     yield BrokenRule((section, *sizes), rule, inner=sizes)
+            return
+        for section in sections:
+            for loader in _loaders(self, section):
+                told = {broken.rule for broken in (*_broken_batch_size_rules(self), *loader.cross_field_errors())}
+                for broken in self._inherit(loader).cross_field_errors():
+                    if broken.rule not in told:
+                        yield BrokenRule((section,), broken.rule, (*broken.keys, *broken.inner))
 
     def inherited(self) -> Config:
         """This configuration with the top level's batch size and seed written into the loaders that give none."""

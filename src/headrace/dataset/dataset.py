@@ -55,6 +55,7 @@ from headrace.dataset.topology import meet_in_group
 from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
+from headrace.exclusions import refuse_exclusions
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     DEFAULT_SEED,
@@ -72,7 +73,6 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.order.config import BatchCost
-from headrace.order.lengths import check_balance
 from headrace.order.skip import refuse_documents
 from headrace.order.state import decisions_in
 from headrace.order.topology import Uneven, check_batch_size
@@ -261,14 +261,6 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             raise ConfigError(
                 f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
             )
-        if self.is_packed and not bucket is balance is batch_cost is None:
-            raise ConfigError(
-                'Rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing. Remove them.'
-            )
-        if self.is_packed and loss_weight == 'cost':
-            raise ConfigError("Rows of packed data have one length, so their weight is `loss_weight` 'samples'.")
-        if self.is_packed and decisions:
-            raise ConfigError('A run with packing repeats no `decisions`, since it takes none. Leave them out.')
         check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))
@@ -288,11 +280,12 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         if not self.is_packed and any(stream.packing is not None for stream in self.streams):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
         batch_cost = BatchCost.of(batch_cost)
-        asked = OrderConfig.of(locals())
-        check_balance(balance, asked)
+        settings = {**locals(), 'streams': self.streams, 'peers': node_options, 'packing': self.is_packed or None}
+        refuse_exclusions(settings)
+        asked = OrderConfig.of(settings)
         named = cost is not None or all(stream.cost is not None for stream in self.streams)
         has_costs = named or asked.bucket is not None or balance is not None or loss_weight == 'cost'
-        defaults = StreamDefaults.of({**locals(), 'split': None if own is None else split})
+        defaults = StreamDefaults.of({**settings, 'split': None if own is None else split})
         self._opener = Opener(
             given=self.streams,
             defaults=defaults,
@@ -304,6 +297,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             is_packed=self.is_packed,
             on_growth=on_growth,
             growth_wait=growth_wait,
+            settings=settings,
             run={
                 'asked': asked,
                 'epoch_size': (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,

@@ -21,6 +21,7 @@ from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes,
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
+from headrace.exclusions import Settings, refuse_exclusions
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
 from headrace.order import Decision, Remainder, ResumeState, Run
@@ -54,6 +55,8 @@ class Opener:
     on_growth: OnGrowth
     growth_wait: float
     """Seconds for which `wait` waits."""
+    settings: Settings
+    """All arguments of the dataset."""
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
     streams: list[OpenedStream] = field(init=False, default_factory=list[OpenedStream])
@@ -138,36 +141,13 @@ class Opener:
         """
         if not self.follows:
             return
-        asked, streams, order = run.asked, run.mixture.streams, run.config()
-        weights = [s.name for s in streams if (s.proportion, s.choose) != (None, None) or (s.repeat or 1) % 1]
-        counts = [s.name for s in self.streams if (s.subset, s.fraction) != (None, None)]
-        bad = {
-            'packing, whose sequences hold documents of several passes': self.is_packed,
-            f"`shuffle_algo` {order.algorithm!r}, one of MosaicML Streaming's orders": order.is_mosaicml,
-            f'`sampling_method` {order.sampling!r}, whose samples would change': order.sampling == 'fixed',
-            'decided proportions': bool(run.decisions),
-            'bounds of `skip` in batches': any(bound.unit == 'ba' for bounds in self.run['skip'] for bound in bounds),
-            'data without an index.json; convert them': any(s.shards[0].made_from for s in self.streams),
-        }
-        bad_for_new = {
-            f'`batching_method` {order.batching!r}': order.batching in ('per_stream', 'device_per_stream'),
-            'a `schedule`': asked.schedule is not None,
-            '`epoch_size`': asked.epoch_size is not None,
-            f'`when_exhausted` {asked.when_exhausted!r}': asked.when_exhausted != 'repeat',
-            f'`proportion`, `choose` or a broken `repeat` of stream {", ".join(weights)}': bool(weights),
-            'several streams, of which only some may have grown': len(streams) > 1,
-            f'`subset` or `fraction` of stream {", ".join(map(str, counts))}, which count all samples': bool(counts),
-        }
-        if reasons := [reason for reason, holds in bad.items() if holds]:
+        order = run.config()
+        resolved = {'shuffle_algo': order.algorithm, 'sampling_method': order.sampling, 'decisions': run.decisions}
+        refuse_exclusions({**self.settings, **resolved, 'streams': self.streams})
+        if any(stream.shards[0].made_from for stream in self.streams):
             raise ConfigError(
-                f"Under `on_growth` {self.on_growth!r} epochs are exact in headrace's own order. It does not go with "
-                f"{'; '.join(reasons)}. Leave that out, or set `on_growth` to 'ignore'."
-            )
-        if self.on_growth != 'next_pass' and (reasons := [reason for reason, holds in bad_for_new.items() if holds]):
-            raise ConfigError(
-                f'Under `on_growth` {self.on_growth!r} an epoch takes the new samples of one stream, each of them '
-                f"once. It does not go with {'; '.join(reasons)}. Leave that out, or set `on_growth` to 'next_pass', "
-                f'which takes all samples of now.'
+                f'Under `on_growth` {self.on_growth!r} epochs are those of an index.json. It does not go with data '
+                f"without an index.json; convert them, or set `on_growth` to 'ignore'."
             )
 
     def next_generations(self, *, is_first: bool) -> dict[str, Generation]:
@@ -309,12 +289,7 @@ class GrowingSequence(DatasetAttributes):
                 'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
                 "its dataset to 'ignore'."
             )
-        if remainder == 'drop' and self._opener.on_growth in ('delta', 'wait'):
-            raise ConfigError(
-                f'Under `on_growth` {self._opener.on_growth!r} a new sample comes in one epoch, and an epoch of few '
-                f"samples may have no full batch. So `remainder` 'drop', or `drop_last`, would lose samples. Set "
-                f"`remainder` to 'exact' or 'repeat', or `on_growth` to 'next_pass'."
-            )
+        refuse_exclusions({'on_growth': self._opener.on_growth, 'remainder': remainder})
         (epoch, start), takeover = self.progress.next(rank=self.topology.rank), self.mixture.takeover
         # A checkpoint may have been taken after the decision.
         is_decided = epoch == self._decided_for or (

@@ -22,6 +22,7 @@ from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCoun
 from headrace.dataset.workers.worker_pool import ReadFor, WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
+from headrace.exclusions import refuse_exclusions
 from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeState, Topology
 from headrace.padding import Pad
 
@@ -118,10 +119,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 f'`batch_size` is given twice with different values: {dataset.batch_size} to StreamingDataset and '
                 f'{batch_size} to StreamingDataLoader. Give it once, in samples per device.'
             )
-        if drop_last and (remainder or dataset.remainder) == 'exact':
-            raise ConfigError(
-                "`drop_last=True` leaves out what remainder 'exact' hands out to the last sample; give one of them."
-            )
+        refuse_exclusions({'remainder': remainder or dataset.remainder, 'loader.drop_last': drop_last})
         if remainder == 'exact':
             dataset.check_columns(PADDING_KEY)
         if mark_streams:

@@ -155,8 +155,9 @@ def _largest_part(config: LoaderConfig) -> tuple[str, float]:
 
 def _loader(config: LoaderConfig, workers: int) -> StreamingDataLoader:
     chosen = dataclasses.replace(config.loader, num_workers=workers)
-    # One rank, whatever the launcher's environment and the configuration say.
-    return build_loader(dataclasses.replace(config, loader=chosen, replication=None), topology=Topology())
+    # One rank by itself, whatever the launcher's environment and the configuration say, which reads what is there.
+    alone = dataclasses.replace(config, loader=chosen, replication=None, peers=None, on_growth='ignore')
+    return build_loader(alone, topology=Topology())
 
 
 def _for_ever(loader: StreamingDataLoader) -> Generator[Any]:

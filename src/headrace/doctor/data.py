@@ -9,9 +9,10 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import BinaryIO, Final, cast
@@ -21,8 +22,9 @@ import numpy as np
 
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
-from headrace.dataset.streams.stream import StreamOptions
+from headrace.dataset.streams.stream import Stream, StreamOptions
 from headrace.display import count_text, human_size
+from headrace.doctor.loaders import check_loader
 from headrace.doctor.machine import Finding
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.content import Content, open_content
@@ -70,11 +72,15 @@ def places_of(config: Config) -> list[Place]:
     found: dict[tuple[str, Path | None], Place] = {}
     for loader in named_loaders(config).values():
         for stream in build_streams(loader):
-            url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
+            url, folder = _url_of(stream), None if stream.is_local else stream.folder
             name, options = stream.name or loader.name or 'train', stream.for_store()
             place = Place(name, url, folder, loader.cache_limit, options, loader is config.train, stream)
             found.setdefault((url, folder), place)
     return list(found.values())
+
+
+def _url_of(stream: Stream) -> str:
+    return stream.url or str(stream.folder)
 
 
 def check_data(
@@ -83,6 +89,8 @@ def check_data(
     *,
     train: LoaderConfig | None = None,
     nodes: int = 1,
+    ranks: int = 1,
+    loaders: Mapping[str, LoaderConfig] | None = None,
 ) -> Iterable[Finding]:
     """Findings of each store and its cache, as they come, and at last of what nodes share.
 
@@ -91,15 +99,21 @@ def check_data(
         clock: gives seconds.
         train: the training loader of the places that `is_trained` marks.
         nodes: nodes of its run.
+        ranks: ranks of each node.
+        loaders: all loaders of the places, by name, to be checked against the indexes.
     """
     servers, claims = set[str](), dict[tuple[int, int | None], int]()
+    unread = dict[str, str]()  # By URL, why a loader of the data is not checked; empty: that is told already.
     trained = 0
     for place in places:
         try:
             content = place.open()
         except (HeadraceError, OSError) as error:
+            unread[place.url] = ''
             yield Finding('problem', place.name, f'{place.url} cannot be read: {error}')
             continue
+        if content.is_estimate:
+            unread[place.url] = f'{place.url} has no index, so a run reads its files to count their samples'
         total = int(content.shards.raw_bytes().sum())
         count = int(content.shards.samples.sum())
         trained += len(content.shards) if place.is_trained and place.folder is not None else 0
@@ -118,6 +132,13 @@ def check_data(
             if server and server not in servers:
                 servers.add(server)
                 yield from _clock_of(server)
+    for name, loader in (loaders or {}).items():
+        reasons = [unread[url] for url in map(_url_of, build_streams(loader)) if url in unread]
+        if not reasons:
+            yield from check_loader(name, loader, ranks=ranks, nodes=nodes)
+        elif all(reasons):
+            text = f'its columns and settings are not compared with the data: {"; ".join(reasons)}'
+            yield Finding('note', name, text, 'start a run of one step on this machine')
     if train is not None and train.peers is not None:
         yield _peers(train.peers)
     elif train is not None and trained:
@@ -132,10 +153,14 @@ def _peers(options: PeerOptions) -> Finding:
         if not options.hosts:
             own = text_of((options.own_host(), options.port))
             return Finding('ok', 'peers', f'this node would serve on {own} to those of the process group')
-        addresses = options.addresses()
+        by_host = {host: replace(options, hosts=(host,)).addresses() for host in options.hosts}
+        addresses = sorted(set(chain.from_iterable(by_host.values())))
         own = text_of(options.own(addresses))
     except ConfigError as error:
         return Finding('problem', 'peers', str(error))
+    if unknown := [host for host, found in by_host.items() if not found]:
+        fix = 'correct these `hosts`, or add them to the name server or /etc/hosts'
+        return Finding('problem', 'peers', f'no name server knows an address of {", ".join(unknown)}', fix)
     if silent := [text_of(one) for one in addresses if not _is_reached(one)]:
         fix = 'let all nodes reach that port, or correct `hosts`'
         return Finding('problem', 'peers', f'this node cannot connect to {", ".join(silent)}', fix)

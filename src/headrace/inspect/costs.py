@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.dataset.streams.open_streams import open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.display import count_text, text_table
+from headrace.errors import StreamError
 from headrace.selection.costs import Measuring
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ def measure(
     `cost`. `progress` gets the numbers of measured shards and of all. StreamError: a stream has no cost, or one that is
     no column of it.
     """
+    for number, stream in enumerate(streams):
+        if (stream.cost or column) is None:
+            raise StreamError(
+                f'`headrace measure` needs the column whose values are costs, but stream '
+                f'{stream.name or f"stream_{number}"} names no `cost`. Add --cost COLUMN, or `cost` to the stream.'
+            )
     counts = dict[str, tuple[int, int]]()
 
     def show(stream: str, done: int, total: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.exclusions import refuse_exclusions
 from headrace.order.mixture.mixture import Mixture
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.redaction import warn
@@ -147,16 +148,7 @@ class OrderConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f'{name} must be an int of at least {least}, got {value!r}.')
-        if self.bucket is not None and (self.is_mosaicml or 'per_stream' in self.batching):
-            raise ConfigError(
-                f"`bucket` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
-                f'{self.algorithm!r} and batching_method {self.batching!r}. Change these, or remove `bucket`.'
-            )
-        if self.batch_cost is not None and self.batching != 'random':
-            raise ConfigError(
-                f"`batch_cost` needs batching_method 'random', since batches of different sizes cannot keep the "
-                f"streams' shares, but got {self.batching!r}. Change it, or remove `batch_cost`."
-            )
+        refuse_exclusions({argument: getattr(self, name) for argument, name in ORDER_ARGUMENTS.items()})
         if (self.bucket or 0) > MAX_BUCKET:
             raise ConfigError(f'bucket must be at most {MAX_BUCKET:,} batches, got {self.bucket}.')
         if self.batching not in _BATCHINGS:
@@ -224,12 +216,7 @@ class OrderConfig:
             ConfigError: the batching needs canonical nodes or device batches that divide the global batch; or the
                 canonical nodes are too many for the streams.
         """
-        cost = self.batch_cost
-        if cost is not None and self.global_batch_size is not None and self.global_batch_size % cost.multiple:
-            raise ConfigError(
-                f"The global batch size, the most rows of a batch, must be a multiple of `batch_cost`'s `multiple`, "
-                f'{cost.multiple}, but got {self.global_batch_size}. Change one of them.'
-            )
+        refuse_exclusions({'batch_cost': self.batch_cost, 'global_batch_size': self.global_batch_size})
         nodes = self.canonical_nodes(mixture.num_shards, num_nodes)
         if nodes * len(mixture.streams) > max(_MAX_PLACES, len(mixture.streams)):
             raise ConfigError(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.exclusions import refuse_exclusions
 from headrace.order.mosaicml.epoch_permutation import permutation_key
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Cuts, Plan
@@ -360,11 +361,7 @@ def check_batch_cost(cost: BatchCost | None, costs: Costs, skip: Skip) -> None:
             f'{costs.largest}, so such a batch may cost {most}, but the budget is {cost.budget}. Raise the budget to '
             f'{most}, lower `multiple`, or leave longer samples out by `where`.'
         )
-    if any(bound.unit == 'ba' for bounds in skip for bound in bounds):
-        raise ConfigError(
-            'With `batch_cost` batches differ in size, so `skip` cannot count them in `ba`. Count samples: '
-            '`headrace explain` says which samples a batch has.'
-        )
+    refuse_exclusions({'batch_cost': cost, 'skip': skip})
 
 
 def check_balance(balance: float | None, config: OrderConfig) -> None:
@@ -373,11 +370,7 @@ def check_balance(balance: float | None, config: OrderConfig) -> None:
         return
     if balance is True or not 0 < balance < 10:
         raise ConfigError(f'`balance` is the power of the cost, such as 1, or 2 for attention, got {balance!r}.')
-    if config.is_mosaicml or 'per_stream' in config.batching:
-        raise ConfigError(
-            f"`balance` needs the native order, and batching_method 'random' or 'stratified', but got shuffle_algo "
-            f'{config.algorithm!r} and batching_method {config.batching!r}. Change these, or remove `balance`.'
-        )
+    refuse_exclusions({'balance': balance, 'shuffle_algo': config.algorithm, 'batching_method': config.batching})
 
 
 def _ranks(key: int, window: int, batches: int) -> IntArray:

@@ -55,7 +55,7 @@ class Topology:
         if self.world_size % self.replication:
             raise TopologyError(
                 f'replication must divide world_size, got replication {self.replication} '
-                f'and world_size {self.world_size}.'
+                f'and world_size {self.world_size}. Start a multiple of {self.replication} ranks, or change it.'
             )
         if self.replica_index is not None and not 0 <= self.replica_index < self.replicas:
             raise TopologyError(f'replica_index must be in [0, {self.replicas}), got {self.replica_index}.')
@@ -154,15 +154,6 @@ class BatchSpec:
     def world(self) -> World:
         """Its ranks and batches, for the order."""
         return World(self.topology.nodes, self.global_batch_size, self.topology.replicas)
-
-
-def refuse_uneven(batches: BatchSpec, setting: str) -> None:
-    """Raise a ConfigError if uneven rows are asked for of an order that cannot deal them, which ``setting`` names."""
-    if batches.uneven is not None:
-        raise ConfigError(
-            f"`uneven` needs the native order, and batching_method 'random' or 'stratified', but got {setting}, where "
-            f'each rank has equal batches. Change it, or remove `uneven`, with ranks that divide the global batch.'
-        )
 
 
 def check_batch_size(size: int, topology: Topology, uneven: Uneven | None = None, name: str = '') -> None:

@@ -14,6 +14,7 @@ import torch
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
+from headrace.exclusions import refuse_exclusions
 from headrace.order import (
     BatchSpec,
     ExpectedCounts,
@@ -80,25 +81,10 @@ class PackedDataset(StreamingDataset):
     run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - set once
 
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
+        refuse_exclusions({'streams': (), **options, 'packing': packing})
         on_mixture_change: MixtureChange = options.get('on_mixture_change', 'refuse')
-        if packing.sequences_per_epoch == 'all' and on_mixture_change != 'refuse':
-            raise ConfigError(
-                f"`on_mixture_change` must be 'refuse' with sequences_per_epoch 'all', but is {on_mixture_change!r}: "
-                f'the sequences of a pass that is packed whole depend on all of its documents. Leave it out.'
-            )
         super().__init__(**options)
-        if self.run.config().is_mosaicml:
-            raise ConfigError(
-                f"`shuffle_algo` must be 'native' with packing, but is {options.get('shuffle_algo')!r}: a position of "
-                f"MosaicML Streaming's orders depends on the ranks."
-            )
-        if options.get('batching_method') in ('per_stream', 'device_per_stream'):
-            raise ConfigError(
-                f"`batching_method` must be 'random' or 'stratified' with packing, whose sequences hold documents of "
-                f'several batches, but is {options["batching_method"]!r}.'
-            )
         self.packing = packing
-        self._check_weights(options)
         packings = [self._packing_of(stream) for stream in self.pool.streams]
         self._check_origins(packings)
         self.skip, skipped_documents = split_documents(parse_skip(skip))
@@ -121,28 +107,6 @@ class PackedDataset(StreamingDataset):
             if self.is_columnar and is_of_library(found.tokenizer)
         }
         """Samples of each stream whose texts are not known to be tokenised again."""
-
-    def _check_weights(self, options: Mapping[str, Any]) -> None:
-        if self.packing.weights_count == 'documents':
-            return
-        reasons = {
-            'epoch_size': (None, 'it counts documents'),
-            'when_exhausted': ('repeat', 'streams are exhausted at other documents than the proportions count'),
-            'sampling_method': ('balanced', 'an epoch takes no part of a stream'),
-            'on_mixture_change': ('refuse', 'the lanes of each stream continue in the same mixture only'),
-        }
-        for name, (default, reason) in reasons.items():
-            if options.get(name) not in (None, default):
-                raise ConfigError(
-                    f"`{name}` must be left out with `weights_count` 'tokens', but is {options[name]!r}: {reason}. "
-                    f"Leave it out, or set `weights_count` to 'documents'."
-                )
-        without = [stream for stream in self.run.mixture.streams if stream.proportion is None]
-        if len(self.streams) > 1 and without and self.run.mixture.schedule is None:
-            raise ConfigError(
-                f"`weights_count` 'tokens' needs a `proportion` of each stream, or a schedule, but stream "
-                f'{without[0].name!r} has none. Give each stream one in the place of `repeat` and `choose`.'
-            )
 
     def _packing_of(self, stream: OpenedStream) -> Packing:
         own, packing = stream.packing, self.packing

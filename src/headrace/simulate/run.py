@@ -51,8 +51,9 @@ def simulate(
     """
     if config.packing is not None:
         raise ConfigError(
-            'a simulation needs a loader without `packing`: which documents a batch holds is known when they are read. '
-            'Remove `packing` from a copy of the configuration, and give the documents of a step as the batch size.'
+            'a simulation needs a loader without `packing`, since the documents of a batch are known when they are '
+            'read. Say how many a global batch has, about: by --documents N on the command line, or by '
+            '`headrace.config.build.unpacked(config, N)` in Python.'
         )
     workers = config.loader.num_workers
     if not 0 <= workers <= _MOST_WORKERS:

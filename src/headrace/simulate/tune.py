@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,10 +114,15 @@ class Tuning:
     """The run with the changes."""
     limit: str
     """The limit of the run, if it waits more than it should; else empty."""
-    is_complete: bool = True
-    """Whether the search ended before its time was up."""
+    missing: tuple[str, ...] = ()
+    """The settings of which not all values were tried, because the time of the search was up."""
     peers: str = ''
     """Whether `peers` are worth it, or other canonical nodes; empty for one node, and for local data."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the search ended before its time was up."""
+        return not self.missing
 
     @property
     def is_reached(self) -> bool:
@@ -135,7 +140,10 @@ class Tuning:
         if not self.changes:
             notes.append('No change is proposed.')
         if not self.is_complete:
-            notes.append('The time of the search was up before all values were tried: give it more with --seconds.')
+            notes.append(
+                f'The time of the search was up before all values were tried, of {", ".join(self.missing)}. Give it '
+                f'more with --seconds.'
+            )
         if not self.is_reached and self.is_complete:
             notes.append(f'The target of {_percent(self.target)} is out of reach: {self.limit}')
         if self.changes_order:
@@ -152,6 +160,7 @@ class Tuning:
             'target': self.target,
             'is_reached': self.is_reached,
             'is_complete': self.is_complete,
+            'missing': list(self.missing),
             'changes': self.changes,
             'changes_order': self.changes_order,
             'before': self.before,
@@ -231,17 +240,21 @@ def tune(
             f'the run without changes was not simulated in the {seconds:g} s of the search. Give more time, or '
             'simulate fewer batches.'
         ) from None
+    settings = [name for name in SETTINGS if not (keep_order and name in OF_THE_ORDER)]
+    missing = settings
     try:
         for _ in range(_ROUNDS):
             before = dict(search.chosen)
-            for setting in SETTINGS:
-                if not search.is_reached and not (keep_order and setting in OF_THE_ORDER):
+            for number, setting in enumerate(settings):
+                missing = settings[number:]
+                if not search.is_reached:
                     search.try_all(setting, most_workers)
             if search.is_reached or search.chosen == before:
                 break
+        missing = []
         search.weigh_peers()
     except _TimeIsUpError:
-        return search.result(is_complete=False)
+        return search.result(missing=[] if search.is_reached else missing, has_peers=False)
     return search.result()
 
 
@@ -356,9 +369,13 @@ class _Search:
     def _simulate(self, config: LoaderConfig) -> SimulatedRun:
         return simulate(config, self._conditions, check=self._check, without_peers=False)
 
+    @property
+    def _compares_peers(self) -> bool:
+        return self._conditions.nodes > 1 and self._run.planned_bytes > 0
+
     def weigh_peers(self) -> None:
         """Compare what leaves the store with and without `peers`, and with canonical nodes that the nodes divide."""
-        if self._conditions.nodes == 1 or not self._run.planned_bytes:
+        if not self._compares_peers:
             return
         config = replace_settings(self._config, self.chosen)
 
@@ -387,12 +404,15 @@ class _Search:
                 )
         self._peers = f'{found}. {advice}'
 
-    def result(self, *, is_complete: bool = True) -> Tuning:
+    def result(self, *, missing: Sequence[str] = (), has_peers: bool = True) -> Tuning:
+        missing = [name for name in missing if self._before[name] is not None]  # others have no values to try
+        if not has_peers and self._compares_peers:
+            missing.append('peers')
         changes = {name: self.chosen[name] for name in SETTINGS if name in self.chosen}
         changes = {name: value for name, value in changes.items() if value != self._before[name]}
         limit = '' if self.is_reached else self._limit()
         return Tuning(
-            self._target, tuple(self._trials), self._before, changes, self._best, limit, is_complete, self._peers
+            self._target, tuple(self._trials), self._before, changes, self._best, limit, tuple(missing), self._peers
         )
 
     def _limit(self) -> str:
@@ -409,14 +429,16 @@ class _Search:
         if conditions.read_seconds / max(1, workers) > conditions.step_seconds * (self._target if not workers else 1):
             return (
                 f'a batch takes {conditions.read_seconds:.3g} s of a processor, and a step '
-                f'{conditions.step_seconds:.3g} s. Allow more workers, or do less for each sample.'
+                f'{conditions.step_seconds:.3g} s. Allow more workers (--most-workers), or do less for each sample.'
             )
         if run.first_batch_seconds > 0.5 * (run.epoch_seconds - computing):
             return (
                 f'the first batch takes {run.first_batch_seconds:.2f} s of an epoch of {run.epoch_seconds:,.1f} s. '
                 'Make smaller shards, or warm the cache before the run (headrace warm).'
             )
-        return 'shards come later than the order needs them. Make smaller shards, or give the cache more room (--disk).'
+        has_limit = self.chosen.get('cache_limit', self._before['cache_limit']) is not None
+        fix = 'raise `cache_limit` and --disk' if has_limit else 'warm the cache before the run (headrace warm)'
+        return f'shards come later than the order needs them. Make smaller shards, or {fix}.'
 
 
 def _trial(setting: str, value: int | None, run: SimulatedRun) -> Trial:

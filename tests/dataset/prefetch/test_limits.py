@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 
 import numpy as np
@@ -101,10 +102,11 @@ def test_a_limit_below_it_is_a_warning_that_says_what_would_do(remote, tmp_path)
         next(iter(loaded(remote, tmp_path, 300_000)))
     text = next(text for warning in found if 'downloaded again and again' in (text := str(warning.message)))
     assert '300,000 bytes' in text
-    enough = int(text.partition('Raise `cache_limit` to ')[2].split(', or')[0].replace(',', ''))
+    enough, block = re.findall(r'Raise `cache_limit` to (\d+), or lower `shuffle_block_size` to (\d+) in', text)[0]
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        next(iter(loaded(remote, tmp_path, enough)))
+        next(iter(loaded(remote, tmp_path, int(enough))))
+        next(iter(loaded(remote, tmp_path, 300_000, shuffle_block_size=int(block))))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import bisect
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -158,19 +159,36 @@ def bytes_side_by_side(streams: Sequence[OpenedStream], mixture: Mixture, config
     return int(total)
 
 
+class RoomShortage(NamedTuple):
+    text: str
+    fix: str
+
+
+def room_shortage(
+    limit: int, streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
+) -> RoomShortage | None:
+    """What to say where shards are going to be evicted before all of their samples are read; arguments as above."""
+    needed = bytes_side_by_side(streams, mixture, config, nodes)
+    if needed <= limit:
+        return None
+    block = config.block_size or 1
+    while block > 1 and bytes_side_by_side(streams, mixture, replace(config, block_size=block), nodes) > 0.8 * limit:
+        block //= 2
+    return RoomShortage(
+        f'`cache_limit` is {limit:,} bytes, but the order reads from some {needed:,} bytes of shards in turn: '
+        f'shuffle_block_size of {config.block_size:,} samples x {config.num_canonical_nodes} canonical nodes / '
+        f'{nodes} nodes. Shards will be downloaded again and again',
+        f'Raise `cache_limit` to {needed * 5 // 4}, or lower `shuffle_block_size` to {block} in a new run',
+    )
+
+
 def warn_without_room(
     limit: int, streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
 ) -> None:
-    """Warn if shards are going to be evicted before all of their samples are read; arguments as above."""
-    needed = bytes_side_by_side(streams, mixture, config, nodes)
-    if needed > limit:
-        warn(
-            f'`cache_limit` is {limit:,} bytes, but the order reads from some {needed:,} bytes of shards in turn: '
-            f'shuffle_block_size of {config.block_size:,} samples x {config.num_canonical_nodes} canonical nodes / '
-            f'{nodes} nodes. Shards will be downloaded again and again. Raise `cache_limit` to {needed * 5 // 4:,}, or '
-            f'lower `shuffle_block_size` or `num_canonical_nodes`.',
-            stacklevel=4,
-        )
+    """Warn of a `room_shortage`."""
+    shortage = room_shortage(limit, streams, mixture, config, nodes)
+    if shortage is not None:
+        warn(f'{shortage.text}. {shortage.fix}.', stacklevel=4)
 
 
 def downloads_of_nodes(

@@ -437,11 +437,6 @@ class _Opening:
         stream, stored, offered = self.stream, self.found.shards, self.found.offered
         shards = stored if len(offered) == len(stored) else stored.part(offered)
         entries = ShardEntries(stored, offered, first, stream.validate_hash, self.source)
-        if peers is not None and stream.keep_zip:
-            raise StreamError(
-                f'Nodes give each other uncompressed shards, but stream {stream.title} has `keep_zip`. Remove it, or '
-                f'`peers`.'
-            )
         lender = None if self.past is None else self.past.lender(stream, stream.folder / self.found.index_name)
         asked = (
             None
@@ -498,11 +493,7 @@ class _Opening:
             rows, said = self.selection.apply(shards)
             stream = replace(stream, row_selection=rows, fingerprint=f'{stream.fingerprint}, {said}')
         if self.has_costs:
-            if stream.cost is None:
-                raise StreamError(
-                    f'`bucket`, `batch_cost`, `balance` and `loss_weight: cost` need the costs of all samples, but '
-                    f'stream {stream.title} names no `cost`. Name a column, such as `cost: tokens`.'
-                )
+            assert stream.cost is not None
             shards = replace(shards, identity=f'{identity} {stream.fingerprint}')  # also of what is selected
             stream = replace(stream, costs=measure_costs(shards, stream.cost, stream.row_selection, self.measuring))
         self.opened = stream

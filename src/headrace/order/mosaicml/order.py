@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
+from headrace.exclusions import refuse_exclusions
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
 from headrace.order.mixture.mixture import Mixture
@@ -19,7 +20,7 @@ from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices, conti
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
 from headrace.order.protocols import BatchPlan, LoadPermutation, Order
 from headrace.order.skip import Ranges, Skip, UnskippedPositions, merged, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import BatchSpec, Remainder, check_batch_size, refuse_uneven
+from headrace.order.topology import BatchSpec, Remainder, check_batch_size
 
 _SCANNED = 1 << 16  # positions looked through at once
 
@@ -33,9 +34,11 @@ class MosaicMLOrder(Order):
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
         """Take a config with its defaults filled in. Nothing is computed before `at`."""
-        if mixture.schedule is not None or len(mixture.stages) > 1:
+        refuse_exclusions({'schedule': mixture.schedule, 'shuffle_algo': config.algorithm})
+        if len(mixture.stages) > 1:
             raise ConfigError(
-                f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
+                f"when_exhausted 'drop_stream' needs the native order, got {config.algorithm!r}. Leave `shuffle_algo` "
+                f"out, or choose 'repeat'."
             )
         self.mixture, self.config, self.epoch = mixture, config, epoch
         self.num_canonical_nodes = config.num_canonical_nodes or 1
@@ -122,18 +125,13 @@ class MosaicMLPlan(BatchPlan):
             ResumeError: start is beyond the epoch's end.
         """
         topology, global_batch_size, remainder = batches.topology, batches.global_batch_size, batches.remainder
-        refuse_uneven(batches, f'shuffle_algo {order.config.algorithm!r}')
+        algorithm = order.config.algorithm
+        refuse_exclusions({'remainder': remainder, 'uneven': batches.uneven, 'shuffle_algo': algorithm})
         check_batch_size(global_batch_size, topology)
         if start < 0:
             raise ConfigError(f'start must be at least 0, got {start}.')
         if remainder not in get_args(Remainder):
             raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {remainder!r}.')
-        if remainder == 'exact':
-            raise ConfigError(
-                f"remainder 'exact' needs shuffle_algo 'native', got {order.config.algorithm!r}: MosaicML Streaming's "
-                f'orders repeat samples anywhere in the last batches, as samples like others. Choose remainder '
-                f"'repeat' or 'drop', or the native order."
-            )
         self.order, self.start, self.skip = order, start, skip
         self.topology, self.global_batch_size, self.remainder = topology, global_batch_size, remainder
         self.uneven = None

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.exclusions import refuse_exclusions
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
 from headrace.order.mixture.mixture import Mixture, StreamSize
@@ -39,7 +40,7 @@ from headrace.order.plan import Plan
 from headrace.order.protocols import LoadPermutation, Order
 from headrace.order.random.hashing import derive, hash_text
 from headrace.order.skip import Skip, in_whole_batches, skipped_in_epoch, skipped_ranges
-from headrace.order.topology import BatchSpec, check_batch_size, refuse_uneven
+from headrace.order.topology import BatchSpec, check_batch_size
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `stream_passes`
@@ -58,7 +59,7 @@ class NativeOrder(Order):
         if epoch < takeover.epoch:
             raise ConfigError(f'this mixture took over in epoch {takeover.epoch}, got epoch {epoch} of another one.')
         self.num_canonical_nodes = nodes = config.num_canonical_nodes or 1
-        self.mixture = mixture
+        self.mixture, self._batching = mixture, config.batching
         self._size, self.epoch = mixture.epoch_size, epoch
         self.first = takeover.sample if epoch == takeover.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
@@ -246,13 +247,9 @@ class NativeOrder(Order):
         ranges = skipped_ranges(skip, self.mixture, size, remainder)
         ranges = skipped_in_epoch(ranges, self.mixture.takeover.begin_of(epoch, self._size), self._size)
         if self.units:
-            refuse_uneven(batches, 'batches of one stream')
-            if remainder == 'exact' and sum(self.mixture.is_drawn) > 1:
-                raise ConfigError(
-                    "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an "
-                    'epoch draws whole batches, so a few samples more or less than a stream has. Choose one of these '
-                    "methods for evaluation, or remainder 'repeat' or 'drop'."
-                )
+            settings = {'remainder': remainder, 'uneven': batches.uneven, 'batching_method': self._batching}
+            drawn = [one for one, is_drawn in zip(self.mixture.streams, self.mixture.is_drawn, strict=True) if is_drawn]
+            refuse_exclusions({**settings, 'streams': drawn})
             _check_units(self.units, size, topology.replicas)
             ranges = in_whole_batches(ranges, self.first, size, self._size)
         return Plan(self, topology, size, start, remainder, ranges, batches.uneven)
@@ -291,11 +288,7 @@ def _fixed_subsets(mixture: Mixture, config: OrderConfig, key: int) -> dict[int,
     """By stream number, the samples of streams that an epoch takes in part, where they are the same in each epoch."""
     partial = [s for s, (n, stream) in enumerate(zip(mixture.choose, mixture.streams, strict=True)) if n % stream.size]
     if config.sampling == 'fixed':
-        if mixture.schedule is not None:
-            raise ConfigError(
-                "sampling_method 'fixed' needs epochs that draw the same number of samples of a stream each, but a "
-                "schedule changes them. Remove one of the two; 'balanced' sampling takes new samples in each epoch."
-            )
+        refuse_exclusions({'schedule': mixture.schedule, 'sampling_method': config.sampling})
         granularity = config.sampling_granularity
         return {
             s: FixedSubset(stream, mixture.choose[s], granularity, derive(key, hash_text(stream.name)))
