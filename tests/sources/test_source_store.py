@@ -131,8 +131,8 @@ def test_the_url_of_an_object_reads_it(bucket: Callable[[str], None], caplog: py
             of(remote)
     with pytest.raises(EmptyDatasetError, match="The files of split 'test' .* has the files a.jsonl"):
         of('b/x/a.jsonl', split='test')
-    with pytest.raises(EmptyDatasetError, match="format 'csv'"):
-        of('b/x/a.jsonl', format_name='csv')
+    with pytest.raises(EmptyDatasetError, match='The csv files of .* have no rows'):
+        of('b/x/a.jsonl', format_name='csv')  # whatever its name is
 
 
 def test_a_named_file_is_read_with_those_that_describe_it(bucket: Callable[[str], None], tmp_path: Path) -> None:
@@ -249,3 +249,40 @@ def test_a_replaced_object_is_not_asked_for_again(tmp_path: Path, monkeypatch: p
     with pytest.raises(ChecksumError, match='a.parquet was replaced'):
         read_range(EtagStore(tmp_path), wanted)
     assert EtagStore.requests == 2
+
+
+@pytest.mark.parametrize(
+    'name', ['000000_0', 'part-00000', '_a.parquet', 'df.parquet.gzip', 'a.snappy', 'A.PARQUET', 'a']
+)
+def test_a_file_that_is_named_with_its_format_may_have_any_name(name: str, tmp_path: Path) -> None:
+    write(tmp_path, f'd/{name}', 'd/x/other.parquet')
+    (tmp_path / f'd/.{name}.crc').write_bytes(b'crc')
+    assert keys(store_of(tmp_path / 'd' / name, format_name='parquet')) == [name]
+    assert keys(store_of(tmp_path / 'd' / f'{name[:-1]}?', format_name='parquet')) == [name]
+
+
+def test_the_names_of_a_folder_count(tmp_path: Path) -> None:
+    write(tmp_path, 'd/000000_0')
+    with pytest.raises(EmptyDatasetError, match=r'Files of other names are read .*d/\*\.$'):
+        store_of(tmp_path / 'd', format_name='parquet').find()
+    write(tmp_path, 'd/b.parquet')
+    assert keys(store_of(tmp_path / 'd/*', format_name='parquet')) == ['b.parquet']  # the log names the other
+
+
+@pytest.mark.parametrize(
+    'url', ['{}/shard-{000000..000123}.tar', 's3://bucket/{train,val}/*.tar', 'file://{}/a-{0..3}']
+)
+def test_braces_are_refused_with_the_glob(url: str, tmp_path: Path) -> None:
+    remote = url.replace('{}', str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r'Braces are not expanded, .* with a glob: \S+\*\S*\. Write "\[\{\]"'
+    ) as caught:
+        store_of(remote)
+    glob = str(caught.value).partition('glob: ')[2].partition(' Write')[0].removesuffix('.')
+    assert has_glob(glob)
+
+
+def test_braces_of_a_path_that_exists_are_its_name(tmp_path: Path) -> None:
+    write(tmp_path, 'a-{0..3}.parquet')
+    assert keys(store_of(tmp_path / 'a-{0..3}.parquet')) == ['a-{0..3}.parquet']
+    assert keys(store_of(tmp_path / 'a-[{]0..3}.parquet')) == ['a-{0..3}.parquet']

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -97,3 +98,24 @@ for url, extra in {URLS}.items():
             raise SystemExit(f'no error for {{url}}')
 """
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@pytest.mark.parametrize(
+    ('url', 'hint'),
+    [
+        ('https://huggingface.co/datasets/a/b/resolve/main/data/x.parquet', '"hf://datasets/a/b/data/x.parquet"'),
+        ('https://huggingface.co/datasets/a/b', '"hf://datasets/a/b"'),
+        ('https://bucket.s3.us-east-1.amazonaws.com/p/q', '"s3://bucket/p/q"'),
+        ('https://s3.amazonaws.com/bucket/p', '"s3://bucket/p"'),
+        ('https://storage.googleapis.com/bucket/p', '"gs://bucket/p"'),
+        ('https://account.blob.core.windows.net/container/p', '"azure://account.blob.core.windows.net/container/p"'),
+        ('https://account.dfs.core.windows.net/fs/p', '"azure-dl://account.dfs.core.windows.net/fs/p"'),
+        ('http://example.com/data/shard-000.tar', '`wget --recursive --no-parent URL`'),
+    ],
+)
+def test_an_address_of_the_web_says_what_reads_it(url: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)) as caught:
+        open_store(url)
+    if hint.startswith('"'):
+        open_store(hint.strip('"'))  # the advice names a store
+    assert 'Servers of the web do not list their files' in str(caught.value)

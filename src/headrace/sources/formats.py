@@ -34,6 +34,8 @@ _MODULES: Final = {
 FORMATS: Final = ('mds', *_MODULES)  # Values of a stream's `format`, without registered ones.
 TABLES: Final = ('delta', 'iceberg')
 """Formats whose metadata say which of the files beside them are read. Their modules have a `decisive`."""
+OF_ANY_NAME: Final = ('parquet', 'arrow', 'webdataset', 'tfrecord', 'jsonl', 'csv', 'tsv', 'tokens')
+"""Formats whose files need nothing beside them: with `format`, those that `remote` names may have any names."""
 _registered: dict[str, SourceFormat] = {}
 _COMMON: Final = ('columns', 'allow_unsafe_types')
 """Keyword parameters of `SourceFormat.index` that are no options of the format."""

@@ -32,6 +32,7 @@ from headrace.errors import (
 )
 from headrace.redaction import logger_of, without_credentials
 from headrace.sources.formats import (
+    OF_ANY_NAME,
     SIDECARS,
     TABLES,
     are_shards,
@@ -52,10 +53,23 @@ from headrace.storage.transfer.retry import BrokenTransferError
 
 _log = logger_of(__name__)
 _MAGIC = re.compile(r'[*?\[]')
+_BRACES = re.compile(r'(?<!\[)\{[^{}/]*(?:\.\.|,)[^{}/]*\}')
 
 
 def has_glob(url: str | None) -> bool:
-    """Whether a path or URL is a glob, such as ``s3://bucket/data/train-*.parquet``. A path that exists is none."""
+    """Whether a path or URL is a glob, such as ``s3://bucket/data/train-*.parquet``. A path that exists is none.
+
+    ConfigError: it has braces, as WebDataset expands them.
+    """
+    scheme = split_url(url)[0] if url is not None else ''
+    if url is not None and _BRACES.search(url) and scheme not in {'http', 'https'}:
+        path = local_path(url)
+        if path is not None and Path(path).exists():
+            return False
+        raise ConfigError(
+            f'Braces are not expanded, but `remote` is {without_credentials(url)}. Name the files with a glob: '
+            f'{without_credentials(_BRACES.sub("*", url))}. Write "[{{]" for a brace that is in the name.'
+        )
     if url is None or _MAGIC.search(split_url(url)[1]) is None:
         return False
     if '?' in url and '?' not in without_credentials(url):  # a signature, which the store refuses
@@ -143,6 +157,8 @@ class SourceStore:
     def _is_name(self, name: str) -> bool:
         """Whether an object of this name would be read."""
         one = [ObjectInfo(name, 0, '')]
+        if self._format in OF_ANY_NAME:
+            return bool(name)
         return bool(formats_in(one, is_named=True) if self._format is None else format_of(self._format).find(one))
 
     @property
@@ -190,9 +206,19 @@ class SourceStore:
         if one:  # what only describes it belongs to it, such as x.ds.index to x.ds
             listed += [info for info in near if info.key.startswith(f'{path}.') and not find([info])]
         of_format = objects = list(find(listed))
+        if not objects and name in OF_ANY_NAME and (one or is_glob):
+            beside = [info for info in listed if info.key.endswith(SIDECARS)]
+            named = [one] if one else [info for info in listed if info not in beside]
+            shown = [info for info in named if not is_hidden(info.key)] or named
+            of_format = objects = [*shown, *(beside if name == 'tokens' else ())]
         if not objects:
+            more = (
+                f' Files of other names are read if `remote` names them, such as {self.shown.rstrip("/")}/*.'
+                if name in OF_ANY_NAME and not is_glob
+                else ''
+            )
             raise EmptyDatasetError(
-                f'No object at {self.shown} is of the format {name!r}. Correct `remote`, `split` or `format`.'
+                f'No object at {self.shown} is of the format {name!r}. Correct `remote`, `split` or `format`.{more}'
                 f'{how_to_name(info.key for info in listed)}'
             )
         if self._split:

@@ -81,7 +81,8 @@ def index(
     del allow_unsafe_types
     _check_options(token_dtype, end_of_document, block_size, keep_last)
     listed = {info.key: info for info in objects}
-    files = [info for info in objects if info.key.endswith(_ENDINGS)]
+    beside = {info.key + ending for info in objects for ending in (_INDEX, _METADATA)}
+    files = [info for info in objects if info.key not in beside]
     options = _Options(token_dtype, end_of_document, block_size, keep_last)
     runs = in_parallel(partial(_index_file, store, listed, options), files)
     return source_of(NAME, runs, columns, end_of_document, keep_last=keep_last)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 from headrace.errors import ConfigError
@@ -113,6 +114,29 @@ def _refuse_credentials(url: str) -> None:
         )
 
 
+_WEB: Final = {
+    r'huggingface\.co/(datasets/[^/]+/[^/]+)(?:/(?:resolve|tree|blob)/[^/]+)?(/.*)?': r'hf://\1\2',
+    r'storage\.(?:googleapis|cloud\.google)\.com/(.+)': r'gs://\1',
+    r'([^/]+)\.s3[.-](?:[a-z0-9-]+\.)?amazonaws\.com(/.*)?': r's3://\1\2',
+    r's3[.-](?:[a-z0-9-]+\.)?amazonaws\.com/(.+)': r's3://\1',
+    r'([^/]+\.blob\.core\.windows\.net/.+)': r'azure://\1',
+    r'([^/]+\.dfs\.core\.windows\.net/.+)': r'azure-dl://\1',
+}
+"""Addresses of objects on the web, and what reads them."""
+
+
+def _instead_of_http(url: str) -> str:
+    """What reads the objects that an address of the web names."""
+    place = url.partition('://')[2].partition('?')[0]
+    for pattern, store in _WEB.items():
+        if (match := re.fullmatch(pattern, place)) is not None:
+            return f' Servers of the web do not list their files; the store of this address is "{match.expand(store)}".'
+    return (
+        ' Servers of the web do not list their files. Copy them first, such as with `wget --recursive --no-parent '
+        'URL`, and name the folder; a server of S3 is named with `endpoint_url` and s3://bucket.'
+    )
+
+
 def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
     """The store rooted at ``url``. No request is made, so a wrong bucket shows at the first use."""
     text = os.fspath(url)
@@ -124,6 +148,7 @@ def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None)
     if factory is None:
         close = difflib.get_close_matches(scheme, known_schemes(), n=1, cutoff=0.5)
         hint = f' Did you mean "{close[0]}://"?' if close else ''
+        hint = _instead_of_http(text) if scheme in {'http', 'https'} else hint
         raise ConfigError(
             f'A remote is a path or a URL with a known scheme ({", ".join(known_schemes())}); got {text!r}.{hint} '
             f'Other stores are added with headrace.storage.register_store.'
