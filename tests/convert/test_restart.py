@@ -34,7 +34,7 @@ def killed_at(moments: Callable[[int], range], data: Path, new_out: Callable[[],
     """Kill a conversion at some of its steps, and start it again."""
     whole = new_out()
     _, steps = in_a_child(lambda: convert(data, whole, **SETTINGS), 0, beside)
-    expected = contents(whole)
+    expected = {name: found for name, found in contents(whole).items() if not name.startswith('.')}
     assert 'index.json' in expected
     kept: list[int] = []
     for last in moments(steps):
@@ -122,6 +122,8 @@ def test_a_store_of_objects(tmp_path: Path, s3_server) -> None:
     names = [info.key for info in store.list('')]
     assert names == sorted(digests(tmp_path / 'out'))
     for name in names:
+        if name == '.headrace-inputs.json':  # versions of files and objects differ
+            continue
         with open(tmp_path / 'copy', 'wb') as file:
             store.get(name, file)
         assert (tmp_path / 'copy').read_bytes() == (tmp_path / 'out' / name).read_bytes()

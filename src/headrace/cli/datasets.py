@@ -248,7 +248,8 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
-    parser.add_argument('--append', action='store_true', help='add to the finished dataset that OUT holds')
+    parser.add_argument('--append', action='store_true', help='add what is new to the finished dataset that OUT holds')
+    parser.add_argument('--all', action='store_true', help='with --append: add all rows, also of files that OUT has')
     parser.add_argument('--cost', metavar='COLUMN', help='column whose lengths or numbers streams need as their `cost`')
     _add_conversion(parser)
     show_examples(
@@ -288,7 +289,10 @@ def _run_convert(arguments: argparse.Namespace) -> int:
     from headrace.convert import convert
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
-    return _print_report(arguments, partial(convert, columns=columns, append=arguments.append, cost=arguments.cost))
+    if arguments.all and not arguments.append:
+        raise ConfigError('`--all` says what `--append` adds. Pass `--append`, too, or leave it out.')
+    append = 'all' if arguments.all else arguments.append
+    return _print_report(arguments, partial(convert, columns=columns, append=append, cost=arguments.cost))
 
 
 def _print_report(arguments: argparse.Namespace, convert: Callable[..., ConversionReport]) -> int:

@@ -23,13 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.inputs.choose import choose_inputs
+from headrace.convert.inputs.converted import SHARD, new_inputs, write_converted
 from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
 from headrace.convert.inputs.records import BadRow, Inputs
 from headrace.convert.merge import check_finished, keep_index, replace_index
@@ -63,7 +64,6 @@ from headrace.storage.output import check_output
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 _VERSION: Final = 1  # of the plan: another version of headrace may cut tasks in another way
-_SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
 _NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
 _RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
 _SHOWN: Final = 10  # errors that are logged, and returned, with `on_error='skip'`
@@ -88,7 +88,7 @@ def convert(
     cost: str | None = None,
     limit: int | None = None,
     exist_ok: bool = False,
-    append: bool = False,
+    append: bool | Literal['all'] = False,
     progress_bar: bool = True,
     start_method: str | None = None,
     allow_unsafe_types: bool = False,
@@ -135,7 +135,8 @@ def convert(
         exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind. An `out`
             that holds an input is refused.
         append: whether to add to the finished dataset that `out` holds, if there is one. Its columns and encodings
-            hold for the new samples, and its shards stay as they are. The old index is kept: see `rollback`.
+            hold for the new samples, and its shards stay as they are. The old index is kept: see `rollback`. Of a
+            source of files, those are added that `out` does not have already. 'all': all samples of any source.
         progress_bar: whether to show one.
         start_method: of processes: 'fork', 'spawn' or 'forkserver'. None: Python's default.
         allow_unsafe_types: whether columns may have an encoding that runs code when it is read.
@@ -144,13 +145,15 @@ def convert(
         retry: attempts after the first for a request that fails.
 
     Raises:
-        ConfigError: an argument breaks a rule; or `out` holds an unfinished conversion with other inputs or settings.
+        ConfigError: an argument breaks a rule; or `out` holds an unfinished conversion with other inputs or settings;
+            or files that `append` finds in `out` have changed, or nothing says which files `out` has.
         FileExistsError: `out` holds something else, and neither `exist_ok` nor `append` allows it.
         ConversionError: an input is bad, or a worker process died. The message names the input.
         StorageError: a store failed.
     """
     begin = time.monotonic()
-    check_kind('append', append, 'bool')
+    if append != 'all':
+        check_kind('append', append, 'bool')
     check_settings(workers=workers, on_error=on_error, limit=limit, exist_ok=exist_ok)
     if exist_ok and append:
         raise ConfigError(
@@ -180,8 +183,13 @@ def convert(
     before = _schema_at(place) if append else None
     encodings = encodings_of(inputs, columns) if before is None else _encodings_as_before(inputs, columns, before)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit, cost=cost)
+    new = inputs if before is None or append == 'all' else new_inputs(inputs, place)
+    if new is not inputs:
+        if not len(new) and not (place.has(PLAN) or place.has(DONE)):
+            return _nothing_new(inputs, encodings, place, seconds=time.monotonic() - begin)
+        chosen = new
     job = Job(
-        inputs=inputs,
+        inputs=new,
         columns=encodings,
         meanings=_meanings(inputs, encodings),
         out=str(out),
@@ -194,9 +202,26 @@ def convert(
         retry=attempts,
     )
     report = Conversion(job, place, chosen).do(
-        exist_ok=exist_ok, append=append, workers=workers, start_method=start_method, progress_bar=progress_bar
+        exist_ok=exist_ok, append=bool(append), workers=workers, start_method=start_method, progress_bar=progress_bar
     )
-    return replace(report, seconds=time.monotonic() - begin)
+    return replace(report, seconds=time.monotonic() - begin, inputs_there=len(inputs) - len(new))
+
+
+def _nothing_new(inputs: Inputs, columns: dict[str, str], place: StorePlace, *, seconds: float) -> ConversionReport:
+    counts = dict.fromkeys(
+        ('inputs', 'rows', 'shards', 'raw_bytes', 'stored_bytes', 'tasks_done_before', 'num_errors'), 0
+    )
+    return ConversionReport(
+        out=place.shown,
+        kind=inputs.kind,
+        columns=columns,
+        seconds=seconds,
+        errors=(),
+        ledger=inputs.ledger,
+        rows_before=sum(entry['samples'] for entry in json.loads(place.read(INDEX))['shards']),
+        inputs_there=len(inputs),
+        **counts,
+    )
 
 
 def check_settings(*, workers: int, on_error: str, limit: int | None, exist_ok: bool) -> None:
@@ -515,12 +540,14 @@ class Conversion:
 
     def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
         self._remove_leftovers(names, self._job.first_shard)
+        records = [self._records[number] for number in sorted(self._records)]
+        write_converted(self._job.inputs, records, self._place, is_added=self._base is not None)
         self._place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
         replace_index(self._place, index)
 
     def _remove_leftovers(self, names: Collection[str], first_shard: int) -> None:
         """Remove shards of killed workers that no later task has replaced."""
-        shards = filter(None, (_SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
+        shards = filter(None, (SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
         left = [found[0] for found in shards if found[0] not in names]
         self._delete([key for key in left if int(key.split('.')[1]) >= first_shard])
         self._place.remove_unfinished()

@@ -59,6 +59,8 @@ class ConversionReport:
     """Tokens of all samples; of `tokenize`."""
     without_tokens: int = 0
     """Documents that were left out, since they have no token; of `tokenize`."""
+    inputs_there: int = 0
+    """Inputs that were left out, since the dataset has their rows already; with `append`."""
 
 
 @mapping_errors
@@ -98,7 +100,10 @@ def report_lines(report: ConversionReport) -> list[str]:
         if report.without_tokens:
             lines.append(f'Left out {count_text(report.without_tokens, "document")} without tokens.')
         use = f'Read it with PackedDataset({name}={report.out!r}, packing=Packing(sequence_length=2048)).'
-    if report.rows_before:
+    if report.inputs_there:
+        there = f'{count_text(report.inputs_there, "input")} of the source already'
+        lines.append(f'{report.out} has {there}; --all would add all rows once more.')
+    if report.rows_before and report.rows:
         lines.append(f'Added them to {report.rows_before:,} rows.')
     if report.tasks_done_before:
         lines.append(f'Kept {count_text(report.tasks_done_before, "task")} of an earlier call.')

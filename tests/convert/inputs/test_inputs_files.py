@@ -72,5 +72,6 @@ def test_hostile_names_of_classes(tmp_path: Path) -> None:
         make_images(tmp_path / 'data', {name: 1})
     convert(tmp_path / 'data', tmp_path / 'out', columns=['path'])
 
-    assert sorted(digests(tmp_path / 'out')) == ['classes.json', 'index.json', 'shard.00000.00000.mds']
+    names = ['.headrace-inputs.json', 'classes.json', 'index.json', 'shard.00000.00000.mds']
+    assert sorted(digests(tmp_path / 'out')) == names
     assert len(rows_of(tmp_path / 'out')) == 6

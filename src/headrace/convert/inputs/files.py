@@ -130,6 +130,9 @@ class ImageFolder(Inputs):
     def name(self, number: int) -> str:
         return f'{self._store.url}/{self._keys[number]}'
 
+    def file(self, number: int) -> str:
+        return self.name(number)
+
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
         key = self._keys[number]
         image = self._bytes(key) if 'image' in self._wanted else b''
@@ -213,6 +216,9 @@ class PartInputs(Inputs):
     def name(self, number: int) -> str:
         part, first = self._index.source.parts[number], self._first_row[number]
         return f'{part.key} of {self._store.shown}, rows {first} to {first + part.rows - 1}'
+
+    def file(self, number: int) -> str:
+        return f'{self._store.root_url}/{self._index.source.parts[number].key}'
 
     def places(self) -> Iterator[str]:
         return (f'{self._store.root_url}/{key}' for key in self._index.objects)

@@ -65,6 +65,10 @@ class Inputs(ABC):
     def name(self, number: int) -> str:
         """An input as its owner knows it: a path, a URL, a row. For messages."""
 
+    def file(self, number: int) -> str | None:
+        """Path or URL of the file whose rows an input is, which `digest` tells from its other versions; None: none."""
+        del number
+
     def places(self) -> Iterable[Place]:
         """Paths and URLs that are read, if known, or other texts. An output must hold none of them."""
         return ()
