@@ -223,6 +223,29 @@ def test_data_of_other_formats_are_read_in_the_version_of_the_run(tmp_path, cach
     folder.parent.chmod(0o755)
 
 
+@pytest.mark.parametrize('cache', ['kept', 'removed'])
+def test_a_sample_that_was_written_again_is_shown_from_the_cache_or_not_at_all(tmp_path, cache, capsys) -> None:
+    append(tmp_path, 'a', 40)
+    trained = Trained(tmp_path, config_of(tmp_path))
+    trained.train(step=0)
+    trained.record.end()
+    shutil.move(tmp_path / 'a', tmp_path / 'old')
+    FIRST['a'] = 500
+    try:  # shards of the same names and sizes, except for the last one
+        append(tmp_path, 'a', 35)
+    finally:
+        FIRST['a'] = 0
+    if cache == 'removed':
+        shutil.rmtree(tmp_path / 'cache')
+    found = shown(capsys, '--run', tmp_path / 'run', '--step', 2, '--previews', 10)
+    assert [row['id'] for row in found['rows']] == trained.keys[2]
+    for sample, values in found['previews'].items():
+        if cache == 'kept':
+            assert values['key']['value'] == int(sample)
+        else:
+            assert 'no preview' in values
+
+
 def test_data_that_were_written_again_are_refused_with_their_place(tmp_path) -> None:
     append(tmp_path, 'a', 40)
     config = config_of(tmp_path)

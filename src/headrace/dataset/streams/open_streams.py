@@ -393,6 +393,7 @@ class _Opening:
             past.restore(self.stream)
             found.read(index.path)
             self.index = CachedIndex(self.stream.folder, found.index_name)
+            self.store = None  # its shards may have the names of those, with other samples
 
     def _index_file(self) -> IndexFile:
         folder = self.stream.folder if self.store is None else self.stream.url

@@ -132,7 +132,7 @@ class Fetcher:
 
     def fetch(self, request: FetchRequest) -> FetchResult:
         entry = request.entry
-        if self.store is None:
+        if self.store is None and self.lender is None:
             self.files.require(entry)
         if self.room is not None:
             suspend_leases()  # a waiting thread holds no lease
