@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from headrace import (
@@ -70,6 +72,52 @@ def test_remote_equal_to_local_is_local_only(make_dataset):
     assert [sample['id'] for sample in dataset[:]] == list(range(12))
     dataset.evict_shard(0)
     assert sorted(os.listdir(folder)) == before
+
+
+class _Doubled(StreamingDataset):
+    def get_item(self, sample_id, retry=7):
+        assert type(sample_id) is int
+        return {'id': 2 * super().get_item(sample_id, retry)['id']}
+
+
+@pytest.mark.parametrize('kind', [StreamingDataset, _Doubled])
+def test_ids_may_be_tensors_and_arrays(make_dataset, kind):
+    dataset = kind(local=make_dataset('data', 12))
+    factor = 2 if kind is _Doubled else 1
+
+    def ids(at):
+        return [sample['id'] // factor for sample in dataset[at]]
+
+    for one in (torch.tensor(3), np.array(3), np.int8(3), np.uint64(3), torch.tensor(-9), np.array(-9), np.int64(-9)):
+        assert dataset[one]['id'] == 3 * factor
+    for made in (torch.tensor, np.array, list, tuple):
+        assert ids(made([3, -1])) == [3, 11]
+        assert ids(made([4])) == [4]
+        assert ids(made([])) == []
+    assert ids([torch.tensor(3), np.array(-1), np.int32(0), 1]) == [3, 11, 0, 1]
+    assert ids(slice(torch.tensor(1), np.int64(-1), np.array(5))) == [1, 6]
+    assert [[sample['id'] for sample in row] for row in dataset[np.array([[1], [2]])]] == [[factor], [2 * factor]]
+    part = torch.utils.data.Subset(dataset, torch.arange(10)[7:])
+    assert [part[n]['id'] for n in range(3)] == [7 * factor, 8 * factor, 9 * factor]
+    for outside in (torch.tensor(12), np.array(-13), torch.tensor([0, 12])):
+        with pytest.raises(IndexError, match='at least -12 and below 12, but is'):
+            dataset[outside]
+
+
+@pytest.mark.parametrize(
+    'mask', [True, np.bool_(0), np.array(True), torch.tensor(False), [True] * 12, np.ones(12, bool), torch.ones(12) > 0]
+)
+def test_a_mask_is_not_ids(make_dataset, mask):
+    dataset = StreamingDataset(local=make_dataset('data', 12))
+    with pytest.raises(TypeError, match=r'Turn a mask into ids with `np.flatnonzero\(mask\)`'):
+        dataset[mask]
+
+
+@pytest.mark.parametrize('at', [1.0, np.float32(1), torch.tensor(1.5), torch.ones(2), None, '1', np.str_('1'), b'1'])
+def test_other_values_are_not_ids(make_dataset, at):
+    dataset = StreamingDataset(local=make_dataset('data', 12))
+    with pytest.raises(TypeError, match='A sample id is an int, a slice, or a list or array of ints, but is'):
+        dataset[at]
 
 
 def test_a_shard_deleted_during_iteration_is_fetched_again(make_dataset, tmp_path):

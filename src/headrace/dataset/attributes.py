@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter, index
 from typing import Any, Generic, TypeVar, overload
@@ -80,31 +80,39 @@ class SamplesById:
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
         """One sample by its global id, or a list of samples. Negative ids count from the end. Lists may hold lists.
 
+        Arrays and tensors without axes are single ids.
+
         Arrays of a list may share memory: a kept one holds that of some hundred others. Copy it to keep it alone.
 
         Raises:
             IndexError: there is no such sample.
-            TypeError: it is none of these.
+            TypeError: it is none of these, or a mask of true and false.
         """
-        if isinstance(at, (int, np.integer)):
-            size = self.size
-            if not -size <= at < size:
-                raise IndexError(f'A sample id must be at least {-size} and below {size}, but is {at}.')
-            return self.get_item(int(at) % size)
-        if isinstance(at, (str, bytes)):
-            raise TypeError(f'A sample id is an int, a slice, or a list or array of ints, but is {at!r:.60}.')
-        size = self.size
-        wanted = range(*at.indices(size)) if isinstance(at, slice) else [_index(i) for i in at]
+        ids: Any
+        ids, size = _plain(at), self.size
+        if isinstance(ids, int) and not isinstance(ids, bool):
+            if not -size <= ids < size:
+                raise IndexError(f'A sample id must be at least {-size} and below {size}, but is {ids}.')
+            return self.get_item(ids % size)
+        if isinstance(ids, (str, bytes, bool)) or not isinstance(ids, (slice, Iterable)):
+            fix = ' Turn a mask into ids with `np.flatnonzero(mask)`.' if isinstance(ids, bool) else ''
+            raise TypeError(
+                f'A sample id is an int, a slice, or a list or array of ints, but is {ids!r:.60} '
+                f'({type(ids).__name__}).{fix}'
+            )
+        wanted = range(*ids.indices(size)) if isinstance(ids, slice) else [_plain(item) for item in ids]
         if self.is_columnar and {*map(type, wanted)} == {int} and min(wanted) >= 0 and max(wanted) < size:
             return self.pool.samples(wanted)
         return [self[i] for i in wanted]
 
 
-def _index(at: Any) -> Any:
-    try:
-        return index(at)
-    except TypeError:
-        return at  # a slice, or more ids
+def _plain(at: Any) -> Any:
+    """An int or nested lists of them in place of an array, a tensor, or a scalar of a library; others as they are."""
+    if isinstance(at, (int, slice)):
+        return at
+    if callable(tolist := getattr(at, 'tolist', None)):
+        return tolist()
+    return index(at) if hasattr(at, '__index__') else at
 
 
 IntArray = npt.NDArray[np.int64]
