@@ -11,6 +11,7 @@ import pytest
 
 from headrace.format import mds_decode, mds_encode
 from headrace.format.encodings import encoding
+from tests.support.formats.pictures import of_16_bits
 
 Image = pytest.importorskip('PIL.Image')
 
@@ -69,3 +70,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             mds_encode('jpeg', path)
         with pytest.raises(ValueError, match='cannot be read: .*No such file'):
             mds_encode('jpeg', tmp_path / 'missing.jpg')
+
+
+@pytest.mark.parametrize(('mode', 'warned'), [('RGB', True), ('RGBA', True), ('LA', True), ('L', False)])
+def test_colours_of_16_bits_are_said_to_be_cut(mode: str, warned: bool, nothing_said: list[str]) -> None:
+    image = mds_decode('png', of_16_bits('PNG', mode))
+    assert warned == any('of which Pillow keeps 8' in text for text in nothing_said)
+    assert warned or image.getpixel((0, 0)) == 40_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,7 +13,7 @@ from headrace.errors import FormatError
 from headrace.images import NUM_DRAWS, open_picture
 from headrace.images.decode import decode_into
 from headrace.images.image_tensor import choose_box, is_flipped
-from tests.support.formats.pictures import by_pillow, jpeg_that_says, picture, stored
+from tests.support.formats.pictures import by_pillow, jpeg_that_says, of_16_bits, picture, stored
 
 
 def decoded(data, image, draws=None, encoding='jpeg'):
@@ -109,10 +111,72 @@ def test_bytes_behind_a_jpeg_do_not_matter():
     assert (decoded(data + b'more', ImageTensor()) == decoded(data, ImageTensor())).all()
 
 
-def test_pixels_of_more_bits_are_refused():
+@pytest.mark.parametrize(
+    ('form', 'mode'), [('PNG', 'L'), ('PNG', 'LA'), ('PNG', 'RGB'), ('PNG', 'RGBA'), ('PPM', 'RGB'), ('TIFF', 'RGB')]
+)
+@pytest.mark.parametrize('wanted', ['RGB', 'L', 'P'])
+def test_pixels_of_more_bits_are_refused(form, mode, wanted):
+    with pytest.raises(FormatError, match='8 bits'):
+        decoded(of_16_bits(form, mode), ImageTensor(mode=wanted), encoding='bytes')
+
+
+def test_a_bitmap_of_16_bits_a_pixel_has_no_more_than_8_a_channel():
+    data = bytearray(stored(Image.new('RGB', (4, 4)), 'BMP'))
+    data[28:30] = struct.pack('<H', 16)
+    assert decoded(bytes(data), ImageTensor(), encoding='bytes').shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'message'), [('RGB', "but this one has pixels of mode 'I;16'"), ('P', "pixels of mode 'I;16'. Read it")]
+)
+def test_grey_of_more_bits_is_refused_with_the_fix(wanted, message):
     data = stored(Image.fromarray(np.full((8, 8), 40_000, np.uint16)), 'PNG')
-    with pytest.raises(FormatError, match="8 bits a channel, but this image has pixels of mode 'I"):
-        decoded(data, ImageTensor(), encoding='png')
+    with pytest.raises(FormatError, match=message):
+        decoded(data, ImageTensor(mode=wanted), encoding='png')
+
+
+CLASSES = np.zeros((64, 48), np.uint8)
+CLASSES[:, 32:], CLASSES[20:40, 10:30] = 200, 7
+
+
+def mask(mode):
+    image = Image.fromarray(CLASSES)
+    if mode == 'P':
+        image.putpalette([value for n in range(256) for value in (n * 37 % 256, n * 91 % 256, n * 53 % 256)])
+    return image if mode in ('L', 'P') else Image.fromarray((CLASSES > 6).astype(np.uint8) * 255).convert(mode)
+
+
+@pytest.mark.parametrize(('form', 'mode'), [('PNG', 'P'), ('BMP', 'P'), ('PNG', 'L'), ('TIFF', 'L')])
+def test_masks_have_the_stored_class_numbers(form, mode):
+    found = decoded(stored(mask(mode), form), ImageTensor(mode='P'), encoding='bytes')
+    assert (found[:, :, 0] == CLASSES).all()
+
+
+def test_masks_of_one_bit_have_the_classes_0_and_1():
+    assert (decoded(stored(mask('1'), 'PNG'), ImageTensor(mode='P'))[:, :, 0] == (CLASSES > 6)).all()
+
+
+@pytest.mark.parametrize('mode', ['P', 'L'])
+@pytest.mark.parametrize('size', [(24, 24), (17, 31), (100, 90)])
+@pytest.mark.parametrize('draw', [None, 0.2, 0.9])
+def test_nearest_makes_no_class_that_is_not_there(mode, size, draw):
+    image = ImageTensor(mode=mode, interpolation='nearest', size=size, crop='random', flip=0.5)
+    draws = None if draw is None else [draw] * NUM_DRAWS
+    found = decoded(stored(mask(mode if mode == 'P' else 'L'), 'PNG'), image, draws)
+    assert {*found.ravel().tolist()} <= {0, 7, 200}
+    assert len({*found.ravel().tolist()}) > 1
+
+
+def test_nearest_takes_the_pixel_at_the_centre():
+    image = ImageTensor(mode='P', interpolation='nearest', size=(21, 16))
+    expected = np.asarray(Image.fromarray(CLASSES).resize((16, 21), Image.Resampling.NEAREST))
+    assert (decoded(stored(mask('P'), 'PNG'), image)[:, :, 0] == expected).all()
+
+
+@pytest.mark.parametrize('form', ['JPEG', 'PNG'])
+def test_colours_are_not_class_numbers(form):
+    with pytest.raises(FormatError, match="this image has pixels of mode 'RGB'. Read it with `mode` 'RGB'"):
+        decoded(stored(picture(20, 30), form), ImageTensor(mode='P'), encoding='bytes')
 
 
 def test_a_jpeg_that_says_too_little_or_too_much_is_an_error_or_a_picture():

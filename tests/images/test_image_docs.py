@@ -40,10 +40,15 @@ def test_the_program(tmp_path, monkeypatch):
 
 
 def test_the_yaml():
-    (block,) = blocks('yaml')
+    block, masks = blocks('yaml')
+    image = ImageTensor(size=224, crop='random', flip=0.5)
+    mask = dataclasses.replace(image, mode='P', interpolation='nearest')
+    assert Decode.of(OmegaConf.to_container(OmegaConf.create(masks))['train']['decode']) == Decode(
+        None, (('image', image), ('mask', mask))
+    )
     sections = {name: {'local': '/a', **section} for name, section in OmegaConf.create(block).items()}
     loaded = load_config({'device_batch_size': 8, **sections})
-    assert loaded.train.decode == Decode(ImageTensor(size=224, crop='random', flip=0.5))
+    assert loaded.train.decode == Decode(image)
 
 
 def test_the_table_has_every_setting():

@@ -30,7 +30,10 @@ def decode_into(out: Pixels, picture: Picture, image: ImageTensor, draws: Sequen
     kept = torch.from_numpy(pixels)[None, box.top : box.top + box.height, box.left : box.left + box.width]
     kept = kept.permute(0, 3, 1, 2)
     if box[2:] != (height, width):
-        kept = interpolate(kept, (height, width), mode=image.interpolation, align_corners=False, antialias=True)
+        if image.interpolation == 'nearest':
+            kept = interpolate(kept, (height, width), mode='nearest-exact')  # the pixel at the centre, as Pillow
+        else:
+            kept = interpolate(kept, (height, width), mode=image.interpolation, align_corners=False, antialias=True)
     torch.from_numpy(out).copy_((kept.flip(3) if flipped else kept)[0].permute(1, 2, 0))
 
 

@@ -11,9 +11,9 @@ from headrace.errors import StreamError
 from headrace.selection import Mistake
 
 Layout = Literal['CHW', 'HWC']
-Mode = Literal['RGB', 'L']
+Mode = Literal['RGB', 'L', 'P']
 Crop = Literal['random', 'center']
-Interpolation = Literal['bilinear', 'bicubic']
+Interpolation = Literal['bilinear', 'bicubic', 'nearest']
 
 _MOST_SIDE: Final = 1 << 16
 
@@ -29,7 +29,8 @@ class ImageTensor:
     Args:
         layout: order of the dimensions, 'CHW' or 'HWC'. The memory is channels-last for both: a batch in 'CHW' is a
             view with the strides of `torch.channels_last`, which convolutions like.
-        mode: 'RGB' for three channels, 'L' for one (grey).
+        mode: 'RGB' for three channels, 'L' for one (grey). 'P' for the class numbers of a mask: the stored values of a
+            picture with one channel, which are those of a palette, not its colours.
         size: height and width in pixels, or one number for both. None: that of the stored image, which must be the same
             in a batch.
         crop: part of the image that is resized to `size`. 'random' takes one by `scale` and `ratio`; 'center' takes the
@@ -38,7 +39,8 @@ class ImageTensor:
         ratio: least and greatest width of a random crop, divided by its height.
         center_fraction: side of a central crop as a share of the largest one; 0.875 is the usual 224 of 256.
         flip: probability of a horizontal flip.
-        interpolation: 'bilinear' or 'bicubic'; both are antialiased.
+        interpolation: 'bilinear' or 'bicubic', both antialiased, or 'nearest', which makes no new values. Class numbers
+            need 'nearest'.
         scaled: decode JPEGs at a half, a quarter or an eighth of their size where the crop is still large enough for
             `size`. This is faster for large images, and changes pixels a little: see ``docs/images.md``.
         max_pixels: images with more pixels are refused before memory is taken.
@@ -104,6 +106,10 @@ def check_image(image: ImageTensor, mistakes: list[Mistake]) -> None:
         refuse('crop', 'needs `size`, the height and width that the crop is resized to')
     if size is None and image.scaled is True:
         refuse('scaled', 'needs `size`, which says how small an image may be decoded')
+    if size is not None and image.mode == 'P' and image.interpolation != 'nearest':
+        refuse('interpolation', "must be 'nearest' with `mode` 'P': between two class numbers there is no other class")
+    if image.scaled is True and image.interpolation == 'nearest':
+        refuse('scaled', "must be false with 'nearest': a JPEG that is decoded smaller has averages of its pixels")
     if not (_is_pair(image.scale, float) and 0 < image.scale[0] <= image.scale[1] <= 1):
         refuse('scale', 'must be two shares of the area, 0 < least <= greatest <= 1')
     if not (_is_pair(image.ratio, float) and 0.01 <= image.ratio[0] <= image.ratio[1] <= 100):

@@ -10,16 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError, import_optional
-from headrace.format.encodings.images import open_image, reading_image
+from headrace.format.encodings.images import in_mode, open_image, reading_image
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.images.image_tensor import Mode
 
 Pixels = npt.NDArray[np.uint8]  # uint8[height, width, channels]
 
 _JPEG: Final = b'\xff\xd8'
-_EIGHT_BITS: Final = frozenset(
-    {'1', 'L', 'LA', 'La', 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'RGBa', 'CMYK', 'YCbCr', 'LAB', 'HSV'}
-)
+_CLASSES: Final = ('P', 'L', '1')  # modes of Pillow whose values may be class numbers
 
 
 @cache
@@ -42,7 +40,7 @@ class Picture(NamedTuple):
         A JPEG may be decoded at a half, a quarter or an eighth of its size that is not below `at_least`, height and
         width.
         """
-        if self.image is None:
+        if self.image is None and mode != 'P':
             height, width = at_least or (0, 0)
             try:
                 return _simplejpeg().decode_jpeg(
@@ -63,14 +61,13 @@ class Picture(NamedTuple):
         return out
 
     def _converted(self, image: Any, mode: Mode) -> Pixels:
-        if image.mode not in _EIGHT_BITS:
+        if mode == 'P' and image.mode not in _CLASSES:
             raise FormatError(
-                f'Tensors of images have 8 bits a channel, but this image has pixels of mode {image.mode!r}. Convert '
-                f'it when you write it, or read it as an image of Pillow.'
+                f"`mode` 'P' reads class numbers, the values of a picture with one channel of 8 bits or a palette, but "
+                f"this image has pixels of mode {image.mode!r}. Read it with `mode` 'RGB', or write its class numbers."
             )
         with reading_image(self.encoding, self.data):
-            image.load()
-            pixels = np.array(image if image.mode == mode else image.convert(mode))
+            pixels = np.array(in_mode(image, image.mode if mode == 'P' else mode), np.uint8)
         return pixels.reshape(*pixels.shape[:2], -1)
 
 

@@ -16,7 +16,7 @@ from headrace.dataset.reading.batch_reader import BatchKey, BatchReader, PassReq
 from headrace.dataset.statistics import WorkerBatch
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import FormatError, HeadraceError, ObjectNotFoundError
-from headrace.format.encodings.images import open_image
+from headrace.format.encodings.images import in_mode, open_image
 from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
 from headrace.storage import Retry, StoreOptions, open_store
@@ -51,7 +51,7 @@ class StreamingLAION(StreamingDataset):
 
 def _decoded(data: bytes, sample: dict[str, Any]) -> Any:
     try:
-        return open_image('bytes', data).convert('RGB')
+        return in_mode(open_image('bytes', data), 'RGB')
     except Exception as error:  # Pillow's decoders raise many kinds
         reason = sample.get('error_message') or f'{type(error).__name__}: {error}'
         raise FormatError(

@@ -11,6 +11,7 @@ import torch
 
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
+from headrace.format.encodings.images import in_mode
 
 _Detection: TypeAlias = tuple[Any, int, tuple[int, int], npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
@@ -98,7 +99,7 @@ class StreamingImageNet(StreamingVisionDataset):
     """
 
     def _image(self, image: Any) -> Any:
-        return image if isinstance(image, torch.Tensor) or image.mode == 'RGB' else image.convert('RGB')
+        return image if isinstance(image, torch.Tensor) else in_mode(image, 'RGB')
 
 
 class StreamingADE20K(StreamingDataset):
@@ -160,7 +161,7 @@ class StreamingCOCO(StreamingDataset):
         sample = super().get_item(sample_id, retry)
         image, size = sample['img'], (sample['htot'], sample['wtot'])
         if not isinstance(image, torch.Tensor):  # `decode` of the dataset makes tensors
-            image = image.convert('RGB')
+            image = in_mode(image, 'RGB')
         boxes, labels = sample['bbox_sizes'], sample['bbox_labels']
         if self.transform is not None:
             image, size, boxes, labels = self.transform(image, size, boxes, labels)

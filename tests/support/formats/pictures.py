@@ -46,3 +46,28 @@ def png_that_says(height: int, width: int) -> bytes:
     data[16:24] = struct.pack('>II', width, height)
     data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
     return bytes(data)
+
+
+def of_16_bits(form: str, mode: str, height: int = 4, width: int = 6) -> bytes:
+    """A picture with 16 bits a channel: Pillow writes none of colours."""
+    channels = {'RGB': 3, 'RGBA': 4, 'LA': 2, 'L': 1}[mode]
+    pixels = np.full((height, width, channels), 40_000, '>u2')
+    if form == 'PPM':
+        return b'P6 %d %d 65535\n' % (width, height) + pixels.tobytes()
+    if form == 'TIFF':
+        data = io.BytesIO()
+        Image.new('RGB', (2 * width, height)).save(data, 'TIFF')  # as many bytes of pixels
+        return (
+            data.getvalue()
+            .replace(struct.pack('<HHII', 256, 4, 1, 2 * width), struct.pack('<HHII', 256, 4, 1, width))
+            .replace(struct.pack('<HHH', 8, 8, 8), struct.pack('<HHH', 16, 16, 16))
+        )
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', zlib.crc32(kind + content))
+
+    head = struct.pack('>IIBBBBB', width, height, 16, {'L': 0, 'RGB': 2, 'LA': 4, 'RGBA': 6}[mode], 0, 0, 0)
+    rows = b''.join(b'\0' + row.tobytes() for row in pixels)
+    return b'\x89PNG\r\n\x1a\n' + b''.join(
+        chunk(*part) for part in ((b'IHDR', head), (b'IDAT', zlib.compress(rows)), (b'IEND', b''))
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 from collections.abc import Generator, Mapping
 from functools import cache
@@ -22,6 +23,10 @@ from headrace.format.file_bytes import read_file
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
 _MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels
 _MAX_MODE_BYTES: Final = 16
+_EIGHT_BITS: Final = frozenset(
+    {'1', 'L', 'LA', 'La', 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'RGBa', 'CMYK', 'YCbCr', 'LAB', 'HSV'}
+)
+_CUT: Final = re.compile('(?<!BGR);16')  # in the name of stored pixels; BGR;16 has 16 bits for all three channels
 
 
 def require_pillow() -> ModuleType:
@@ -48,6 +53,8 @@ def reading_image(name: str, data: Buffer) -> Generator[None]:
     """Turn the errors of Pillow into FormatError; arguments as those of `open_image`."""
     try:
         yield
+    except FormatError:
+        raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
         kind = type(error).__name__
         # Pillow's message of an unknown kind has the address of an object. A report is the same in each run.
@@ -57,8 +64,32 @@ def reading_image(name: str, data: Buffer) -> Generator[None]:
         ) from error
 
 
+def _is_cut(image: Any) -> bool:
+    """Whether Pillow keeps 8 of the stored 16 bits of each channel of an image that is not loaded."""
+    return image.mode in _EIGHT_BITS and any(
+        tile[3][-1] > 255 if tile[0] == 'ppm' else _CUT.search(str(tile[3])) for tile in getattr(image, 'tile', ())
+    )
+
+
+def in_mode(image: Any, mode: str) -> Any:
+    """An image of Pillow with pixels of a mode of 8 bits; FormatError: it has more, which would be cut."""
+    if image.mode not in _EIGHT_BITS or _is_cut(image):
+        more = '16 bits a channel' if image.mode in _EIGHT_BITS else f'pixels of mode {image.mode!r}'
+        raise FormatError(
+            f'Images of mode {mode!r} have 8 bits a channel, but this one has {more}. Convert it when you write it, or '
+            f'store its pixels as an `ndarray`.'
+        )
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
+
+
 def _open(name: str, data: Buffer) -> Any:
     opened = open_image(name, data)
+    if _is_cut(opened):
+        warn_once(
+            f'A column of encoding `{name}` has images with 16 bits in each of several channels, of which Pillow keeps '
+            f'8. Store their pixels as an `ndarray:uint16` to have all.'
+        )
     with reading_image(name, data):
         opened.load()
     return opened

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
-from headrace.format.encodings.images import open_image, reading_image
+from headrace.format.encodings.images import in_mode, open_image, reading_image
 from headrace.multimodal.convert import LAION400M as ORIGINAL
 from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all, require_aiohttp
 from headrace.originals.members import files_of
@@ -168,7 +168,7 @@ def _shrunk(image: Any, side: int) -> tuple[bytes, tuple[int, int]]:
     """A JPEG whose shorter side has `side` pixels."""
     width, height = image.size
     size = (max(side, round(width * side / min(image.size))), max(side, round(height * side / min(image.size))))
-    small = image.convert('RGB').resize(size)
+    small = in_mode(image, 'RGB').resize(size)
     file = io.BytesIO()
     small.save(file, 'JPEG', quality=_QUALITY)
     return file.getvalue(), size

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings.images import require_pillow
+from headrace.format.encodings.images import in_mode, require_pillow
 
 
 def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
@@ -36,6 +36,8 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, i
 def _reading(data: bytes) -> Generator[None]:
     try:
         yield
+    except FormatError:
+        raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
         # Pillow's message of an unknown kind has the address of an object. A report is the same in each run.
         is_unknown = type(error).__name__ == 'UnidentifiedImageError'
@@ -53,7 +55,7 @@ def shrink(data: bytes, side: int, quality: int) -> bytes:
             return data
         scale = side / min(image.size)
         size = tuple(max(1, round(length * scale)) for length in image.size)
-        smaller: Any = image.convert('RGB').resize(size, pillow.Resampling.BICUBIC)
+        smaller: Any = in_mode(image, 'RGB').resize(size, pillow.Resampling.BICUBIC)
         # It says how a camera was held.
         exif = image.info.get('exif', b'')
     out = BytesIO()
