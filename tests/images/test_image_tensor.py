@@ -42,7 +42,10 @@ from headrace.images.image_tensor import choose_box, is_flipped
         ({'flip': 1.5}, 'flip'),
         ({'flip': True}, 'flip'),
         ({'interpolation': 'cubic'}, 'interpolation'),
-        ({'mode': 'P', 'size': 8}, "`interpolation` of an ImageTensor must be 'nearest' with `mode` 'P'"),
+        (
+            {'interpolation': 'bilinear', 'mode': 'P', 'size': 8},
+            "`interpolation` of an ImageTensor must be 'nearest' with `mode` 'P'",
+        ),
         ({'scaled': True, 'size': 8, 'interpolation': 'nearest'}, '`scaled` of an ImageTensor must be false with'),
         ({'scaled': True}, '`scaled` of an ImageTensor needs `size`'),
         ({'scaled': 'yes', 'size': 8}, 'scaled'),
