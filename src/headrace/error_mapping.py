@@ -27,6 +27,17 @@ def mapping_errors(
     return begin
 
 
+@mapping_errors
+def panics_as(kind: type[Exception]) -> Generator[None]:
+    """Raise `kind` in place of the panic of a library in Rust, a BaseException that `except Exception` lets through."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != 'pyo3_runtime':  # such as KeyboardInterrupt
+            raise
+        raise kind(f'A library panicked: {type(error).__name__}: {error}.') from error
+
+
 class _ErrorMapping(contextlib.AbstractContextManager[None]):
     def __init__(self, generator: Generator[None]) -> None:
         self._generator = generator

@@ -18,6 +18,7 @@ from headrace.convert import convert as convert_with_bar
 from headrace.errors import AccessDeniedError, ArgumentError, ConfigError, ConversionError, MissingDependencyError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
+from tests.support.panics import PanicException
 from tests.support.sources.sources_to_convert import make_images, rows_of
 
 convert = partial(convert_with_bar, progress_bar=False)
@@ -66,6 +67,22 @@ def test_skip_counts_and_logs_the_first(tmp_path: Path, caplog: pytest.LogCaptur
     assert (report.num_errors, len(report.errors), report.rows) == (20, 10, 20)
     assert sum('is even' in record.getMessage() for record in caplog.records) == 10
     assert not (tmp_path / 'out' / 'errors.jsonl').exists()
+
+
+def odd_or_panic(n: int) -> dict[str, int]:
+    if n % 2 == 0:
+        raise PanicException(f'{n} is even')
+    return {'n': n}
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_a_panic_of_rust_is_an_error_of_its_input(tmp_path: Path, workers: int) -> None:
+    report = convert(range(6), tmp_path / 'out', function=odd_or_panic, workers=workers, on_error='collect')
+    assert [error.error for error in report.errors] == [
+        f'FormatError: A library panicked: PanicException: {n} is even.' for n in (0, 2, 4)
+    ]
+    with pytest.raises(ConversionError, match=r'input 0 \(0\) cannot be converted: FormatError: A library panicked'):
+        convert(range(6), tmp_path / 'other', function=odd_or_panic, workers=workers)
 
 
 def test_values_that_do_not_fit_their_column(tmp_path: Path) -> None:

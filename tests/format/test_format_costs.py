@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +17,10 @@ from headrace import MDSWriter, Stream, StreamingDataset
 from headrace.cli import main
 from headrace.convert import copy_dataset, merge_index, reshard, tokenize
 from headrace.convert.parts import PartedDataset, WrittenPart
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StreamError
 from headrace.format import EncodedShard, MDSEncoder, ShardInfo, decompress
 from headrace.format.compression import unpack_head
-from headrace.format.costs import TAIL, costs_block, stored_costs
+from headrace.format.costs import TAIL, costs_block, costs_of_values, stored_costs
 
 COLUMNS = {'text': 'str', 'tokens': 'ndarray:int32', 'data': 'bytes', 'size': 'uint16', 'fixed': 'ndarray:int8:3'}
 samples = st.fixed_dictionaries(
@@ -286,3 +289,59 @@ def test_parts_of_an_engine_have_them(tmp_path: Path) -> None:
     dataset.finish(parts)
     lengths = [number % 37 for number in range(100)]
     assert costs_and_fetched(tmp_path / 'data', tmp_path / 'cache') == (lengths, 0)
+
+
+@pytest.mark.parametrize(
+    ('values', 'costs'),
+    [
+        (['5', '007', ' 12 ', '+3'], [5, 7, 12, 3]),
+        (['a text', '', '2024', '日本'], [6, 0, 4, 2]),
+        ([], []),
+        ([b'abc', b''], [3, 0]),
+        ([5, Decimal(7), np.int16(3), np.uint64(2**32 - 1)], [5, 7, 3, 2**32 - 1]),
+        ([[1, 2], [], (3,)], [2, 0, 1]),
+        ([np.zeros(3), np.zeros(0)], [3, 0]),
+        (np.zeros((2, 7)), [7, 7]),
+        (np.array([4, 5], np.uint8), [4, 5]),
+    ],
+)
+def test_costs_of_values(values: Any, costs: list[int]) -> None:
+    assert costs_of_values(values, 'c').tolist() == costs
+
+
+@pytest.mark.parametrize(
+    'bad',
+    [
+        *('', 'n/a', '3 s', '1:30', '1.5', '-1', '1,200', '5000000000', '9' * 5000, '٣'),
+    ],
+)
+def test_texts_beside_numbers_are_refused_with_their_row(bad: str) -> None:
+    with pytest.raises(StreamError, match=r"column 'c', which has .* in row 2 of these samples. Correct it"):
+        costs_of_values(['1', '2', bad, '4', '5', '6', '7'], 'c')
+
+
+@pytest.mark.parametrize('values', [['1:30', '2:10'], ['3 s', '4 s'], ['1.5', '.5'], ['-1', '-2']])
+def test_digits_of_a_text_do_not_count(values: list[str]) -> None:
+    with pytest.raises(StreamError, match='in row 0 of'):
+        costs_of_values(values, 'c')
+
+
+@pytest.mark.parametrize(
+    'bad',
+    [
+        *(None, True, 1.0, math.nan, -1, 2**32, Decimal('1.5'), Decimal('NaN'), Decimal('Infinity'), np.float32(2)),
+        *(np.bool_(1), np.zeros((80, 3)), torch.zeros(80, 3), np.zeros(()), {'tokens': [1, 2]}, {}),
+        *([{'role': 'user', 'content': 'Hi'}], [[1, 2], [3]], ['a', 'b'], [np.zeros(3)]),
+    ],
+    ids=str,
+)
+def test_values_without_a_cost_are_refused(bad: object) -> None:
+    with pytest.raises(StreamError, match=r"column 'c', which has .* in row 1 of these samples"):
+        costs_of_values([[1, 2], bad], 'c')
+
+
+def test_arrays_of_several_axes_are_refused_by_the_writer() -> None:
+    with pytest.raises(ConfigError, match='arrays of one axis'):
+        MDSEncoder({'mel': 'ndarray:float32:80,3'}, cost='mel')
+    with pytest.raises(StreamError, match=r'an array of shape \[2, 80, 3\] in row 0|an array of shape \[80, 3\]'):
+        costs_of_values(np.zeros((2, 80, 3)), 'mel')

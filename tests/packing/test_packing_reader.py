@@ -17,6 +17,7 @@ from headrace.order import Mixture, OrderConfig, StreamSize
 from headrace.packing import ChatTokenizer, PackedDataset, Packing
 from headrace.packing.document_order import StreamLanes
 from headrace.packing.reader import BLOCK, ComingDocuments
+from tests.support import panics
 from tests.support.packings.packed_orders import METHODS, SIZE, expected, make, sequences, unpadded, world, write
 
 
@@ -103,6 +104,8 @@ def test_where_no_document_can_be_read_the_error_is_raised(tmp_path):
 
 def tokenizer_of(library: str) -> Any:
     """A tokenizer with a token for each of a, b and c."""
+    if library == 'panics':
+        return panics.encode
     if library == 'callable':
         return lambda texts: [[ord(letter) - ord('a') for letter in text] for text in texts]
     if library == 'tiktoken':
@@ -145,6 +148,7 @@ BAD_DOCUMENTS = [
     *(('chat', bad, 'must be a list of messages') for bad in (None, 5, chat(None), chat(5), chat('a', 5))),
     ('chat', chat('b\ud800'), 'lone surrogate'),
     ('chat', chat('a', 'no'), 'bad role'),
+    ('panics', 'a\tb', 'A library panicked: PanicException: called'),
 ]
 
 

@@ -318,6 +318,8 @@ class PackedReader(Reader[ChunkKey]):
             fix = (
                 f'`where: {{{column}: {{not: null}}}}` leaves such rows out'
                 if value is None
+                else 'Correct or remove the text'
+                if isinstance(value, str)
                 else 'Name another `column`'
             )
             raise DocumentError(

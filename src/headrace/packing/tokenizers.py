@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.error_mapping import panics_as
 from headrace.errors import ConfigError, DocumentError
 from headrace.packing.lane import Document
 from headrace.packing.rows import IGNORED
@@ -41,18 +42,19 @@ def load_tokenizer(library: str, name: str) -> Any:
     from headrace.errors import MissingDependencyError
 
     try:
-        if library == 'tokenizers':
-            import tokenizers
+        with panics_as(ConfigError):
+            if library == 'tokenizers':
+                import tokenizers
 
-            return tokenizers.Tokenizer.from_file(name)
-        if library == 'transformers':
-            import transformers
+                return tokenizers.Tokenizer.from_file(name)
+            if library == 'transformers':
+                import transformers
 
-            return transformers.AutoTokenizer.from_pretrained(name)
-        if library == 'tiktoken':
-            import tiktoken
+                return transformers.AutoTokenizer.from_pretrained(name)
+            if library == 'tiktoken':
+                import tiktoken
 
-            return tiktoken.get_encoding(name)
+                return tiktoken.get_encoding(name)
     except ImportError as error:
         raise MissingDependencyError(
             f'A tokenizer of {library} needs it to be installed: pip install {library}.'
@@ -70,7 +72,8 @@ def encoder_of(packing: Packing) -> Encoder:
     after = [] if packing.eos_token_id is None else [packing.eos_token_id]
 
     def documents(values: Any) -> list[Document]:
-        made = encode([checked_text(value) for value in values] if takes_text else values)
+        with panics_as(DocumentError):
+            made = encode([checked_text(value) for value in values] if takes_text else values)
         if len(made) != len(values):
             raise ConfigError(
                 f'`tokenizer` must give a document for each of its {len(values)} values, but gave {len(made)}. A '

@@ -34,7 +34,7 @@ from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threa
 from headrace.storage.cache.control_folder import OpenFolder, publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from headrace.format import ShardInfo
@@ -176,7 +176,7 @@ def _measure(
             stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
         known = shards.lengths_of(shard, column)
         if known is not None:
-            lengths = np.concatenate([costs_of_values(values, column) for values in known])
+            lengths = _joined(known, column, f'shard {shard} of stream {title}')
             if len(lengths) != shards.sizes[shard]:
                 raise ShardError(
                     f'Shard {shard} of stream {title} has {shards.sizes[shard]} rows in its index, but {len(lengths)} '
@@ -187,7 +187,7 @@ def _measure(
         with shards.read(shard) as reader:
             batch = shards.infos[shard].schema.allocate(len(stored), [column])
             reader.gather(stored, np.arange(len(stored)), batch)
-            return costs_of_values(batch.columns[column], column)
+            return costs_of_values(batch.columns[column], column, f'the offered samples of shard {shard} of {title}')
 
     began = said = time.monotonic()
     for number, (shard, costs) in enumerate(in_threads(read, wanted[kept:], measuring.jobs), kept + 1):
@@ -201,6 +201,14 @@ def _measure(
             _log.info('Measured the cost of %d of %d shards of %s.', number, len(wanted), title)
     seconds = time.monotonic() - began
     _log.info('Measured the cost %r of %s in %.1f s. %d shards were read whole.', column, title, seconds, len(whole))
+
+
+def _joined(parts: Iterable[Any], column: str, place: str) -> npt.NDArray[np.int64]:
+    """The costs of all values of a shard, which come in parts."""
+    values = list(parts)
+    if not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in values):
+        values = [[value for part in values for value in part]]
+    return np.concatenate([costs_of_values(part, column, place) for part in values])
 
 
 def _checksum(shard: int, costs: bytes) -> bytes:

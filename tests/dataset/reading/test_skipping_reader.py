@@ -24,6 +24,7 @@ from headrace import (
 )
 from headrace.errors import (
     CollateError,
+    FormatError,
 )
 from tests.support.datasets.bad_data import (
     BAD,
@@ -35,6 +36,7 @@ from tests.support.datasets.bad_data import (
     planned,
     write_texts,
 )
+from tests.support.panics import PanicException
 
 pytestmark = pytest.mark.usefixtures('no_pauses')
 
@@ -120,6 +122,24 @@ def test_a_run_continues_from_every_state(damaged_remote, tmp_path, before, afte
 def test_what_a_users_code_raises_is_bad(tmp_path, workers):
     loader = make(write_texts(tmp_path / 'good'), tmp_path / 'local', workers=workers, cls=Refusing)
     assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
+
+
+class Panicking(StreamingDataset):
+    def get_item(self, sample_id, retry=7):
+        if sample_id in BAD:
+            raise PanicException('no sample')
+        return super().get_item(sample_id, retry)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_panic_of_rust_is_an_error_of_its_sample(tmp_path, workers):
+    texts = write_texts(tmp_path / 'good')
+    loader = make(texts, tmp_path / 'local', workers=workers, cls=Panicking)
+    assert sum(int(batch[BAD_SAMPLE].sum()) for batch in checked(loader)) == len(BAD)
+    dataset = Panicking(local=str(texts), batch_size=1)
+    with pytest.raises(FormatError, match='A library panicked: PanicException: no sample') as raised:
+        list(StreamingDataLoader(dataset, num_workers=workers))
+    assert 'While reading' in str([str(raised.value), *getattr(raised.value, '__notes__', [])])
 
 
 def test_batches_that_are_no_dicts_are_not_changed(damaged_remote, tmp_path):

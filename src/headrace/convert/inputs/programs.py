@@ -14,7 +14,8 @@ import xxhash
 
 from headrace.convert.inputs.records import Inputs, Place, Sizes, classes_file, places_in
 from headrace.dataset.writing.columns import infer_columns
-from headrace.errors import ConversionError
+from headrace.error_mapping import panics_as
+from headrace.errors import ConversionError, FormatError
 from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
 from headrace.sources.ledger import Ledger
@@ -55,7 +56,8 @@ class FunctionInputs(Inputs):
         return f'input {number} ({self._inputs[number]!r:.200})'
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
-        found = self._function(self._inputs[number])
+        with panics_as(FormatError):
+            found = self._function(self._inputs[number])
         if found is None:
             return
         if isinstance(found, Mapping | tuple):
@@ -96,7 +98,9 @@ class RowInputs(Inputs):
         return f'{self._label} {number}'
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:
-        return (_to_sample(self._data[number - self.first], self._names),)
+        with panics_as(FormatError):
+            row = self._data[number - self.first]
+        return (_to_sample(row, self._names),)
 
     def with_mean(self, mean: float | None) -> RowInputs:
         found = copy.copy(self)

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import default_collate
 
+from headrace.error_mapping import panics_as
+from headrace.errors import FormatError
 from headrace.notes import add_note
 
 T = TypeVar('T')
@@ -25,7 +27,9 @@ def read_each(ids: Iterable[int], read: Callable[[int], T], describe: Describe) 
     sample_id = -1
     try:
         for sample_id in ids:
-            yield read(sample_id)
+            with panics_as(FormatError):
+                sample = read(sample_id)
+            yield sample
     except Exception as error:
         name_sample(error, sample_id, describe)
         raise
@@ -44,7 +48,8 @@ def collated(
     it raised StopIteration. Other errors stay what they are.
     """
     try:
-        return (collate or default_collate)(samples)
+        with panics_as(FormatError):
+            return (collate or default_collate)(samples)
     except Exception as error:
         row = getattr(collate, 'row_at_hand', None)
         if row is not None:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.reading.sample_errors import name_sample
 from headrace.dataset.reading.sample_pool import SamplePool
+from headrace.error_mapping import panics_as
+from headrace.errors import FormatError
 from headrace.format import ColumnBatch, Columns
 from headrace.order import Places
 from headrace.redaction import logger_of
@@ -156,7 +158,8 @@ class SkippingReader:
         samples: list[Any] = [None] * len(ids)
         for row, sample_id in enumerate(ids):
             try:
-                samples[row] = read(sample_id)
+                with panics_as(FormatError):
+                    samples[row] = read(sample_id)
             except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
                 if not is_bad_sample(error, from_user=self._from_user):
                     raise

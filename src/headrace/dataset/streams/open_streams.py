@@ -502,7 +502,7 @@ class _Opening:
     def _lengths_of(self, shard: int, column: str) -> Iterable[Any] | None:
         info, is_present = self.opened.shards[shard], self.opened.cache.is_present(self.opened.entries[shard])
         array = info.schema.arrays[info.schema.names.index(column)]
-        if array is not None and array[1]:
+        if array is not None and len(array[1]) == 1:
             return [np.full(info.samples, array[1][0])]
         if self.source is not None:
             return None if is_present else self.source.lengths_of(shard, column, self._retry)

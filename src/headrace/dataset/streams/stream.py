@@ -224,8 +224,9 @@ class Stream(StreamOptions, FactsRepr):
             ``docs/formats.md`` lists them. None: found by looking.
         format_options: options of the named format, such as ``{'delimiter': ';'}`` of 'csv'; ``docs/formats.md`` lists
             them.
-        cost: the column that says how long a sample is, for `bucket`, `batch_cost` and `balance`: whole numbers, or
-            texts, bytes or arrays, whose lengths count. All samples are read for it, once per machine.
+        cost: the column that says how long a sample is, for `bucket`, `batch_cost` and `balance`: whole numbers, also
+            as text, or texts, bytes or arrays of one axis, whose lengths count. All samples are read for it, once per
+            machine.
         decode: columns that are read as tensors: 'tensor' or an `ImageTensor` for all columns of images, or a mapping
             from columns to these or to an `AudioTensor`. None: images are read as Pillow's, and sound as bytes.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
