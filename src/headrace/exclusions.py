@@ -7,7 +7,7 @@ rows about other settings do not hold. Rules that depend on the data stand where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError, StreamError
@@ -15,6 +15,10 @@ from headrace.rules import BrokenRule
 
 Settings: TypeAlias = Mapping[str, Any]
 """Values by the names of arguments and of YAML's keys. `streams` are objects with attributes of such names."""
+
+
+def _always(_: Settings) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Exclusion:
     """Why, as a sentence without its period. Braces name the `first` and the `second` value, or `streams`."""
     fix: str
     """The remedy, in the same form."""
-    only_if: Callable[[Settings], bool] = field(default=lambda _: True)
+    only_if: Callable[[Settings], bool] = _always
     """A further condition."""
     error: type[HeadraceError] = ConfigError
     """The class of a dataset's error."""
@@ -116,7 +120,11 @@ _FOREIGN_ORDER: Final = Choice('shuffle_algo', _is_other_than('native'))  # Mosa
 _ONE_STREAM: Final = Choice('batching_method', _is('per_stream', 'device_per_stream'))
 _COSTS: Final = (Choice('bucket'), Choice('batch_cost'), Choice('balance'), Choice('loss_weight', _is('cost')))
 _TOKENS: Final = Choice('packing.weights_count', _is('tokens'))
-_WHOLE: Final = Choice('packing.sequences_per_epoch', _is('all'))
+_EXACT: Final = Choice('remainder', _is('exact'))
+_DROP_LAST: Final = Choice('loader.drop_last')
+_EXHAUSTED: Final = Choice('when_exhausted', _is_other_than('repeat'))
+_FIXED: Final = Choice('sampling_method', _is('fixed'))
+_OTHER_MIXTURE: Final = Choice('on_mixture_change', _is_other_than('refuse'))
 _GROWTH: Final = Choice('on_growth', _is_other_than('ignore'))
 _NEW_SAMPLES: Final = Choice('on_growth', _is('delta', 'wait'))
 _WEIGHTS: Final = '`proportion`, `choose` or a broken `repeat` of stream {streams}'
@@ -149,193 +157,125 @@ def _tokens(second: Choice, reason: str) -> Exclusion:
     return Exclusion(_TOKENS, second, rule, "leave it out, or set `weights_count` to 'documents'")
 
 
-def _decisions(second: Choice, what: str, fix: str, **more: Any) -> Exclusion:
+def _decisions(second: Choice, what: str, fix: str, only_if: Callable[[Settings], bool] = _always) -> Exclusion:
     rule = f'proportions cannot be decided in a run with {what}'
-    return Exclusion(Choice('decisions'), second, rule, f'{fix}, in a new run; or leave `decisions` out', **more)
+    return Exclusion(Choice('decisions'), second, rule, f'{fix}, in a new run; or leave `decisions` out', only_if)
 
 
+def _packing(second: Choice, rule: str, fix: str) -> Exclusion:
+    return Exclusion(Choice('packing'), second, rule, fix)
+
+
+# fmt: off
 EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
     # -- the order and its batches ---------------------------------------------------------------------------------
-    *_needs_native('bucket'),
-    *_needs_native('batch_cost'),
-    *_needs_native('balance'),
-    *_needs_native('uneven'),
+    *(row for key in ('bucket', 'batch_cost', 'balance', 'uneven') for row in _needs_native(key)),
     Exclusion(
-        Choice('batch_cost'),
-        Choice('batching_method', _is('stratified')),
+        Choice('batch_cost'), Choice('batching_method', _is('stratified')),
         "`batch_cost` needs batching_method 'random', since batches of different sizes cannot keep the streams' "
-        'shares, but got {second!r}',
-        'change it, or remove `batch_cost`',
-    ),
+        'shares, but got {second!r}', 'change it, or remove `batch_cost`'),
     Exclusion(
-        Choice('batch_cost'),
-        Choice('skip', _counts('ba')),
+        Choice('batch_cost'), Choice('skip', _counts('ba')),
         'with `batch_cost` batches differ in size, so `skip` cannot count them in `ba`',
-        'count samples: `headrace explain` says which samples a batch has',
-    ),
+        'count samples: `headrace explain` says which samples a batch has'),
     Exclusion(
-        Choice('batch_cost'),
-        Choice('global_batch_size'),
+        Choice('batch_cost'), Choice('global_batch_size'),
         "the global batch size, the most rows of a batch, must be a multiple of `batch_cost`'s `multiple`, "
-        '{first.multiple}, but got {second}',
-        'change one of them',
-        only_if=lambda settings: bool(settings['global_batch_size'] % settings['batch_cost'].multiple),
-    ),
-    *(
-        Exclusion(
-            choice,
-            Choice('cost', _lacks, is_of_streams=True),
-            '`bucket`, `batch_cost`, `balance` and `loss_weight: cost` need the costs of all samples, but stream '
-            '{streams} names no `cost`',
-            'name a column, such as `cost: tokens`',
-            only_if=lambda settings: not settings.get('packing'),
-            error=StreamError,
-        )
-        for choice in _COSTS
-    ),
+        '{first.multiple}, but got {second}', 'change one of them',
+        lambda settings: bool(settings['global_batch_size'] % settings['batch_cost'].multiple)),
+    *(Exclusion(
+        choice, Choice('cost', _lacks, is_of_streams=True),
+        '`bucket`, `batch_cost`, `balance` and `loss_weight: cost` need the costs of all samples, but stream '
+        '{streams} names no `cost`', 'name a column, such as `cost: tokens`',
+        lambda settings: not settings.get('packing'), StreamError) for choice in _COSTS),
     Exclusion(
-        Choice('remainder', _is('exact')),
-        _FOREIGN_ORDER,
+        _EXACT, _FOREIGN_ORDER,
         "remainder 'exact' needs shuffle_algo 'native', got {second!r}: MosaicML Streaming's orders repeat samples "
         'anywhere in the last batches, as samples like others',
-        "choose remainder 'repeat' or 'drop', or the native order",
-    ),
+        "choose remainder 'repeat' or 'drop', or the native order"),
     Exclusion(
-        Choice('remainder', _is('exact')),
-        _ONE_STREAM,
+        _EXACT, _ONE_STREAM,
         "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an epoch draws "
         'whole batches, so a few samples more or less than a stream has',
         "choose one of these methods for evaluation, or remainder 'repeat' or 'drop'",
-        only_if=lambda settings: sum(map(_is_drawn, settings.get('streams') or ())) > 1,
-    ),
+        lambda settings: sum(map(_is_drawn, settings.get('streams') or ())) > 1),
     Exclusion(
-        Choice('remainder', _is('exact')),
-        Choice('loader.drop_last'),
-        '`remainder: exact` and `drop_last: true` exclude each other',
-        'keep one',
-    ),
+        _EXACT, _DROP_LAST, '`remainder: exact` and `drop_last: true` exclude each other', 'keep one'),
     Exclusion(
-        Choice('schedule'),
-        _FOREIGN_ORDER,
-        'a `schedule` needs the native order, got {second!r}',
-        'leave `shuffle_algo` out, or remove the schedule',
-    ),
+        Choice('schedule'), _FOREIGN_ORDER, 'a `schedule` needs the native order, got {second!r}',
+        'leave `shuffle_algo` out, or remove the schedule'),
     Exclusion(
-        Choice('schedule'),
-        Choice('sampling_method', _is('fixed')),
+        Choice('schedule'), _FIXED,
         "sampling_method 'fixed' needs epochs that draw the same number of samples of a stream each, but a schedule "
-        'changes them',
-        "remove one of the two: 'balanced' sampling takes new samples in each epoch",
-    ),
+        'changes them', "remove one of the two: 'balanced' sampling takes new samples in each epoch"),
     Exclusion(
-        Choice('peers', lambda value: value is not None),
-        Choice('keep_zip', is_of_streams=True),
-        'nodes give each other uncompressed shards, but stream {streams} has `keep_zip`',
-        'remove it, or `peers`',
-        error=StreamError,
-    ),
+        Choice('peers', _is_other_than()), Choice('keep_zip', is_of_streams=True),
+        'nodes give each other uncompressed shards, but stream {streams} has `keep_zip`', 'remove it, or `peers`',
+        error=StreamError),
     # -- decided proportions ---------------------------------------------------------------------------------------
     _decisions(_FOREIGN_ORDER, 'shuffle_algo {second!r}', "leave `shuffle_algo` out, or choose 'native'"),
     _decisions(Choice('schedule'), 'a `schedule`', 'remove it'),
-    _decisions(Choice('when_exhausted', _is_other_than('repeat')), 'when_exhausted {second!r}', "choose 'repeat'"),
-    _decisions(Choice('sampling_method', _is('fixed')), "sampling_method 'fixed'", "choose 'balanced'"),
+    _decisions(_EXHAUSTED, 'when_exhausted {second!r}', "choose 'repeat'"),
+    _decisions(_FIXED, "sampling_method 'fixed'", "choose 'balanced'"),
     _decisions(
         Choice('shuffle', lambda shuffle: not shuffle),
         "streams that come one after the other, as without `shuffle` and with batching_method 'random'",
-        "shuffle, or choose 'stratified'",
-        only_if=lambda settings: settings.get('batching_method') == 'random',
-    ),
+        "shuffle, or choose 'stratified'", lambda settings: settings.get('batching_method') == 'random'),
     # -- data that grow --------------------------------------------------------------------------------------------
     _growth(Choice('packing'), 'packing, whose sequences hold documents of several passes'),
     _growth(_FOREIGN_ORDER, "`shuffle_algo` {second!r}, one of MosaicML Streaming's orders"),
-    _growth(Choice('sampling_method', _is('fixed')), '`sampling_method` {second!r}, whose samples would change'),
+    _growth(_FIXED, '`sampling_method` {second!r}, whose samples would change'),
     _growth(Choice('decisions'), 'decided proportions'),
     _growth(Choice('skip', _counts('ba')), 'bounds of `skip` in batches'),
     _new_samples(_ONE_STREAM, '`batching_method` {second!r}'),
     _new_samples(Choice('schedule'), 'a `schedule`'),
     _new_samples(Choice('epoch_size'), '`epoch_size`'),
-    _new_samples(Choice('when_exhausted', _is_other_than('repeat')), '`when_exhausted` {second!r}'),
+    _new_samples(_EXHAUSTED, '`when_exhausted` {second!r}'),
     _new_samples(Choice('proportion', _is_other_than(), is_of_streams=True), _WEIGHTS),
     _new_samples(Choice('choose', _is_other_than(), is_of_streams=True), _WEIGHTS),
     _new_samples(Choice('repeat', lambda repeat: bool((repeat or 0) % 1), is_of_streams=True), _WEIGHTS),
     _new_samples(Choice('streams', _are_several), 'several streams, of which only some may have grown'),
     _new_samples(Choice('subset', _is_other_than(), is_of_streams=True), _PARTS),
     _new_samples(Choice('fraction', _is_other_than(), is_of_streams=True), _PARTS),
-    *(
-        Exclusion(
-            _NEW_SAMPLES,
-            dropped,
-            'under `on_growth` {first!r} a new sample comes in one epoch, and an epoch of few samples may have no full '
-            "batch. So `remainder` 'drop', or `drop_last`, would lose samples",
-            "set `remainder` to 'exact' or 'repeat', or `on_growth` to 'next_pass'",
-        )
-        for dropped in (Choice('remainder', _is('drop')), Choice('loader.drop_last'))
-    ),
+    *(Exclusion(
+        _NEW_SAMPLES, dropped,
+        'under `on_growth` {first!r} a new sample comes in one epoch, and an epoch of few samples may have no full '
+        "batch. So `remainder` 'drop', or `drop_last`, would lose samples",
+        "set `remainder` to 'exact' or 'repeat', or `on_growth` to 'next_pass'")
+      for dropped in (Choice('remainder', _is('drop')), _DROP_LAST)),
     # -- packing ---------------------------------------------------------------------------------------------------
-    *(
-        Exclusion(
-            Choice('packing'),
-            choice,
-            'rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing',
-            'remove them',
-        )
-        for choice in _COSTS[:3]
-    ),
-    Exclusion(
-        Choice('packing'),
-        Choice('loss_weight', _is('cost')),
-        "rows of packed data have one length, so their weight is `loss_weight` 'samples'",
-        "set `loss_weight` to 'samples', or remove it",
-    ),
-    Exclusion(
-        Choice('packing'),
-        Choice('decisions'),
-        'a run with packing repeats no `decisions`, since it takes none',
-        'leave them out',
-    ),
-    Exclusion(
-        Choice('packing'),
-        Choice('loader.pad'),
-        '`packing` makes sequences of one length, so that there is nothing to `pad`',
-        'remove one of the two',
-    ),
-    Exclusion(
-        Choice('packing'),
+    *(_packing(
+        choice, 'rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing',
+        'remove them') for choice in _COSTS[:3]),
+    _packing(
+        _COSTS[3], "rows of packed data have one length, so their weight is `loss_weight` 'samples'",
+        "set `loss_weight` to 'samples', or remove it"),
+    _packing(
+        Choice('decisions'), 'a run with packing repeats no `decisions`, since it takes none', 'leave them out'),
+    _packing(
+        Choice('loader.pad'), '`packing` makes sequences of one length, so that there is nothing to `pad`',
+        'remove one of the two'),
+    _packing(
         _FOREIGN_ORDER,
         "`shuffle_algo` must be 'native' with packing, but is {second!r}: a position of MosaicML Streaming's orders "
-        'depends on the ranks',
-        'leave it out',
-    ),
-    Exclusion(
-        Choice('packing'),
+        'depends on the ranks', 'leave it out'),
+    _packing(
         _ONE_STREAM,
         "`batching_method` must be 'random' or 'stratified' with packing, whose sequences hold documents of several "
-        'batches, but is {second!r}',
-        'choose one of these',
-    ),
+        'batches, but is {second!r}', 'choose one of these'),
     Exclusion(
-        _WHOLE,
-        Choice('on_mixture_change', _is_other_than('refuse')),
+        Choice('packing.sequences_per_epoch', _is('all')), _OTHER_MIXTURE,
         "`on_mixture_change` must be 'refuse' with sequences_per_epoch 'all', but is {second!r}: the sequences of a "
-        'pass that is packed whole depend on all of its documents',
-        'leave it out',
-    ),
+        'pass that is packed whole depend on all of its documents', 'leave it out'),
     _tokens(Choice('epoch_size'), 'it counts documents'),
-    _tokens(
-        Choice('when_exhausted', _is_other_than('repeat')),
-        'streams are exhausted at other documents than the proportions count',
-    ),
-    _tokens(Choice('sampling_method', _is_other_than('balanced')), 'an epoch takes no part of a stream'),
-    _tokens(
-        Choice('on_mixture_change', _is_other_than('refuse')),
-        'the lanes of each stream continue in the same mixture only',
-    ),
+    _tokens(_EXHAUSTED, 'streams are exhausted at other documents than the proportions count'),
+    _tokens(_FIXED, 'an epoch takes no part of a stream'),
+    _tokens(_OTHER_MIXTURE, 'the lanes of each stream continue in the same mixture only'),
     Exclusion(
-        _TOKENS,
-        Choice('proportion', _lacks, is_of_streams=True),
+        _TOKENS, Choice('proportion', _lacks, is_of_streams=True),
         "`weights_count` 'tokens' needs a `proportion` of each stream, or a schedule, but stream {stream!r} has none",
         'give each stream one in the place of `repeat` and `choose`',
-        only_if=lambda settings: _are_several(settings.get('streams')) and not settings.get('schedule'),
-    ),
+        lambda settings: _are_several(settings.get('streams')) and not settings.get('schedule')),
 )
+# fmt: on
 """All rows, by subject."""
