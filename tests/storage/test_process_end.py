@@ -1,8 +1,11 @@
 """A process that ends while its threads fetch: the next fetch removes what is left, and others continue."""
 
 import itertools
+import json
 import multiprocessing
 import multiprocessing.util
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +15,7 @@ import pytest
 from headrace.dataset.progress import Progress
 from headrace.dataset.workers import shutdown
 from headrace.testing.stores import CountingStore, FaultyStore
+from tests.support.programs import quiet_ends
 from tests.support.programs.processes import end_well, run_program
 from tests.support.programs.together import FORK, as_somebody_waits, is_half_there
 from tests.support.programs.waiting import until
@@ -197,3 +201,22 @@ print(*{name.partition('/')[0] for name in names(cache.folder)})
 # Has another thread for transfers be there already: Python 3.12 starts none in exit functions.
 cache.fetch(remote.entries[2])
 """
+
+
+def test_programs_that_end_within_a_pass_print_nothing(tmp_path):
+    environment = {'PATH': os.defpath, 'HOME': str(tmp_path), 'PYTHONPATH': os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, quiet_ends.__file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    ends = json.loads(done.stdout)
+    assert len(ends) == len(quiet_ends.CASES)
+    for case, (status, error) in ends.items():
+        way = case.split()[0]
+        assert status == {'sys.exit': 3, 'exception': 1}.get(way, 0), (case, error)
+        lines = error.splitlines()
+        assert lines[-1:] == (['ValueError: of the user'] if way == 'exception' else []), (case, error)
+        assert 'ignored' not in error

@@ -189,6 +189,15 @@ class _WatchedProcess(ForkProcess):
 
     _pipes: tuple[int, int, int, int]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owner = os.getpid()
+
+    def join(self, timeout: float | None = None) -> None:
+        """As `Process.join`; a copy of the parent, as by `os.fork`, does not wait: at its exit it would fail."""
+        if self._owner == os.getpid():
+            super().join(timeout)
+
     def _bootstrap(self, *args: Any, **kwargs: Any) -> int:
         ready_reader, ready_writer, go_reader, go_writer = self._pipes
         os.close(ready_reader)

@@ -7,10 +7,11 @@ import ctypes
 import mmap
 import os
 import stat
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -273,7 +274,7 @@ class Lease:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        # At the interpreter's end, modules have lost their names; then the system unlocks and unmaps.
-        if _mine is not None:  # pyright: ignore[reportUnnecessaryComparison]
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end, this module or another may have lost its names; then the system unlocks and unmaps.
+        if not is_finalizing() and _mine is not None:  # pyright: ignore[reportUnnecessaryComparison]
             self.release()
