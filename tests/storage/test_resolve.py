@@ -109,7 +109,7 @@ for url, extra in {URLS}.items():
         ('https://s3.amazonaws.com/bucket/p', '"s3://bucket/p"'),
         ('https://storage.googleapis.com/bucket/p', '"gs://bucket/p"'),
         ('https://account.blob.core.windows.net/container/p', '"azure://account.blob.core.windows.net/container/p"'),
-        ('https://account.dfs.core.windows.net/fs/p', '"azure-dl://account.dfs.core.windows.net/fs/p"'),
+        ('https://account.dfs.core.windows.net/files/p', '"azure-dl://account.dfs.core.windows.net/files/p"'),
         ('http://example.com/data/shard-000.tar', '`wget --recursive --no-parent URL`'),
     ],
 )
