@@ -6,6 +6,7 @@ import fnmatch
 import io
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +287,29 @@ def test_braces_of_a_path_that_exists_are_its_name(tmp_path: Path) -> None:
     write(tmp_path, 'a-{0..3}.parquet')
     assert keys(store_of(tmp_path / 'a-{0..3}.parquet')) == ['a-{0..3}.parquet']
     assert keys(store_of(tmp_path / 'a-[{]0..3}.parquet')) == ['a-{0..3}.parquet']
+
+
+def test_keys_with_an_empty_part_are_read_as_the_store_has_them(tmp_path: Path, s3_server: Any) -> None:
+    bucket, client = s3_server.new_bucket(), s3_server.client()
+    for number, key in enumerate(('one/2018//a.parquet', '/lead/a.parquet', '/b.parquet', 'x/y/a.parquet')):
+        path = write(tmp_path, f'{number}.parquet') / f'{number}.parquet'
+        client.upload_file(str(path), bucket, key)
+    for remote, expected in (
+        ('one/2018//', ['a.parquet']),
+        ('one/2018//a.parquet', ['a.parquet']),
+        ('one/2018//*.parquet', ['a.parquet']),
+        ('/lead', ['a.parquet']),
+        ('/lead/a.parquet', ['a.parquet']),
+        ('/*.parquet', ['b.parquet']),
+        ('/b.parquet', ['b.parquet']),
+        ('x/y/', ['a.parquet']),
+    ):
+        assert keys(store_of(f's3://{bucket}/{remote}')) == expected
+    for remote, key in (('one/2018', "'/a.parquet'"), ('one', "'2018//a.parquet'"), ('one/**', "'2018//a.parquet'")):
+        with pytest.raises(StreamError, match=rf'has {key}\. Name (s3://\S+//) in `remote`') as caught:
+            store_of(f's3://{bucket}/{remote}', format_name='parquet').find()
+        folder = re.search(r'Name (\S+) in', str(caught.value))
+        assert folder is not None
+        assert keys(store_of(folder[1])) == ['a.parquet']
+    dataset = StreamingDataset(remote=f's3://{bucket}/one/2018//a.parquet', local=str(tmp_path / 'c'), batch_size=1)
+    assert dataset[0]['id'] == 0

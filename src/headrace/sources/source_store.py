@@ -28,6 +28,7 @@ from headrace.errors import (
     FormatError,
     ObjectNotFoundError,
     StorageError,
+    StreamError,
     TransferError,
 )
 from headrace.redaction import logger_of, without_credentials
@@ -88,7 +89,8 @@ def split_glob(url: str) -> tuple[str, str]:
     first = next(number for number, part in enumerate(parts) if _MAGIC.search(part))
     if '://' in url and first == 2:
         raise ConfigError(f'A glob is below a bucket, but that of {url} is in its name. Name one bucket.')
-    return '/'.join(parts[:first]) or ('/' if url.startswith('/') else '.'), '/'.join(parts[first:])
+    root = '/'.join(parts[:first]) or ('/' if url.startswith('/') else '.')
+    return root + '/' * (root.endswith('/') and '://' in url), '/'.join(parts[first:])  # an empty part is one of a key
 
 
 def glob_pattern(glob: str) -> re.Pattern[str]:
@@ -148,7 +150,7 @@ class SourceStore:
         if self._glob or is_local or not self._is_name(name):
             return self._root, None
         with contextlib.suppress(ConfigError, AccessDeniedError, ObjectNotFoundError):  # above is no place to list
-            store = open_store(above, self._options)
+            store = open_store(f'{above}/', self._options)
             first = next(iter(store.list(name)), None)  # a folder of this name, as Spark writes them, is behind it
             if first is not None and first.key == name:
                 return store, first
@@ -223,6 +225,11 @@ class SourceStore:
             )
         if self._split:
             objects = choose_split(objects, self._split, self.shown)
+        if empty := next((info.key for info in objects if not all(info.key.split('/'))), None):
+            raise StreamError(
+                f'A key with an empty part between slashes is read if `remote` names its folder, but {self.shown} has '
+                f'{empty!r}. Name {self.root_url}/{folder_of(empty)}/ in `remote`, or leave it out with a glob.'
+            )
         if name not in TABLES:
             if not is_glob:
                 check_split(objects, self._split, self.shown)

@@ -275,7 +275,7 @@ class TestRequests:
         put_bytes(azurite.store(name), 'pre/x', b'1')
         put_bytes(azurite.store(name), 'prefix', b'2')
         assert [info.key for info in azurite.store(name, 'pre').list('')] == ['x']
-        assert repr(AzureStore('data', '/p/')) == "AzureStore('azure://data/p')"
+        assert repr(AzureStore('data', 'p/')) == "AzureStore('azure://data/p')"
 
 
 @pytest.mark.usefixtures('with_key')

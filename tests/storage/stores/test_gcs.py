@@ -236,7 +236,7 @@ def test_a_prefix_hides_what_is_outside(emulator):
     put_bytes(emulator.store(bucket), 'pre/x', b'1')
     put_bytes(emulator.store(bucket), 'prefix', b'2')
     assert [info.key for info in emulator.store(bucket, 'pre').list('')] == ['x']
-    assert repr(GCSStore('b', '/p/')) == "GCSStore('gs://b/p')"
+    assert repr(GCSStore('b', 'p/')) == "GCSStore('gs://b/p')"
 
 
 class TestWhichCredentials:

@@ -382,7 +382,7 @@ def test_a_prefix_hides_what_is_outside(moto):
     put_bytes(moto.store(bucket), 'pre/x', b'1')
     put_bytes(moto.store(bucket), 'prefix', b'2')
     assert [info.key for info in moto.store(bucket, 'pre').list('')] == ['x']
-    assert repr(S3Store('b', '/p/')) == "S3Store('s3://b/p')"
+    assert repr(S3Store('b', 'p/')) == "S3Store('s3://b/p')"
 
 
 def test_bytes_that_do_not_match_their_checksum_are_read_anew(moto, tmp_path, monkeypatch):

@@ -32,8 +32,8 @@ class BucketStore(ABC):
         self, prefix: str, options: StoreOptions | None, *, extra: Iterable[str], title: str, connections: int = 32
     ) -> None:
         """Check the options. `title`: the backend's name in messages; `connections`: of a process, by default."""
-        self.prefix = prefix.strip('/')
-        self._root = f'{self.prefix}/' if self.prefix else ''
+        self.prefix = prefix.removesuffix('/')
+        self._root = f'{self.prefix}/' if prefix else ''
         self.options = options or StoreOptions()
         check_extra(self.options, extra, title)
         self._pool = count_option(self.options, 'max_pool_connections', connections)

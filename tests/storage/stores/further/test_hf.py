@@ -367,5 +367,5 @@ def test_a_folder_hides_what_is_outside(plain_hub):
     put_bytes(plain_hub.store(repo), 'pre/x', b'1')
     put_bytes(plain_hub.store(repo), 'prefix', b'2')
     assert [info.key for info in plain_hub.store(repo, 'pre').list('')] == ['x']
-    assert repr(HFStore('o/r', '/p/')) == "HFStore('hf://datasets/o/r/p')"
+    assert repr(HFStore('o/r', 'p/')) == "HFStore('hf://datasets/o/r/p')"
     assert repr(HFStore('o/r', revision='v1')) == "HFStore('hf://datasets/o/r@v1')"

@@ -225,7 +225,7 @@ class TestRequests:
         put_bytes(oci_cloud.store(name), 'pre/x', b'1')
         put_bytes(oci_cloud.store(name), 'prefix', b'2')
         assert [info.key for info in oci_cloud.store(name, 'pre').list('')] == ['x']
-        assert repr(OCIStore('data', '/p/', namespace='space')) == "OCIStore('oci://data@space/p')"
+        assert repr(OCIStore('data', 'p/', namespace='space')) == "OCIStore('oci://data@space/p')"
 
 
 class TestS3Interface(StoreContract):

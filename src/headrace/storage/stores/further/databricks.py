@@ -80,7 +80,7 @@ class WorkspaceFolder(BucketStore):
     """A folder of a workspace: what the stores for volumes and for DBFS have in common."""
 
     def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
-        super().__init__(root, options, extra=EXTRA, title='a Databricks store')
+        super().__init__(root.strip('/'), options, extra=EXTRA, title='a Databricks store')
         self.root = f'/{self.prefix}'
 
     @property

@@ -212,7 +212,7 @@ def open_hf_store(url: str, options: StoreOptions) -> HFStore:
             f'got {url!r}. Correct it.'
         )
     revision = unquote(found['revision'] or 'main')
-    return HFStore(found['repo'], found['prefix'] or '', options, kind=found['kind'], revision=revision)
+    return HFStore(found['repo'], (found['prefix'] or '').strip('/'), options, kind=found['kind'], revision=revision)
 
 
 @sealed
