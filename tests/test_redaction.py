@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from headrace.errors import ConfigError, TransferError
-from headrace.redaction import redact, redact_value, warn
+from headrace.errors import ConfigError, HeadraceError, TransferError
+from headrace.redaction import logger_of, redact, redact_value, visible, warn
 from tests.support.suite.planted import (
     USER,
     VARIABLE,
@@ -122,3 +122,15 @@ def test_huge_messages_take_time_by_their_length(piece: str) -> None:
 
     assert seconds(40_000) < 40 * max(seconds(5_000), 1e-4)
     assert len(str(TransferError(piece * (3_000_000 // len(piece))))) < 1 << 21
+
+
+def test_control_characters_of_others_are_escapes(caplog):
+    text = 'a\x1b[2J\r\x9b\u202eb\n\tc'
+    shown = 'a\\x1b[2J\\r\\x9b\\u202eb\n\tc'
+    logger_of('headrace.test').warning('%s', text)
+    assert caplog.messages == [shown]
+    assert str(HeadraceError(text)) == shown
+    with pytest.warns(UserWarning, match='2J') as warned:
+        warn(text)
+    assert str(warned[0].message) == shown
+    assert visible(text, one_line=True) == shown.replace('\n', '\\n').replace('\t', '\\t')

@@ -37,7 +37,7 @@ import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headrace.redaction import redact
+from headrace.redaction import redact, visible
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +76,7 @@ class HeadraceError(Exception):
     """The root of every exception that headrace raises on purpose. Its message is without secrets."""
 
     def __new__(cls, *args: object) -> Self:
-        return super().__new__(cls, *(redact(arg) if isinstance(arg, str) else arg for arg in args))
+        return super().__new__(cls, *(visible(redact(arg)) if isinstance(arg, str) else arg for arg in args))
 
     def __init__(self, *_: object) -> None:
         super().__init__(*self.args)

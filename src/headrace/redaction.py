@@ -65,6 +65,14 @@ _SHAPE: Final = re.compile(
     re.IGNORECASE,
 )
 
+_CONTROL_OR_LINE: Final = {
+    code: ascii(chr(code))[1:-1]
+    for codes in (range(0x20), range(0x7F, 0xA0), range(0x2028, 0x202F), range(0x2066, 0x206A))
+    for code in codes
+}
+"""Escapes of control characters, those of the direction of text included."""
+_CONTROL: Final = {code: text for code, text in _CONTROL_OR_LINE.items() if chr(code) not in '\t\n'}
+
 _kept: set[str] = set()
 
 
@@ -93,6 +101,14 @@ def redact(text: str) -> str:
     for value in sorted({*_kept, *_of_environment()}, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return _SHAPE.sub(HIDDEN, _NAMED.sub(_hide_value, _redact_url(text)))
+
+
+def visible(text: str, *, one_line: bool = False) -> str:
+    """A text that may be another machine's, with control characters as escapes, which a terminal or a log would obey.
+
+    Newlines and tabs stay, unless it is to be `one_line`.
+    """
+    return text.translate(_CONTROL_OR_LINE if one_line else _CONTROL)
 
 
 def redact_value(value: Any, name: str = '') -> Any:
@@ -128,12 +144,12 @@ def redacted_repr(cls: type[T]) -> type[T]:
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
-    """As `warnings.warn`, without secrets."""
-    warnings.warn(redact(message), category, stacklevel=stacklevel + 1)  # noqa: TID251 - this is the way
+    """As `warnings.warn`, without secrets and control characters."""
+    warnings.warn(visible(redact(message)), category, stacklevel=stacklevel + 1)  # noqa: TID251 - this is the way
 
 
 def logger_of(name: str) -> logging.Logger:
-    """The logger of a module, whose records are without secrets."""
+    """The logger of a module, whose records are without secrets and control characters."""
     logger = logging.getLogger(name)  # noqa: TID251 - this is the way
     if not any(isinstance(other, _Redaction) for other in logger.filters):
         logger.addFilter(_Redaction())
@@ -144,9 +160,9 @@ class _Redaction(logging.Filter):
     """Redacts a record where it is made, so that every handler gets it without secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), None
+        record.msg, record.args = visible(redact(record.getMessage())), None
         if record.exc_info and not record.exc_text:
-            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = visible(redact(logging.Formatter().formatException(record.exc_info)))
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from headrace.storage.cache import peer_server
 from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peer_server import PeerServer, serve
 from headrace.storage.cache.peers import PeerOptions, Peers, proof
+from headrace.testing.stores import CountingStore
 from tests.support.programs.waiting import until
 from tests.support.servers.peers import STREAM, TOKEN, listen, servers_of, serving
 from tests.support.stores.shards import SIZE, cache_of, fetch_index, make_remote, names
@@ -135,19 +137,41 @@ def test_a_flood_of_headers_and_a_slow_request_are_given_up(served, monkeypatch)
             connection.sendall(b'X: ' + b'y' * 60_000 + b'\r\n')
 
 
-def test_connections_are_bounded(plain, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(peer_server, 'CONNECTIONS', 2)
-    with serving(listen(0), {STREAM: cache_of(plain, tmp_path / 'cache')}) as server:
-        held = [socket.create_connection(server.server_address, timeout=10) for _ in range(2)]
-        with pytest.raises(ConnectionError):
-            while ask(server.server_address, get('/')):
-                pass  # the two are not yet accepted
-            raise ConnectionError
-        for one in held:
-            one.close()
-        while not ask(server.server_address, get('/')):
-            pass
-    assert 'there are 2 connections' in caplog.text
+def test_slow_connections_of_one_address_leave_places_for_peers(plain, tmp_path, caplog):
+    entry = plain.entries[0]
+    with serving(listen(0), {STREAM: cache_of(plain, tmp_path / 'cache')}) as server, contextlib.ExitStack() as stack:
+        others = stack.enter_context(socket.create_connection(server.server_address, source_address=('127.0.0.9', 0)))
+        for _ in range(3 * peer_server.UNPROVEN):
+            slow = stack.enter_context(socket.create_connection(server.server_address))
+            slow.sendall(b'GET / HTTP/1.1\r\n')
+        assert ask(server.server_address, get(f'/{STREAM}/{entry.key}')).endswith(plain.data[entry.key])
+        others.sendall(get('/'))
+        assert others.recv(100).startswith(b'HTTP/1.1 204')
+    assert caplog.text.count('too many connections from there') == 1
+
+
+def test_connections_of_peers_are_bounded(plain, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(peer_server, 'CONNECTIONS', 1)
+    monkeypatch.setattr(peer_server, 'ALIVE', 0.01)
+    entry, begun, goes_on = plain.entries[0], threading.Event(), threading.Event()
+
+    class Waiting(CountingStore):
+        def get(self, *args, **options):
+            begun.set()
+            goes_on.wait(60)
+            return super().get(*args, **options)
+
+    cache = cache_of(plain, tmp_path / 'cache', store=Waiting(plain.store))
+    with serving(listen(0), {STREAM: cache}) as server:
+        with socket.create_connection(server.server_address, timeout=60) as first:
+            first.sendall(get(f'/{STREAM}/{entry.key}'))
+            assert begun.wait(60)
+            assert status_of(ask(server.server_address, get('/'))) == 503
+            goes_on.set()
+            while first.recv(1 << 16):
+                pass
+        until(lambda: status_of(ask(server.server_address, get('/'))) == 204)
+    assert 'there are 1 connections of peers' in caplog.text
 
 
 def test_a_peer_that_does_not_read_is_left(tmp_path, monkeypatch):

@@ -121,6 +121,7 @@ def endless_head(connection: socket.socket) -> None:
 FAULTS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     'closes': (lambda _: None, 'does not answer'),
     'is silent': (lambda connection: connection.recv(1) and None, 'does not answer'),
+    'sends control characters': (lambda connection: connection.sendall(b'\x1b[2JH\x9b\r\n'), r'e: \x1b[2JH\x9b'),
     'is no HTTP': (lambda connection: connection.sendall(b'SSH-2.0-OpenSSH\r\n'), 'does not answer'),
     'fails': (lambda connection: connection.sendall(head(0, '500 Oh')), 'status 500'),
     'breaks off': (lambda connection: connection.sendall(head(SIZE) + b'x' * 100), 'broke off'),

@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError, StorageError, StreamError, TransferEr
 from headrace.storage import Retry, download
 from headrace.storage.protocol import Store, StoreOptions
 from headrace.storage.resolve import open_store
+from headrace.storage.transfer import answer_bounds
 from tests.support.servers.hostile_server import hostile_server
 from tests.support.stores.every_store import REQUEST_TIMEOUT, URLS
 
@@ -347,3 +348,10 @@ def test_a_listing_that_gets_no_further_is_an_error(kind, open_at, way):
 
     with hostile_server(say) as address, pytest.raises(StorageError, match='does not end|same next token'):
         list(open_at(address).list(''))
+
+
+def test_a_listing_of_ever_new_names_ends(monkeypatch):
+    monkeypatch.setattr(answer_bounds, 'PAGES', 10)
+    items = answer_bounds.items_of('s3://bucket/a', ([f'{number}'] for number in itertools.count()), str)
+    with pytest.raises(StorageError, match=r'Listing s3://bucket/a: the server sent more than 10 pages'):
+        list(items)

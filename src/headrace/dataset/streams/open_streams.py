@@ -39,6 +39,7 @@ from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
+from headrace.redaction import warn
 from headrace.selection import Selection, Shards
 from headrace.selection.costs import Measuring, StoredCosts, check_cost, measure_costs
 from headrace.storage import (
@@ -109,7 +110,7 @@ class ShardEntries:
                     packed_name=None if packed is None else packed.basename,
                     packed_size=None if packed is None else packed.bytes,
                     verify=partial(verify_file, info=file.raw, algorithm=self._hash),
-                    verify_copy=partial(verify_file, info=file.raw, algorithm=of_copies),
+                    verify_copy=partial(verify_file, info=file.raw, algorithm=of_copies) if of_copies else None,
                     verify_packed=None if packed is None else partial(verify_file, info=packed, algorithm=self._hash),
                     unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
                 )
@@ -444,6 +445,13 @@ class _Opening:
             if peers is None or self.store is None or self.past
             else StreamPeers(peers, digest_of(self.found.fingerprint))
         )
+        if asked is not None and len(shards) and entries[0].parts[0].verify_copy is None:
+            warn(
+                f'The index of stream {stream.title} has no hashes, so wrong bytes of a peer that have the right size '
+                f'would be read as samples. Write the data with them, such as by `headrace '
+                f'{"reshard" if self.source is None else "convert"} {stream.url} OUT --hashes xxh64`, or do without '
+                f'`peers`.'
+            )
         cache = ShardCache(
             stream.folder,
             store=self.store,

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -57,7 +58,10 @@ from headrace.storage.transfer.answer_bounds import Incoming
 from headrace.storage.transfer.download import Transfer
 
 CONNECTIONS: Final = 128
-"""The most connections at one time; further ones are closed."""
+"""The most connections of peers at one time; a further one is answered at once that it gets nothing now."""
+UNPROVEN: Final = 64
+"""The most connections that have not yet proved to be a peer's; a further one takes the place of the oldest one of the
+address that has most of them."""
 HEAD_SECONDS: Final = 5.0
 """Seconds for a request to arrive."""
 ALIVE: Final = 1.0
@@ -80,6 +84,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
         listening.setblocking(False)  # the server before this one may accept a connection that both have seen
         self.token, self._caches = token, caches
         self._places = threading.Semaphore(CONNECTIONS)
+        self._unproven, self._proven = dict[socket.socket, str](), set[socket.socket]()  # the former by age
         # None waits for a thread of another one: that could be a circle. Requests to the store are bounded there.
         self._fetches = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix='headrace-peers')
         self._lock = threading.Lock()
@@ -87,22 +92,43 @@ class PeerServer(socketserver.ThreadingTCPServer):
         self._told = set[str]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, if there are not too many."""
-        if not self._places.acquire(blocking=False):
-            self.refuse(client_address, f'there are {CONNECTIONS} connections')
-            self.shutdown_request(request)
-            return
+        """Start a thread for a connection."""
+        with self._lock:
+            if len(self._unproven) >= UNPROVEN:
+                ((most, _),) = Counter(self._unproven.values()).most_common(1)
+                oldest = next(one for one, address in self._unproven.items() if address == most)
+                del self._unproven[oldest]
+                with contextlib.suppress(OSError):  # it has just been closed
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+                self.refuse((most,), 'too many connections from there have sent no proof of the token')
+            self._unproven[request] = client_address[0]
         try:
             super().process_request(request, client_address)
         except BaseException:  # the limit of threads
-            self._places.release()
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._unproven.pop(request, None)
+            if request in self._proven:
+                self._proven.remove(request)
+                self._places.release()
+
+    def prove(self, request: socket.socket) -> bool:
+        """Count a connection as one of a peer; False if there are too many of them."""
+        with self._lock:
+            self._unproven.pop(request, None)
+            if not self._places.acquire(blocking=False):
+                return False
+            self._proven.add(request)
+            return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
         """Log why a request was given up; there is nobody to raise it to."""
@@ -172,6 +198,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, f'HMAC {proof(self.server.token, self.path)}'.encode()):
             self.server.refuse(self.client_address, 'it does not prove to know the token of this run')
             self._answer(403)
+            return
+        if not self.server.prove(self.connection):
+            self.server.refuse(self.client_address, f'there are {CONNECTIONS} connections of peers')
+            self._answer(503)
             return
         _, _, rest = self.path.partition('/')
         stream, _, name = rest.partition('/')

@@ -36,7 +36,7 @@ from urllib.parse import quote, urlsplit
 from xxhash import xxh64_intdigest
 
 from headrace.errors import ChecksumError, ConfigError, FormatError
-from headrace.redaction import keep_secret, logger_of
+from headrace.redaction import keep_secret, logger_of, visible
 from headrace.storage.cache.entry import CachePart
 from headrace.storage.transfer.answer_bounds import bounded_answer
 from headrace.storage.transfer.http import CHUNK
@@ -526,7 +526,9 @@ class Peers:
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in _OF_THIS_PROCESS:
                 raise _AbsentError(f'This process cannot ask {text_of(peer.address)} for {path}: {error}', 1) from error
-            raise _PeerError(f'does not answer for {path} ({type(error).__name__}: {error})') from error
+            raise _PeerError(
+                f'does not answer for {path} ({type(error).__name__}: {visible(str(error)[:200], one_line=True)})'
+            ) from error
         finally:
             connection.close()
 

@@ -24,6 +24,8 @@ HEAD: Final = 1 << 20  # Bytes of status lines and headers, those of interim ans
 ERROR_BODY: Final = 1 << 20  # The most bytes of an error, both as received and unpacked. The rest is cut off.
 EMPTY_PAGES: Final = 1000
 """Pages of a listing in a row that may bring nothing; some servers send a few where many objects were deleted."""
+PAGES: Final = 100_000
+"""Pages of a listing at most: no folder has so many objects, but a server may make up ever new ones."""
 SLOWEST: Final = 1 << 10
 """Bytes a second. The time that a body takes at this pace comes on top of the bound of a request."""
 
@@ -187,23 +189,28 @@ class Pace:
 def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -> Iterator[T]:
     """The items of the pages of a listing, which must get further. `name`: of an item.
 
-    StorageError: `EMPTY_PAGES` pages in a row are empty, or a page begins as one before it did.
+    StorageError: `EMPTY_PAGES` pages in a row are empty, a page begins as one before it did, or there are more than
+    `PAGES`.
     """
     begins, empty = set[str](), 0
-    for page in pages:
+    for number, page in enumerate(pages):
         items = iter(page)
         first = next(items, None)
-        if first is None:
+        if number >= PAGES:
+            what = f'more than {PAGES} pages'
+        elif first is None:
             empty += 1
             if empty < EMPTY_PAGES:
                 continue
+            what = f'{empty} empty pages in a row'
         elif name(first) not in begins:
             begins.add(name(first))
             empty = 0
             yield first
             yield from items
             continue
-        what = f'{empty} empty pages in a row' if first is None else f'the page that begins with {name(first)!r} again'
+        else:
+            what = f'the page that begins with {name(first)!r} again'
         raise StorageError(
             f'Listing {url}: the server sent {what}, so that the listing does not end. Check that the endpoint is such '
             f'a service, and what lies between.'
