@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import inspect
 import re
 import runpy
+import string
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+
+from tests.support.pages.transcripts import with_transcripts
+
+pa = pytest.importorskip('pyarrow')
+pq = pytest.importorskip('pyarrow.parquet')
 
 README = (Path(__file__).parents[1] / 'README.md').read_text()
 BLOCKS = re.findall(r'^```(\w+)\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
-WRITE, LOOP, LIGHTNING, COMPOSER = (text for language, text in BLOCKS if language == 'python')
+LOOP, MIXED, LIGHTNING, COMPOSER = (text for language, text in BLOCKS if language == 'python')
 (MIX,) = (text for language, text in BLOCKS if language == 'yaml')
+
+
+def write_bytes(folder: Path, module: ModuleType) -> None:
+    """Parquet files of a reader, with rows of 65 tokens."""
+    text = np.frombuffer(inspect.getsource(module).encode(), np.uint8)
+    rows = pa.FixedSizeListArray.from_arrays(text[: len(text) // 65 * 65], 65)
+    folder.mkdir()
+    pq.write_table(pa.table({'tokens': rows}), folder / 'part.parquet')
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the shards and the mix of the README."""
+    """A folder with the data and the mix of the README."""
     path = tmp_path_factory.mktemp('readme')
-    run(WRITE, path)
+    write_bytes(path / 'prose', string)
+    write_bytes(path / 'code', argparse)
     (path / 'mix.yaml').write_text(MIX)
     return path
 
@@ -41,14 +60,26 @@ def steps(checkpoint: Path) -> int:
 
 
 def test_the_first_screen_is_short() -> None:
-    """Data, configuration and loop take 25 lines, which are readable on half a screen as all others."""
-    assert sum(len(example.splitlines()) for example in (WRITE, MIX, LOOP)) <= 25
+    """The loop takes five lines, and the mixture fourteen; all are readable on half a screen."""
+    assert len(re.findall('^.', LOOP, re.MULTILINE)) <= 5
+    assert sum(len(example.splitlines()) for example in (MIX, MIXED)) <= 14
     assert all(len(line) <= 75 for _, block in BLOCKS for line in block.splitlines())
 
 
-def test_the_loop_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(LOOP, folder)
+def test_init_writes_a_script_that_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert with_transcripts(README, folder) == README
+    script = folder / 'train.py'
+    run(script.read_text().replace('STEPS = 100', 'STEPS = 4'), folder)
 
+    assert capsys.readouterr().out.splitlines()[-1].startswith('Step 4 of 4 is done.')
+
+
+def test_the_loops_run_as_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pq.read_table(folder / 'prose').num_rows
+    run(LOOP, folder)
+    assert capsys.readouterr().out.count('\n') == -(-rows // 64)
+
+    run(MIXED, folder)
     assert capsys.readouterr().out.splitlines()[:-1] == ['torch.Size([64, 65])'] * 62  # and 32 of the 4,000 samples
 
 

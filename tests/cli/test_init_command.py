@@ -120,8 +120,56 @@ def test_other_columns_are_shown_and_the_model_has_a_place(
     assert lines[-1].startswith('Step 4 of 4 is done.')
 
 
+def write_varying(folder: Path) -> Path:
+    folder.mkdir()
+    rows = (
+        {'ids': [*range(row)], 'text': 'x' * row, 'meta': {'tags': ['a'] * (row % 3), 'n': None}} for row in range(24)
+    )
+    (folder / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    return folder
+
+
+def write_arrays(folder: Path) -> Path:
+    columns = {'tokens': 'ndarray:int32', 'audio': 'ndarray', 'length': 'int'}
+    with MDSWriter(out=str(folder), columns=columns) as writer:
+        for row in range(24):
+            tokens, audio = np.arange(row + 1, dtype=np.int32), np.zeros((row % 3 + 1, row + 1), np.float32)
+            writer.write({'tokens': tokens, 'audio': audio, 'length': row})
+    return folder
+
+
+def write_captioned(folder: Path) -> Path:
+    image = pytest.importorskip('PIL.Image')
+    with MDSWriter(out=str(folder), columns={'image': 'jpeg', 'label': 'int', 'boxes': 'json'}) as writer:
+        for row in range(24):
+            label = (-1, 40_000)[row % 2]
+            writer.write({'image': image.new('L', (30 + row, 40)), 'label': label, 'boxes': [[0.5] * 4] * row})
+    return folder
+
+
+@quiet
+@pytest.mark.parametrize('write', [write_varying, write_arrays, write_captioned])
+def test_values_of_different_lengths_train(
+    write: Any, framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / 'out'
+    assert init(write(tmp_path / 'data'), out, '--framework', framework) == 0
+    shorten(out)
+    assert last_line(out, capsys).startswith('Step 4 of 4 is done.')
+
+
+def test_pickled_objects_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'object': 'pkl'}) as writer:
+        writer.write({'object': {1}})
+    assert init(tmp_path / 'data', tmp_path / 'out') == 1
+    assert "has pickled objects in column 'object', which run code" in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('write', [write_tokens, write_rows])
+@pytest.mark.parametrize('write', [write_tokens, write_rows, write_varying])
 def test_composer_trains(write: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip('composer')
     out = tmp_path / 'out'

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import headrace
 from headrace.cli import config, datasets, explain, init, inspect, prepare, run
 from headrace.cli.arguments import CommandParser
-from headrace.cli.commands import COMMANDS
+from headrace.cli.commands import COMMANDS, GROUPS
 from headrace.display import printable
 from headrace.errors import HeadraceError
 from headrace.redaction import redact
@@ -22,24 +25,39 @@ __all__ = ['COMMANDS', 'main']
 _MODULES = (config, datasets, explain, init, inspect, prepare, run)  # each declares its commands when it is imported
 
 
+def _grouped_commands() -> str:
+    width = min(shutil.get_terminal_size().columns, 110) - 2
+    lines: list[str] = []
+    for group, commands in GROUPS.items():
+        lines += ['', f'to {group}:']
+        for name, text in commands.items():
+            lines += textwrap.wrap(f'{name:16}{text}', width, initial_indent='  ', subsequent_indent=' ' * 18)
+    return '\n'.join([*lines[1:], '', '`headrace COMMAND --help` shows the options and examples of a command.'])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, those of this process by default; returns the exit status."""
     parser = CommandParser(
-        prog='headrace', description='Feeds training data from object storage to PyTorch, in one order, from any point.'
+        prog='headrace',
+        description='Feeds training data to PyTorch: in the same order on any number of GPUs, from any point.',
+        epilog=_grouped_commands(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
-    arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(sorted(COMMANDS.items()))
+    arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(COMMANDS)
     if arguments[:1] == ['convert'] and arguments[1:2] and arguments[1] in datasets.ORIGINALS:
         # Each known dataset has a separate command and options.
         commands['convert ' + arguments[1]] = datasets.original_command(arguments[1])
         arguments[:2] = ['convert ' + arguments[1]]
-    subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True, help='one of those below')
     for name, command in commands.items():
+        # `completion` looks for a line of help here; `--help` has it in a group.
+        line: dict[str, Any] = {'help': command.help} if arguments[:1] == ['completion'] else {}
         subparser = subparsers.add_parser(
             name,
             paths=parser.paths,
-            help=command.help,
             description=command.help,
+            **line,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_arguments(subparser)

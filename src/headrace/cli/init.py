@@ -22,6 +22,7 @@ from headrace.redaction import redact
 _TOKENS: Final = ('input_ids', 'tokens')
 _LABELS: Final = ('label', 'labels', 'class', 'cls', 'target', 'fine_label', 'y')
 _ROW_OF_INTEGERS: Final = re.compile(r'u?int\d+ array of shape \((\d+),\)')
+_ONE_SHAPE: Final = re.compile(r'(u?int|float)\d+( array of shape \(.*\))?|str|bytes|image')
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class FirstData:
     @property
     def needs_conversion(self) -> bool:
         return self.format == 'imagefolder'
+
+    @property
+    def varying(self) -> list[str]:
+        """Columns whose values may differ in shape or kind, which no tensor can hold."""
+        return [name for name, kind in self.columns.items() if not _ONE_SHAPE.fullmatch(kind)]
 
     @property
     def has_images(self) -> bool:
@@ -82,6 +88,11 @@ def _image_folder(place: str) -> FirstData | None:
 
 
 def _found(place: str, kind: str, columns: Mapping[str, str]) -> FirstData:
+    if pickled := [name for name, column in columns.items() if column == 'pickled object']:
+        raise ConfigError(
+            f'{place} has pickled objects in column {pickled[0]!r}, which run code when they are read. If you trust '
+            f'the data, write a configuration of your own with `allow_unsafe_types: true`.'
+        )
     tokens = (name for name in _TOKENS if _is_row_of_tokens(columns.get(name, '')))
     images = [name for name, column in columns.items() if column == 'image']
     label = next((name for name in _LABELS if re.fullmatch(r'u?int\d+', columns.get(name, ''))), None)
@@ -154,7 +165,7 @@ class Model({base}):
 '''
 
 _IMAGE_MODEL: Final = '''\
-CLASSES = 1_000  # above the largest label
+CLASSES = 1_000  # labels are taken modulo this; set it to the number of yours
 
 
 class Model({base}):
@@ -175,7 +186,7 @@ class Model({base}):
 
     def forward(self, batch):
         """The loss of a batch."""
-        return torch.nn.functional.cross_entropy(self.layers(batch[{image!r}]), batch[{label!r}].long())
+        return torch.nn.functional.cross_entropy(self.layers(batch[{image!r}]), batch[{label!r}].long() % CLASSES)
 '''
 
 _UNKNOWN_MODEL: Final = '''\
@@ -207,6 +218,19 @@ class Model({base}):
         return 0 * self.nothing  # YOUR MODEL: its loss
 '''
 
+_COLLATE: Final = '''\
+VARYING = {varying!r}  # columns whose values differ in length or kind
+
+
+def collate(samples):
+    """A batch: `VARYING` columns are lists, others tensors. Put yours in its place, or `pad` in config.yaml."""
+    columns = {{name: [sample[name] for sample in samples] for name in samples[0]}}
+    stack = torch.utils.data.default_collate
+    return {{name: values if name in VARYING else stack(values) for name, values in columns.items()}}
+
+
+'''
+
 _METHODS: Final = {
     'pytorch': '',
     'lightning': """
@@ -228,7 +252,7 @@ _RUN: Final = {
 def main():
     torch.manual_seed(1)
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    loader = build_loader(load_config(HERE / 'config.yaml').train)
+    loader = build_loader(load_config(HERE / 'config.yaml').train{collate})
     model, step, saved = Model().to(device), 0, HERE / 'checkpoint.pt'
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
     if saved.exists():
@@ -264,7 +288,7 @@ def main():
     L.seed_everything(1, verbose=False)
     saver = ModelCheckpoint(HERE / 'checkpoints', save_last=True, every_n_train_steps=SAVE_EVERY)
     trainer = L.Trainer(max_steps=STEPS, callbacks=saver, logger=False)
-    trainer.fit(Model(), datamodule=StreamingDataModule(HERE / 'config.yaml'), ckpt_path='last')
+    trainer.fit(Model(), datamodule=StreamingDataModule(HERE / 'config.yaml'{collate}), ckpt_path='last')
     print(f'Step {trainer.global_step} of {STEPS} is done. Checkpoints: {saver.dirpath}')
 
 
@@ -279,7 +303,7 @@ def main():
     trainer = Trainer(
         model=model,
         optimizers=torch.optim.AdamW(model.parameters(), lr=0.003),
-        train_dataloader=streaming_data_spec(HERE / 'config.yaml'),
+        train_dataloader=streaming_data_spec(HERE / 'config.yaml'{collate}),
         callbacks=[StreamingPosition()],  # before other callbacks
         max_duration=f'{STEPS}ba',
         save_folder=str(HERE / 'checkpoints'),
@@ -309,7 +333,9 @@ def training_script(data: FirstData, framework: str) -> str:
     else:
         model = _UNKNOWN_MODEL.format(base=base)
     imports = _IMPORTS[framework].format(more=more)
-    return _HEAD + imports + _SETTINGS + model + _METHODS[framework] + _RUN[framework]
+    collate = _COLLATE.format(varying=data.varying) if data.varying else ''
+    run = _RUN[framework].replace('{collate}', ', collate_fn=collate' if collate else '')
+    return _HEAD + imports + _SETTINGS + collate + model.lstrip('\n' if collate else '') + _METHODS[framework] + run
 
 
 _FILES: Final = ('config.yaml', 'train.py')

@@ -100,7 +100,8 @@ def _run(command: str) -> str:
     # In this process: each of its own would import torch.
     with contextlib.redirect_stdout(printed), patch('socket.gethostname', return_value='node'):
         if program == 'python':
-            runpy.run_path(arguments[0], run_name='__main__')
+            with patch.object(sys, 'argv', arguments), patch.object(sys, 'path', [str(Path.cwd()), *sys.path]):
+                runpy.run_path(arguments[0], run_name='__main__')
         else:
             with contextlib.redirect_stderr(printed):
                 main(arguments)
