@@ -49,9 +49,11 @@ def test_the_limit_is_named(data):
     assert limit_of(config, [waiting]).startswith('The network is the limit: 80%')
     opening = dataclasses.replace(waiting, bytes_downloaded=0)  # a busy machine is late with shards that are there
     assert limit_of(config, [opening]).startswith('The processors are the limit')
-    assert 'reading of values' in limit_of(config, [RATE])
+    alone = limit_of(config, [dataclasses.replace(RATE, workers=0)])
+    assert 'reading of values' in alone
+    assert alone.endswith('try more workers: --workers 0,2.')
     double = dataclasses.replace(RATE, workers=2, samples=1600)
-    assert '2 workers give 2.0 times as much' in limit_of(config, [RATE, double])
+    assert 'with 2 workers it gives 2.0 times as much' in limit_of(config, [RATE, double])
     half = dataclasses.replace(RATE, workers=2, samples=400)
     assert '2 workers give no more' in limit_of(config, [RATE, half])
 

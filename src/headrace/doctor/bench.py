@@ -128,7 +128,7 @@ def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
     elif most > fewest:
         advice = f'{count_text(most, "worker")} {"gives" if most == 1 else "give"} no more'
     else:
-        advice = 'try more workers: --workers'
+        advice = f'try more workers: --workers {most},{max(2, 2 * most)}'
     return f'The processors are the limit: {part} takes {share:.0%} of the time without workers; {advice}.'
 
 
