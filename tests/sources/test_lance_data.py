@@ -160,6 +160,12 @@ def test_a_mixture_resumes_on_other_ranks_and_an_appended_version_is_another(tmp
             '2.1',
             "Column 'blob' of .* is a blob",
         ),
+        (
+            'data = lance.dataset(path); old = data.schema.names; '
+            "data.add_columns(pa.field('added', pa.string())); data.drop_columns(old)",
+            '2.1',
+            'Fragment 0 of .* has 10 rows, but no file: its columns have no values',
+        ),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path, then: str, version: str, error: str) -> None:

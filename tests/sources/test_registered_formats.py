@@ -171,3 +171,18 @@ def test_an_index_of_an_unknown_format_names_the_fix(data: Path, tmp_path: Path)
 
     with pytest.raises(FormatError, match='Import the module that registers it'):
         format_of('unknown')
+
+
+@pytest.mark.parametrize(
+    'kind', [ValueError, KeyError, type('PanicException', (BaseException,), {'__module__': 'pyo3_runtime'})]
+)
+def test_errors_of_a_library_name_the_data(data: Path, tmp_path: Path, kind: type[BaseException]) -> None:
+    class Failing(Numbers):
+        NAME = f'failing_{kind.__name__.lower()}'
+
+        def index(self, *_: Any, **__: Any) -> Source:
+            raise kind('what the library says')
+
+    register_format(Failing())
+    with pytest.raises(FormatError, match='what the library says'):
+        StreamingDataset(remote=str(data), local=str(tmp_path / 'cache'), batch_size=1, format=Failing.NAME)

@@ -416,6 +416,11 @@ def _runs(
         file.key: [layouts[file.key].pages[column] for field, column in file.columns.items() if field in fields]
         for file in fragment.files
     }
+    if not read:
+        raise FormatError(
+            f'Fragment {fragment.number} of {base} has {fragment.rows} rows, but no file: its columns have no values. '
+            f'Write values, as by `merge`, or write the dataset again without the fragment.'
+        )
     every = [pages for of_file in read.values() for pages in of_file]
     total = sum(size for pages in every for spans in pages.buffers for _, size in spans)
     can_cut = all(pages.rows is not None and pages.rows[-1] == fragment.rows for pages in every)

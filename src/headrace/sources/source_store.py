@@ -20,12 +20,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from headrace.error_mapping import panics_as
 from headrace.errors import (
     AccessDeniedError,
     ChecksumError,
     ConfigError,
     EmptyDatasetError,
     FormatError,
+    HeadraceError,
     ObjectNotFoundError,
     StorageError,
     StreamError,
@@ -345,15 +347,23 @@ class SourceStore:
     def _make_index(self, out: BinaryIO) -> str:
         name, listed, of_format, objects = self._require()
         try:
-            source = format_of(name).index(
-                self._store,
-                objects,
-                columns=self._columns,
-                allow_unsafe_types=self._allow_unsafe_types,
-                **self.format_options,
-            )
+            with panics_as(FormatError):
+                source = format_of(name).index(
+                    self._store,
+                    objects,
+                    columns=self._columns,
+                    allow_unsafe_types=self._allow_unsafe_types,
+                    **self.format_options,
+                )
         except TransferError as error:  # after all retries of its own: the whole index is not tried again
             raise StorageError(str(error)) from error
+        except (HeadraceError, OSError, MemoryError):
+            raise
+        except Exception as error:  # of a library, which does not know the dataset's name
+            raise FormatError(
+                f'The {name} files of {self.shown} cannot be read: {type(error).__name__}: {error}. Restore or write '
+                f'them again, or report it if other programs read them.'
+            ) from error
         if not len(source.parts):
             raise EmptyDatasetError(f'The {name} files of {self.shown} have no rows. Correct `remote` or `split`.')
         with_rows = {part.key for part in source.parts}
