@@ -161,8 +161,10 @@ def test_a_mixture_resumes_on_other_ranks_and_an_appended_version_is_another(tmp
             "Column 'blob' of .* is a blob",
         ),
         (
-            'data = lance.dataset(path); old = data.schema.names; '
-            "data.add_columns(pa.field('added', pa.string())); data.drop_columns(old)",
+            (
+                'data = lance.dataset(path); old = data.schema.names; '
+                "data.add_columns(pa.field('added', pa.string())); data.drop_columns(old)"
+            ),
             '2.1',
             'Fragment 0 of .* has 10 rows, but no file: its columns have no values',
         ),
