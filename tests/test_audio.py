@@ -354,3 +354,37 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert loaded.train.decode == Decode(None, (('flac', speech),))
     names = re.findall(r'^\| `(\w+)` \|', DOC, flags=re.MULTILINE)
     assert names == [field.name for field in dataclasses.fields(AudioTensor)]
+
+
+def _encoded(kind: str, subtype: str) -> bytes:
+    out = io.BytesIO()
+    soundfile.write(
+        out, (0.3 * np.sin(np.arange(32_000) * 0.17)).astype(np.float32), 16_000, format=kind, subtype=subtype
+    )
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(('change', 'seconds'), [('joined', 4), ('zero', 2), ('none', 2), ('few', 2), ('right', 2)])
+def test_an_mp3_whose_header_counts_too_few_frames_is_read_whole(change: str, seconds: int) -> None:
+    data = _encoded('MP3', 'MPEG_LAYER_III')
+    at = data.index(b'Xing') + 4
+    data = {
+        'joined': data + data,
+        'zero': data[: at + 4] + bytes(4) + data[at + 8 :],
+        'none': data[:at] + bytes(116) + data[at + 116 :],
+        'few': data[: at + 4] + (9).to_bytes(4, 'big') + data[at + 8 :],
+        'right': data,
+    }[change]
+    clip = open_clip(data, AudioTensor(sample_rate=16_000))
+    out = np.zeros(clip.shape, np.float32)
+    clip.read_into(out, None)
+    assert abs(out.shape[1] - seconds * 16_000) < 4000
+    assert np.abs(out[:, -8000:-4000]).max() > 0.2
+
+
+@pytest.mark.parametrize('subtype', ['VORBIS', 'OPUS'])
+def test_joined_ogg_files_are_refused(subtype: str) -> None:
+    data = _encoded('OGG', subtype)
+    open_clip(data, AudioTensor(sample_rate=16_000))
+    with pytest.raises(FormatError, match=f'several Ogg files in one, and the second begins at byte {len(data)}'):
+        open_clip(data + data, AudioTensor(sample_rate=16_000))

@@ -155,6 +155,8 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         ) from error
     try:
         file = soundfile.SoundFile(BytesIO(data))
+        if file.format == 'OGG':
+            _refuse_joined_ogg(data)
         if file.format == 'MP3' and (counted := _with_length(data)) is not data:
             file = soundfile.SoundFile(BytesIO(counted))
     except soundfile.SoundFileError as error:
@@ -182,17 +184,22 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
 
 
 def _with_length(data: bytes) -> bytes:
-    """An MP3 whose first frame says how many there are: libsndfile reads only as many as it guesses."""
+    """An MP3 whose first frame says how many there are: libsndfile reads only as many as that says, or it guesses."""
     begin = count = 0
     while data[begin : begin + 3] == b'ID3':  # of tags there may be several
         begin += 10 + sum(byte << 7 * (3 - n) for n, byte in enumerate(data[begin + 6 : begin + 10]))
-    at = begin
+    at, told, first = begin, None, 0
     while (size := _mp3_frame(data[at : at + 4])) and at + size <= len(data):
-        if not count and any(name in data[at : at + size] for name in (b'Xing', b'Info', b'VBRI')):
-            return data
+        if not count and (told := _told_frames(data[at : at + size])) is not None:
+            first = size
         at, count = at + size, count + 1
-    if not size and not data.startswith((b'TAG', b'ID3', b'APETAGEX', b'LYRICS'), at) and data[at:].strip(b'\0'):
+    if told is not None and count - 2 <= told:  # the frame that says so, and one that was cut
+        return data
+    is_cut = told is None and not size
+    if is_cut and not data.startswith((b'TAG', b'ID3', b'APETAGEX', b'LYRICS'), at) and data[at:].strip(b'\0'):
         raise _damaged(f'its MP3 frames end at byte {at} of {len(data)}')
+    if told is not None:  # too few, as in joined files: counted instead
+        data, count = data[:begin] + data[begin + first :], count - 1
     if not count:
         return data
     # Without a checksum, and with the ninth rate of bits, whose frames have room.
@@ -200,6 +207,28 @@ def _with_length(data: bytes) -> bytes:
     lead = (9, 17, 32)[(head[1] & 0x18 == 0x18) + (head[3] < 0xC0)]  # MPEG 1; not mono
     told = head + bytes(lead) + b'Xing' + (1).to_bytes(4, 'big') + count.to_bytes(4, 'big')
     return data[:begin] + told.ljust(_mp3_frame(head), b'\0') + data[begin:]
+
+
+def _told_frames(frame: bytes) -> int | None:
+    """The number of frames that an MP3's first frame says, 0 if it leaves it open; None: it is sound itself."""
+    for name, at in ((b'Xing', 8), (b'Info', 8), (b'VBRI', 14)):
+        begin = frame.find(name)
+        if begin >= 0:
+            is_told = name == b'VBRI' or any(byte & 1 for byte in frame[begin + 7 : begin + 8])
+            return int.from_bytes(frame[begin + at : begin + at + 4], 'big') if is_told else 0
+    return None
+
+
+def _refuse_joined_ogg(data: bytes) -> None:
+    """Refuse Ogg files one behind the other: libsndfile reads the first only."""
+    at, has_begun = 0, False
+    while data[at : at + 4] == b'OggS' and at + 27 <= len(data):
+        is_first = bool(data[at + 5] & 2)
+        if is_first and has_begun:
+            raise _damaged(f'it is several Ogg files in one, and the second begins at byte {at}: split it there')
+        has_begun = has_begun or not is_first
+        count = data[at + 26]
+        at += 27 + count + sum(data[at + 27 : at + 27 + count])
 
 
 def _mp3_frame(head: bytes) -> int:
