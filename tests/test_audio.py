@@ -382,9 +382,9 @@ def test_an_mp3_whose_header_counts_too_few_frames_is_read_whole(change: str, se
     assert np.abs(out[:, -8000:-4000]).max() > 0.2
 
 
-@pytest.mark.parametrize('subtype', ['VORBIS', 'OPUS'])
-def test_joined_ogg_files_are_refused(subtype: str) -> None:
-    data = _encoded('OGG', subtype)
+@pytest.mark.parametrize(('kind', 'subtype'), [('Ogg', 'VORBIS'), ('Ogg', 'OPUS'), ('FLAC', 'PCM_16')])
+def test_joined_files_that_cannot_be_read_whole_are_refused(kind: str, subtype: str) -> None:
+    data = _encoded(kind.upper(), subtype)
     open_clip(data, AudioTensor(sample_rate=16_000))
-    with pytest.raises(FormatError, match=f'several Ogg files in one, and the second begins at byte {len(data)}'):
+    with pytest.raises(FormatError, match=f'several {kind} files in one, and the second begins at byte {len(data)}'):
         open_clip(data + data, AudioTensor(sample_rate=16_000))

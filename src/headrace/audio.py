@@ -155,6 +155,8 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         ) from error
     try:
         file = soundfile.SoundFile(BytesIO(data))
+        if file.format == 'FLAC' and (second := data.find(b'fLaC\0\0\0\x22', 4)) > 0:
+            raise _damaged(f'it is several FLAC files in one, and the second begins at byte {second}: split it there')
         if file.format == 'OGG':
             _refuse_joined_ogg(data)
         if file.format == 'MP3' and (counted := _with_length(data)) is not data:
