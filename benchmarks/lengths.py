@@ -61,7 +61,9 @@ def ours(values: np.ndarray[Any, Any], ranks: int, rows: int, **how: Any) -> Ste
         budget = max(int(values.mean() * rows * ranks), ranks * int(values.max()))
         how['batch_cost'], rows = BatchCost(budget, ranks), rows * 8
     stream = StreamSize(name='a', shard_sizes=np.full(len(values) // 1000, 1000))
-    run = Run([stream], OrderConfig(shuffle=True, num_canonical_nodes=8, **how), costs=Costs(values), balance=balance)
+    run = Run.of(
+        [stream], OrderConfig(shuffle=True, num_canonical_nodes=8, **how), costs=Costs(values), balance=balance
+    )
     plans = [
         run.plan(0, 0, BatchSpec(ranks * rows, Topology(rank=rank, world_size=ranks), 'drop')) for rank in range(ranks)
     ]

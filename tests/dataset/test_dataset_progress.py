@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -33,6 +34,22 @@ def test_progress_counts_passes_of_hundreds_of_workers():
     progress = Progress()
     assert [progress.begin(rank=0, worker=worker) for worker in range(384)] == [(0, 0)] * 384
     assert progress.begin(rank=0, worker=383) == (1, 0)
+
+
+@pytest.mark.parametrize('copied', [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_copies_begin_at_the_same_epoch_on_every_rank(tmp_path: Path, copied: Any) -> None:
+    with MDSWriter(out=tmp_path / 'data', columns={'x': 'int'}) as writer:
+        for number in range(32):
+            writer.write({'x': number})
+    epoch: list[int] = []
+    for rank in range(2):
+        topology = Topology(rank=rank, world_size=2)
+        dataset = StreamingDataset(local=str(tmp_path / 'data'), batch_size=4, shuffle=True, topology=topology)
+        loader = StreamingDataLoader(dataset)
+        for _ in range(2):
+            list(loader)
+        epoch += [number for batch in StreamingDataLoader(copied(dataset)) for number in batch['x'].tolist()]
+    assert sorted(epoch) == list(range(32))
 
 
 def read(dataset: StreamingDataset, found: Any) -> None:

@@ -40,12 +40,22 @@ class Costs:
         return out
 
 
-def run_of(costs: Costs, cost: BatchCost, *, shards: int = 4, skip: Any = (), balance: Any = None, **how: Any) -> Run:
+def run_of(
+    costs: Costs,
+    cost: BatchCost,
+    *,
+    shards: int = 4,
+    skip: Any = (),
+    balance: Any = None,
+    change: Any = 'refuse',
+    **how: Any,
+) -> Run:
     sizes = np.diff(np.linspace(0, len(costs.values), shards + 1).astype(int))
     halves = [StreamSize(name=name, shard_sizes=part) for name, part in zip('ab', np.split(sizes, 2), strict=True)]
     how = {'shuffle': True, 'bucket': 3, 'num_canonical_nodes': 4, **how}
     config = OrderConfig(batch_cost=cost, **how)
-    return Run(halves, config, costs=costs, skip=parse_skip(skip), balance=balance)
+    options: dict[str, Any] = {'skip': parse_skip(skip), 'balance': balance, 'on_mixture_change': change}
+    return Run.of(halves, config, costs=costs, **options)
 
 
 def plan_of(
@@ -65,7 +75,7 @@ def ids_of(plan: BatchPlan) -> list[list[int]]:
 
 def modelled(run: Run, costs: Costs, size: int, cost: BatchCost) -> list[list[list[int]]]:
     """By window its batches, as sorted samples: the longest of each class of positions first, cut where it is full."""
-    plain = Run(run._streams, OrderConfig(shuffle=True, num_canonical_nodes=4, seed=run.config().seed))
+    plain = Run.of(run.asked.streams, OrderConfig(shuffle=True, num_canonical_nodes=4, seed=run.config().seed))
     before = plain.order(0).at(np.arange(len(costs.values))).tolist()
     classes, window = int(np.gcd(4, cost.multiple)), 3 * size
     windows: list[list[list[int]]] = []
@@ -167,7 +177,7 @@ def test_every_topology_and_every_batch_give_the_same(balance: float | None, sam
             begin += len(batch)
     # A node's samples are those of its canonical nodes on any number of nodes that divides them.
     places = plan_of(run_of(costs, cost), 32).order
-    inner = Run(run_of(costs, cost)._streams, OrderConfig(shuffle=True, num_canonical_nodes=4)).order(0)
+    inner = Run.of(run_of(costs, cost).asked.streams, OrderConfig(shuffle=True, num_canonical_nodes=4)).order(0)
     now, then = places.at(np.arange(samples)), inner.at(np.arange(samples))
     assert all(sorted(now[c::4].tolist()) == sorted(then[c::4].tolist()) for c in range(4))
 
@@ -276,7 +286,7 @@ def test_counts_are_kept_apart_by_all_that_they_depend_on(monkeypatch: pytest.Mo
 
     def runs() -> list[tuple[Run, int]]:
         decided = run_of(costs, cost)
-        decided.decide((0, 40), {'a': 1, 'b': 3}, 'the test', World(1, 32))
+        decided = decided.with_decision((0, 40), {'a': 1, 'b': 3}, 'the test', World(1, 32))
         return [
             *((decided, epoch) for epoch in (0, 1)),
             *((run_of(costs, cost), epoch) for epoch in (0, 1)),
@@ -316,15 +326,16 @@ def test_states_name_the_budget_and_refuse_another() -> None:
     place = plan_of(run, 32).end(4)
     state = run.state(0, place, World(1, 32))
     same = run_of(costs, BatchCost(1600, 8))
-    assert same.resume(state, World(2, 32, 2)) == (0, place)
+    same, place_of_state = same.resumed(state, World(2, 32, 2))
+    assert place_of_state == (0, place)
     with pytest.raises(ResumeError, match='batch_cost'):
-        run_of(costs, BatchCost(1608, 8)).resume(state, World(1, 32))
-    changing = run_of(costs, BatchCost(1608, 8))
-    changing._may_change_mixture = True
+        run_of(costs, BatchCost(1608, 8)).resumed(state, World(1, 32))
+    changing = run_of(costs, BatchCost(1608, 8), change='continue')
     for at in (place, plan_of(run, 32).end(0)):  # at the end of a window, and in one
         with pytest.raises(ResumeError, match=f'where an epoch ends, but the checkpoint is at sample {at} of 200'):
-            changing.resume(run.state(0, at, World(1, 32)), World(1, 32))
-    assert changing.resume(run.state(0, 200, World(1, 32)), World(1, 32)) == (1, 0)
+            changing, _ = changing.resumed(run.state(0, at, World(1, 32)), World(1, 32))
+    changing, place_of_state = changing.resumed(run.state(0, 200, World(1, 32)), World(1, 32))
+    assert place_of_state == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def run_of(decisions: Any = (), *, config: OrderConfig = CONFIG, weights: Any = 
         StreamSize(name=name, shard_sizes=np.array(sizes), proportion=weight)
         for (name, sizes), weight in zip(DATA.items(), weights, strict=True)
     ]
-    return Run(streams, config, decisions=decisions_of(decisions), **options)
+    return Run.of(streams, config, decisions=decisions_of(decisions), **options)
 
 
 def copied(state: ResumeState) -> ResumeState:
@@ -98,7 +98,7 @@ def test_states_and_replays_have_the_sequence_of_takeovers(
     states: list[ResumeState] = []
     for place, shares in decided:
         states.append(copied(run.state(*place, WORLD)))  # from before the decision
-        run.decide(place, shares, 'test', WORLD)
+        run = run.with_decision(place, shares, 'test', WORLD)
         later = data.draw(st.integers(place[1], size))
         states += [copied(run.state(place[0], later, WORLD)), copied(run.state(0, 0, WORLD))]
     for replayed in (run, run_of([one.to_json() for one in run.decisions], config=config)):
@@ -109,9 +109,9 @@ def test_states_and_replays_have_the_sequence_of_takeovers(
     assert list(run.order(1, WORLD).find(sample, start)) == found
     for state in states:
         resumed = run_of(config=config)
-        epoch, start = resumed.resume(state, WORLD)
+        resumed, (epoch, start) = resumed.resumed(state, WORLD)
         for place, shares in decided[len(resumed.decisions) :]:
-            resumed.decide(place, shares, 'test', WORLD)
+            resumed = resumed.with_decision(place, shares, 'test', WORLD)
         assert resumed.decisions == run.decisions
         while epoch < EPOCHS:
             order = resumed.order(epoch, WORLD)
@@ -132,19 +132,22 @@ def test_decisions_take_effect_where_windows_and_epochs_end() -> None:
     run = run_of(config=config, costs=Lengths())
     size = run.mixture.epoch_size
     before = run.order(0, WORLD).at(np.arange(size))
-    at = run.decide((0, 16), dict(zip(NAMES, (0, 0, 1), strict=True)), 'test', WORLD).at
+    run = run.with_decision((0, 16), dict(zip(NAMES, (0, 0, 1), strict=True)), 'test', WORLD)
+    at = run.decisions[-1].at
     assert at == 24  # windows of 12
     now = run.order(0, WORLD)
     assert now.at(np.arange(24)).tolist() == before[:24].tolist()
     assert set(now.at(np.arange(24, size))) == set(range(size - 5, size))  # until the next decision
     assert [position for position, _ in now.mixtures] == [0, 24]
-    run.decide((0, 50), dict(zip(NAMES, (1, 1, 1), strict=True)), 'test', WORLD)  # at 60
+    run = run.with_decision((0, 50), dict(zip(NAMES, (1, 1, 1), strict=True)), 'test', WORLD)  # at 60
     now = run.order(0, WORLD)
     later = run_of(config=config, costs=Lengths())
-    assert later.resume(copied(run.state(0, 64, WORLD)), WORLD) == (0, 64)
+    later, place_of_state = later.resumed(copied(run.state(0, 64, WORLD)), WORLD)
+    assert place_of_state == (0, 64)
     assert later.order(0, WORLD).at(np.arange(64, size)).tolist() == now.at(np.arange(64, size)).tolist()
     resumed = run_of(config=config, costs=Lengths())
-    assert resumed.resume(copied(run.state(0, 16, WORLD)), WORLD) == (0, 16)
+    resumed, place_of_state = resumed.resumed(copied(run.state(0, 16, WORLD)), WORLD)
+    assert place_of_state == (0, 16)
     assert resumed.order(0, WORLD).at(np.arange(16, size)).tolist() == now.at(np.arange(16, size)).tolist()
     with pytest.raises(ConfigError, match='where windows or epochs end, but a decision is at sample 24'):
         run_of(run.decisions, config=replace(CONFIG, bucket=5), costs=Lengths()).order(0, WORLD)
@@ -152,8 +155,8 @@ def test_decisions_take_effect_where_windows_and_epochs_end() -> None:
 
 def test_padding_is_that_of_a_run_that_resumes_at_the_decision() -> None:
     run, resumed = run_of(epoch_size=93), run_of(epoch_size=93)
-    run.decide((0, 92), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
-    resumed.resume(copied(run.state(0, 92, WORLD)), WORLD)
+    run = run.with_decision((0, 92), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
+    resumed, _ = resumed.resumed(copied(run.state(0, 92, WORLD)), WORLD)
     for rank in range(4):
         batches = BatchSpec(4, Topology(rank=rank, world_size=4), 'repeat')
         assert run.plan(0, 0, batches).ids(23).tolist() == resumed.plan(0, 92, batches).ids(0).tolist()
@@ -161,25 +164,25 @@ def test_padding_is_that_of_a_run_that_resumes_at_the_decision() -> None:
 
 def test_another_process_follows_what_is_decided_and_what_is_decided_anew() -> None:
     run, other = run_of(), run_of()
-    run.decide((0, 12), {'a': 0, 'b': 1, 'c': 1}, 'test', WORLD)
+    run = run.with_decision((0, 12), {'a': 0, 'b': 1, 'c': 1}, 'test', WORLD)
     before = run.state(0, 14, WORLD)
     for shares in ({'a': 1, 'b': 0, 'c': 0}, {'a': 0, 'b': 0, 'c': 1}):
-        run.resume(copied(before), WORLD)
+        run, _ = run.resumed(copied(before), WORLD)
         for place in ((0, 16), (0, 40), (1, 3)):
-            run.decide(place, shares, 'test', WORLD)
-            other.know(run.decisions)
+            run = run.with_decision(place, shares, 'test', WORLD)
+            other = other.with_decisions(run.decisions)
             for epoch in (0, 1):
                 positions = np.arange(14 if epoch == 0 else 0, 94)
                 assert (
                     other.order(epoch, WORLD).at(positions).tolist() == run.order(epoch, WORLD).at(positions).tolist()
                 )
-    arrays = {id(stage.shard_sizes) for stage in run._stages}
+    arrays = {id(stage.shard_sizes) for stage in run._derived.mixtures}
     assert len(arrays) == 1
 
 
 def test_the_parts_of_an_epoch_share_its_batches() -> None:
     run = run_of()
-    run.decide((0, 10), {'a': 0, 'b': 0, 'c': 1}, 'test', WORLD)
+    run = run.with_decision((0, 10), {'a': 0, 'b': 0, 'c': 1}, 'test', WORLD)
     plan = plan_of(run, 0, 8)
     assert run.mixture.streams_of(plan.ids(0)).tolist()[2:] == [2, 2]  # the decision is in the middle of a batch
     assert plan.num_batches == 22
@@ -191,36 +194,37 @@ def test_the_parts_of_an_epoch_share_its_batches() -> None:
 
 def test_a_state_of_another_run_is_refused_or_ends_its_decisions() -> None:
     run = run_of()
-    run.decide((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'the test', WORLD)
+    run = run.with_decision((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'the test', WORLD)
     state = copied(run.state(0, 40, WORLD))
     with pytest.raises(ResumeError, match='began with other streams, weights'):
-        run_of(weights=(1, 2, 0)).resume(state, WORLD)
+        run_of(weights=(1, 2, 0)).resumed(state, WORLD)
     other = run_of(weights=(1, 2, 0), on_mixture_change='continue')
-    with pytest.warns(UserWarning, match=r"1 decisions, the last by 'the test' at sample 12, end here"):
-        assert other.resume(state, WORLD) == (0, 40)
+    with pytest.warns(UserWarning, match=r"its 1 decisions, the last by 'the test' at sample 12, no longer apply"):
+        other, place_of_state = other.resumed(state, WORLD)
+    assert place_of_state == (0, 40)
     assert not other.decisions
-    other.decide((0, 44), {'a': 0, 'b': 0, 'c': 3}, 'test', WORLD)
+    other = other.with_decision((0, 44), {'a': 0, 'b': 0, 'c': 3}, 'test', WORLD)
     again = run_of(weights=(1, 2, 0))
-    again.resume(copied(other.state(0, 60, WORLD)), WORLD)
+    again, _ = again.resumed(copied(other.state(0, 60, WORLD)), WORLD)
     assert again.decisions == other.decisions
     with pytest.raises(ConfigError, match='began with other streams'):
         run_of(other.decisions, weights=(1, 2, 0))  # before sample 40 it had another mixture
     with pytest.raises(ConfigError, match='began with other streams'):
         run_of([replace(run.decisions[0], at=16)])
     with pytest.raises(ResumeError, match=r'belongs to other decisions.*\[\], given are \[12\]'):
-        run_of(run.decisions).resume(copied(run_of().state(0, 40, WORLD)), WORLD)
+        run_of(run.decisions).resumed(copied(run_of().state(0, 40, WORLD)), WORLD)
     early = run_of(run.decisions)
-    early.resume(copied(run_of().state(0, 8, WORLD)), WORLD)
+    early, _ = early.resumed(copied(run_of().state(0, 8, WORLD)), WORLD)
     assert early.decisions == run.decisions
 
 
 def test_a_replay_takes_no_other_decision_before_its_last() -> None:
     run = run_of()
-    run.decide((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'test', WORLD)
+    run = run.with_decision((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'test', WORLD)
     replayed = run_of(run.decisions)
-    with pytest.raises(ConfigError, match='up to sample 12, and takes no other one at 8'):
-        replayed.decide((0, 8), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
-    replayed.decide((0, 16), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
+    with pytest.raises(ConfigError, match='up to sample 12, so it cannot take another one at 8'):
+        replayed = replayed.with_decision((0, 8), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
+    replayed = replayed.with_decision((0, 16), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
     assert [one.at for one in replayed.decisions] == [12, 16]
 
 
@@ -237,21 +241,21 @@ def test_a_replay_takes_no_other_decision_before_its_last() -> None:
 )
 def test_runs_that_cannot_change_exactly_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        run_of(**options).decide((0, 0), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
+        run_of(**options).with_decision((0, 0), {'a': 1, 'b': 1, 'c': 1}, 'test', WORLD)
 
 
 @pytest.mark.parametrize('shares', [{'a': 1, 'b': 1}, {'a': 1, 'b': 1, 'c': 1, 'd': 1}, {'a': 0, 'b': 0, 'c': 0}])
 def test_proportions_name_every_stream_and_are_amounts(shares: dict[str, float]) -> None:
     run = run_of()
     with pytest.raises(ConfigError, match='proportions'):
-        run.decide((0, 0), shares, 'test', WORLD)
+        run = run.with_decision((0, 0), shares, 'test', WORLD)
     assert not run.decisions
 
 
 def test_states_without_decisions_are_as_before_and_broken_ones_are_refused() -> None:
     assert 'decisions' not in run_of().state(0, 0, WORLD).pinned
     run = run_of()
-    run.decide((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'test', WORLD)
+    run = run.with_decision((0, 12), {'a': 1, 'b': 2, 'c': 3}, 'test', WORLD)
     state = run.state(0, 40, WORLD)
     good = run.decisions[0].to_json()
     shares = {'proportions': [1]}
@@ -266,14 +270,14 @@ def test_states_without_decisions_are_as_before_and_broken_ones_are_refused() ->
         changed = {'proportions': {'a': 1, 'b': 2, 'c': 4}} if name == 'what' else 'f'
         pinned = json.dumps({**state.pinned, 'decisions': [{**good, name: changed}]})
         with pytest.raises(ResumeError, match='belong to a run'):
-            run_of().resume(ResumeState.from_dict({**state.to_dict(), 'config': pinned}), WORLD)
+            run_of().resumed(ResumeState.from_dict({**state.to_dict(), 'config': pinned}), WORLD)
 
 
 def test_a_plan_of_other_batches_leaves_those_of_a_replay_as_they_were() -> None:
     config = replace(CONFIG, batching='stratified')
     run = run_of(config=config)
     for at in (12, 40):
-        run.decide((0, at), {'a': 1, 'b': at, 'c': 3}, 'test', WORLD)
+        run = run.with_decision((0, at), {'a': 1, 'b': at, 'c': 3}, 'test', WORLD)
     replayed = run_of(run.decisions, config=config)
     replayed.order(1, World(1, 8))  # as the length that a loader has before all ranks are there
     for epoch in (0, 1):

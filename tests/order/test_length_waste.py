@@ -35,7 +35,7 @@ class Costs:
 
 def run_of(costs: Costs, balance: float | None = None, **how: Any) -> Run:
     streams = [StreamSize(name=name, shard_sizes=np.full(len(costs.values) // 64, 32)) for name in 'ab']
-    return Run(streams, OrderConfig(shuffle=True, **how), costs=costs, balance=balance)
+    return Run.of(streams, OrderConfig(shuffle=True, **how), costs=costs, balance=balance)
 
 
 def waste_of(run: Run, size: int, topology: Topology, **how: Any) -> LengthWaste:
@@ -125,7 +125,7 @@ def test_there_may_be_no_costs_and_no_batch() -> None:
     for ranks in (2, 128):
         topology = Topology(world_size=ranks)
         assert (waste_of(run_of(costs), 128, topology, remainder='repeat').padding > 0.5) == (ranks == 2)
-    run = Run([StreamSize(name='a', shard_sizes=np.array([64]))], OrderConfig())
+    run = Run.of([StreamSize(name='a', shard_sizes=np.array([64]))], OrderConfig())
     assert run.length_waste(run.plan(0, 0, BatchSpec(8, Topology(), 'drop'))) is None
 
 

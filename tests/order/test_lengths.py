@@ -42,7 +42,7 @@ class Costs:
 
 def run_of(sizes: list[list[int]], costs: Costs, *, balance: float | None = None, **how: Any) -> Run:
     streams = [StreamSize(name=f's{i}', shard_sizes=np.array(shards)) for i, shards in enumerate(sizes)]
-    return Run(streams, OrderConfig(**how), costs=costs, balance=balance)
+    return Run.of(streams, OrderConfig(**how), costs=costs, balance=balance)
 
 
 def batches(run: Run, topology: Topology, size: int, *, start: int = 0, epoch: int = 0) -> list[list[int]]:
@@ -184,7 +184,7 @@ def test_balance_makes_ranks_equal() -> None:
 def test_skipped_samples_leave_batches_their_windows() -> None:
     costs = Costs(4096)
     streams = [StreamSize(name='a', shard_sizes=np.full(16, 256))]
-    run = Run(streams, OrderConfig(shuffle=True, bucket=16), costs=costs, skip=parse_skip([(0, 3)]))
+    run = Run.of(streams, OrderConfig(shuffle=True, bucket=16), costs=costs, skip=parse_skip([(0, 3)]))
     found = [costs.values[ids] for ids in batches(run, Topology(), 64)]
     assert len(found) == 63  # the whole batch is skipped
     assert max(float(np.ptp(one)) for one in found) < 250
@@ -217,4 +217,4 @@ def test_balance_refuses_other_orders_and_costs_are_needed() -> None:
         with pytest.raises(ConfigError, match='`balance` needs the native order'):
             run_of([[64]], Costs(64), balance=1, **how)
     with pytest.raises(ConfigError, match='need costs of samples'):
-        Run([StreamSize(name='a', shard_sizes=np.array([8]))], OrderConfig(bucket=2))
+        Run.of([StreamSize(name='a', shard_sizes=np.array([8]))], OrderConfig(bucket=2))

@@ -84,8 +84,7 @@ def documents_of(
     loader: StreamingDataLoader, lengths: dict[str, list[int]]
 ) -> Iterator[tuple[tuple[int, int], Document]]:
     """Places and names of the documents of a mixture, from where it took over."""
-    run = loader.dataset.run.documents
-    run.freeze_defaults(World(1, LANES))
+    run = loader.dataset.run.documents.with_defaults(World(1, LANES))
     first = run.mixture.takeover.epoch
     for epoch in range(first, first + 12):
         order = run.order(epoch, World(1, LANES))

@@ -27,7 +27,7 @@ def test_the_yaml_has_all_settings():
 
 
 def test_loaders(document_folder):
-    with pytest.raises(ConfigError, match='`collate_fn` is not to be had with packing'):
+    with pytest.raises(ConfigError, match='`collate_fn` is not supported with packing'):
         next(iter(StreamingDataLoader(dataset(document_folder), batch_size=2, collate_fn=list)))
     with pytest.raises(ConfigError, match='multiple of the 4 `lanes`; nearest: 4 or 8; got 6'):
         next(iter(StreamingDataLoader(dataset(document_folder, sequences_per_epoch=6), batch_size=4)))

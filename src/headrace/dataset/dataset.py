@@ -23,7 +23,7 @@ from headrace.dataset.batch_keys import (
     parse_policy,
 )
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.growth import GrowingSequence, OnGrowth, Opener
+from headrace.dataset.growth import GrowingSequence, OnGrowth, Opened, Opener
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import check_predownload, require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.reading.batch_reader import (
@@ -43,6 +43,7 @@ from headrace.dataset.streams.columns import (
     refuse_different_meanings,
     refuse_unpaddable_columns,
 )
+from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.dataset.streams.stream import (
     OnChangedData,
     Stream,
@@ -299,7 +300,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             growth_wait=growth_wait,
             settings=settings,
             run={
-                'asked': asked,
+                'order': asked,
                 'epoch_size': (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
                 'schedule': schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
                 'when_exhausted': when_exhausted,
@@ -313,12 +314,12 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             raise ConfigError(f'`on_growth` must be one of {list(get_args(OnGrowth))}, but is {on_growth!r}.')
         if not growth_wait > 0:
             raise ConfigError(f'`growth_wait` must be above 0 seconds, but is {growth_wait!r}.')
-        run = self._opener.open()
-        self._opener.check(run)
+        opened = self._opener.open()
+        self._opener.check(opened.run, opened.streams)
         if self.cache_limit is not None:
-            require_room(self.cache_limit, self._opener.streams)
+            require_room(self.cache_limit, opened.streams)
         super().__init__(
-            run,
+            opened.run,
             skip=ranges,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
@@ -328,9 +329,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             topology=topology,
         )
         self._is_checked = False
-        self.skipping_reader: SkippingReader | None = None
-        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
-        self._read_opened()
+        self._read(opened)
         if remainder == 'exact' or uneven is not None:
             self.check_columns(PADDING_KEY)
         if loss_weight is not None:
@@ -344,19 +343,22 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
 
-    def _read_opened(self) -> None:
-        opened, mixture = self._opener.streams, self.mixture
+    def _read(self, opened: Opened) -> None:
+        streams, mixture = opened.streams, opened.run.mixture
         if self.is_columnar and not self.is_packed:
-            refuse_different_meanings(opened, mixture)
-        self.forget_sizes()
-        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in opened])
-        self._sample_pool = SamplePool(opened, mixture, cache_limit=self.cache_limit)
+            refuse_different_meanings(streams, mixture)
+        pool, skipping = SamplePool(streams, mixture, cache_limit=self.cache_limit), None
         if self.on_bad_sample == 'skip':
-            self.check_columns(BAD_SAMPLE_KEY)
-            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
+            self.check_columns(BAD_SAMPLE_KEY, streams)
+            skipping = SkippingReader(pool, from_user=not self.is_columnar)
+        self._opened, self._sample_pool = opened, pool  # nothing raises from here on
+        self.skipping_reader: SkippingReader | None = skipping
+        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
+        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in streams])
+        self.forget_sizes()
 
     def _show_opened(self) -> None:
-        opened, mixture = self._opener.streams, self.mixture
+        opened, mixture = self._opened.streams, self.mixture
         weights = zip(mixture.choose, mixture.proportions, mixture.repeats, strict=True)
         for stream, found, (choose, proportion, repeat) in zip(self.streams, opened, weights, strict=True):
             stream.show(found, choose=choose, proportion=proportion, repeat=repeat)
@@ -364,18 +366,22 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
     @property
     def weigh(self) -> Weigh | None:
         """Gives the weights of a batch's rows, under `loss_weight`."""
-        return self._opener.weigh
+        return self._opened.weigh
 
     def _facts(self) -> Facts:
         return dataset_facts(self)
 
-    def check_columns(self, key: ReservedKey) -> None:
+    def check_columns(self, key: ReservedKey, streams: Sequence[OpenedStream] | None = None) -> None:
         """Check that no column has the name of a reserved key.
+
+        Args:
+            key: of batches.
+            streams: the dataset's, by default.
 
         Raises:
             ConfigError: one has.
         """
-        for stream in self.pool.streams:
+        for stream in self.pool.streams if streams is None else streams:
             for names in column_names(stream):
                 key.check(names)
 
@@ -423,7 +429,9 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
         """
         batches = batches or self.batch_spec()
         topology, progress = batches.topology, self.progress
-        self.run.freeze_defaults(batches.world)
+        run = self.run.begun(batches)
+        plan = run.plan(*(place or progress.upcoming(rank=topology.rank, worker=worker)), batches)
+        self.run, self._last_batches = run, batches
         if self.peers is not None:
             from headrace.storage.cache.peer_server import serve  # its modules take long to import
 
@@ -453,8 +461,8 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
                 warn_of_shared_shards(self.pool.streams, *self.read_order(), topology.nodes)
         if place is not None and place != progress.next(rank=topology.rank):
             progress.load(*place)
-        plan = self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)
-        if is_first and (waste := self.run.length_waste(plan)) is not None:
+        progress.begin(rank=topology.rank, worker=worker)
+        if is_first and (waste := run.length_waste(plan)) is not None:
             for note in waste.notes():
                 _log.info('%s', note)
         return plan

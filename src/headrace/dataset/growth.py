@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch.distributed as dist
 
@@ -17,6 +16,7 @@ from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.batch_keys import LossWeight, loss_weights
 from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.reading.batch_reader import Weigh
+from headrace.dataset.sequence import Continuation
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
@@ -24,7 +24,7 @@ from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, Stora
 from headrace.exclusions import Settings, refuse_exclusions
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
-from headrace.order import Decision, Remainder, ResumeState, Run
+from headrace.order import Remainder, ResumeState, Run
 from headrace.redaction import logger_of
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
@@ -40,9 +40,19 @@ _PAUSES: Final = (0, 1, 2, 4, 8, 15)
 _POLL: Final = 5.0  # seconds between two looks at an index; ranks wait for one another no longer than that
 
 
+class Opened(NamedTuple):
+    """The streams of a dataset as they were opened together, and what follows from them."""
+
+    streams: list[OpenedStream]
+    run: Run
+    """A new run over them."""
+    weigh: Weigh | None
+    """Gives the weights of a batch's rows, under ``loss_weight``."""
+
+
 @dataclass(kw_only=True)
 class Opener:
-    """The arguments with which a dataset's streams are opened, and what was opened last."""
+    """The arguments with which a dataset's streams are opened."""
 
     given: Sequence[Stream]
     defaults: StreamDefaults
@@ -59,11 +69,8 @@ class Opener:
     """All arguments of the dataset."""
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
-    streams: list[OpenedStream] = field(init=False, default_factory=list[OpenedStream])
     passed_over: str = field(init=False, default='')
     """Digest of the index whose new samples `where` leaves out."""
-    weigh: Weigh | None = field(init=False, default=None)
-    """Gives the weights of a batch's rows, under ``loss_weight``."""
 
     def __post_init__(self) -> None:
         self._unopened = [copy.copy(stream) for stream in self.given]  # which do not show what was opened
@@ -73,18 +80,19 @@ class Opener:
         """Whether passes take samples that were appended."""
         return self.on_growth != 'ignore'
 
-    def open(self, generations: Mapping[str, Generation] | None = None) -> Run:
-        """Open the streams, now or again; returns a new run over them.
+    def open(self, generations: Mapping[str, Generation] | None = None, again: Sequence[OpenedStream] = ()) -> Opened:
+        """Open the streams.
 
         Args:
-            generations: see `open_streams`; None: all shards of now.
+            generations: see `open_streams`. If None, all shards that are there now.
+            again: the streams as they were opened before.
 
         Raises:
             StreamError: the present index of a stream does not begin with its generation, and growth is followed.
         """
-        self._open(generations or {}, asks=generations is None)
+        streams = self._open(generations or {}, again, asks=generations is None)
         pauses = iter(_PAUSES)
-        while generations and self.follows and (stream := self._lacking(generations)):
+        while generations and self.follows and (stream := _lacking(streams, generations)):
             # Another process has seen them in the store.
             if (pause := next(pauses, None)) is None:
                 raise StreamError(
@@ -95,36 +103,34 @@ class Opener:
                     f'replaced, or start a new run.'
                 )
             time.sleep(pause)
-            self._open(generations, asks=True)
-        all_costs = [stream.costs for stream in self.streams if stream.costs is not None]
-        costs = DatasetCosts(all_costs) if all_costs else None
+            streams = self._open(generations, again, asks=True)
+        all_costs = [stream.costs for stream in streams if stream.costs is not None]
+        costs, weigh = DatasetCosts(all_costs) if all_costs else None, None
         if self.loss_weight is not None:
-            self.weigh = partial(loss_weights, costs=costs if self.loss_weight == 'cost' else None)
-        permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
-        return Run([stream.size() for stream in self.streams], **self.run, load=permutations.load, costs=costs)
+            weigh = partial(loss_weights, costs=costs if self.loss_weight == 'cost' else None)
+        permutations = EpochPermutations.beside([s.folder for s in streams if not s.is_local])
+        run = Run.of([stream.size() for stream in streams], **self.run, load=permutations.load, costs=costs)
+        return Opened(streams, run, weigh)
 
-    def _open(self, generations: Mapping[str, Generation], *, asks: bool) -> None:
-        self.streams = open_streams(
-            self._unopened if self.streams else self.given,
+    def _open(
+        self, generations: Mapping[str, Generation], again: Sequence[OpenedStream], *, asks: bool
+    ) -> list[OpenedStream]:
+        return open_streams(
+            self._unopened if again else self.given,
             self.defaults,
             cache_limit=self.cache_limit,
             peers=self.peers,
             allow_unsafe_types=self.allow_unsafe_types,
             has_costs=self.has_costs,
-            again=self.streams,
+            again=again,
             generations=generations,
             asks=asks,
             only_grows=self.follows,
         )
 
-    def _lacking(self, generations: Mapping[str, Generation]) -> OpenedStream | None:
-        """A stream that is not of its generation; None: all are."""
-        wanted = ((stream, generations.get(stream.name or '')) for stream in self.streams)
-        return next((s for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint))), None)
-
-    def grown_since(self, state: ResumeState) -> dict[str, Generation]:
+    def grown_since(self, state: ResumeState, streams: Sequence[OpenedStream]) -> dict[str, Generation]:
         """By name, the generations that the state's streams were of, where these now are of another one."""
-        now = {stream.name: stream.fingerprint for stream in self.streams}
+        now = {stream.name: stream.fingerprint for stream in streams}
         then = {stream['name']: stream['fingerprint'] for stream in state.pinned.get('streams', ())}
         if all(now.get(name) == fingerprint for name, fingerprint in then.items()):
             return {}
@@ -133,7 +139,7 @@ class Opener:
 
     # -- passes over data that grow --------------------------------------------------------------------------------
 
-    def check(self, run: Run) -> None:
+    def check(self, run: Run, opened: Sequence[OpenedStream]) -> None:
         """Refuse what makes a pass over grown data inexact.
 
         Raises:
@@ -143,17 +149,18 @@ class Opener:
             return
         order = run.config()
         resolved = {'shuffle_algo': order.algorithm, 'sampling_method': order.sampling, 'decisions': run.decisions}
-        refuse_exclusions({**self.settings, **resolved, 'streams': self.streams})
-        if any(stream.shards[0].made_from for stream in self.streams):
+        refuse_exclusions({**self.settings, **resolved, 'streams': opened})
+        if any(stream.shards[0].made_from for stream in opened):
             raise ConfigError(
                 f'Under `on_growth` {self.on_growth!r} epochs are those of an index.json. It does not go with data '
                 f"without an index.json; convert them, or set `on_growth` to 'ignore'."
             )
 
-    def next_generations(self, *, is_first: bool) -> dict[str, Generation]:
+    def next_generations(self, streams: Sequence[OpenedStream], *, is_first: bool) -> dict[str, Generation]:
         """By stream name, what a pass takes that begins now. All ranks call it, and get the same.
 
         Args:
+            streams: as they were opened last.
             is_first: whether nothing was read before.
 
         Raises:
@@ -163,7 +170,7 @@ class Opener:
         """
         begun, is_said = time.monotonic(), False
         while True:
-            found = _agreed(lambda: self._look(is_first=is_first))
+            found = _agreed(lambda: self._look(streams, is_first=is_first))
             if found is not None:
                 return found
             if _agreed(lambda: time.monotonic() - begun > self.growth_wait):
@@ -176,9 +183,9 @@ class Opener:
                 is_said = True
             time.sleep(min(_POLL, self.growth_wait / 4))
 
-    def _look(self, *, is_first: bool) -> dict[str, Generation] | None:
-        """What a pass takes; None: there is nothing, yet."""
-        now = {stream.name or '': Generation.of(stream.fingerprint) for stream in self.streams}
+    def _look(self, streams: Sequence[OpenedStream], *, is_first: bool) -> dict[str, Generation] | None:
+        """What a pass takes; None if there is nothing yet."""
+        now = {stream.name or '': Generation.of(stream.fingerprint) for stream in streams}
         whole = {name: Generation(generation.digest) for name, generation in now.items() if generation is not None}
         indexes = look_at_indexes(
             self._unopened, self.defaults, allow_unsafe_types=self.allow_unsafe_types, generations=whole
@@ -204,45 +211,35 @@ class GrowingSequence(DatasetAttributes):
     """A run through the samples of data that may grow."""
 
     _opener: Opener
+    _opened: Opened
     _decided_for: int | None = None  # the epoch whose samples were decided last
 
     @abstractmethod
-    def _read_opened(self) -> None:
-        """Read the streams that were opened last."""
+    def _read(self, opened: Opened) -> None:
+        """Read these streams from now on. If it raises, nothing has changed."""
 
     @abstractmethod
     def _show_opened(self) -> None:
         """Let the given streams say what is read."""
 
-    @contextmanager
-    def _reading_as_before_if_refused(self) -> Generator[None]:
-        """Have the dataset read what it read before if the block raises."""
-        before = [(owner, {**vars(owner)}) for owner in (self, self._opener)]
-        try:
-            yield
-        except BaseException:
-            for owner, attributes in before:
-                vars(owner).clear()
-                vars(owner).update(attributes)
-            raise
-
-    def _reopen(self, generations: Mapping[str, Generation]) -> None:
-        self.run = self._opener.open(generations)
-        self._read_opened()
-        self._show_opened()
-
-    def read_data_of(self, state: ResumeState) -> None:
-        """Go on with the samples of a state, where others were appended since."""
-        self._decided_for, follows = None, self._opener.follows
-        may_go_on = not self._opener.is_packed and (follows or self._opener.run['on_mixture_change'] == 'refuse')
-        generations = self._opener.grown_since(state) if may_go_on else {}
+    def _run_over(self, state: ResumeState) -> tuple[Run, Opened | None]:
+        """The run over the samples of a state, where others were appended since."""
+        may_go_on = not self._opener.is_packed and (self.follows_growth or self.run.asked.on_mixture_change == 'refuse')
+        generations = self._opener.grown_since(state, self._opened.streams) if may_go_on else {}
         if not generations:
-            return
-        before = self._opener.streams
-        with self._reading_as_before_if_refused():
-            self._reopen(generations)
-        for was, stream in zip(before, self._opener.streams, strict=True):
-            if stream.fingerprint != was.fingerprint and not self.topology.rank and not follows:
+            return self.run, None
+        opened = self._opener.open(generations, self._opened.streams)
+        return opened.run, opened
+
+    def take(self, there: Continuation) -> None:
+        self._decided_for, before = None, self._opened.streams
+        if there.opened is not None:
+            self._read(there.opened)
+        super().take(there)
+        if there.opened is not None:
+            self._show_opened()
+        for was, stream in zip(before, self._opened.streams, strict=True):
+            if stream.fingerprint != was.fingerprint and not self.topology.rank and not self.follows_growth:
                 _log.warning(
                     'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
                     "began. `on_growth` 'next_pass' takes them from the next epoch on.",
@@ -264,13 +261,13 @@ class GrowingSequence(DatasetAttributes):
         """Whether epochs may have different numbers of batches, as `SampleSequence.epochs_differ`, or by growth."""
         return super().epochs_differ or self.follows_growth
 
-    def decide(self, *args: Any, **options: Any) -> Decision:
+    def decided(self, *args: Any, **options: Any) -> Run:
         if self.follows_growth:
             raise ConfigError(
                 f'Decided proportions belong to the data that a run began with, but `on_growth` '
                 f"{self._opener.on_growth!r} follows others. Set it to 'ignore', or give a `schedule`."
             )
-        return super().decide(*args, **options)
+        return super().decided(*args, **options)
 
     def take_growth(self, *, evaluates: bool = False, remainder: Remainder | None = None) -> None:
         """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.
@@ -297,30 +294,39 @@ class GrowingSequence(DatasetAttributes):
         )
         if not self._opener.follows or start or is_decided:
             return
-        self._opener.check(self.run)  # a checkpoint may have named the order
+        self._opener.check(self.run, self._opened.streams)  # a checkpoint may have named the order
         if self.topology.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
             raise ConfigError(
                 f'{self.topology.world_size} ranks agree on the samples of an epoch through the process group of '
                 f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
             )
-        generations, fresh = self._opener.next_generations(is_first=not epoch), self.progress.fresh
-        state = self.resume_state(epoch, 0)
-        while any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opener.streams):
+        streams, state, fresh = self._opened.streams, self.resume_state(epoch, 0), self.progress.fresh
+        generations = self._opener.next_generations(streams, is_first=not epoch)
+        while any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opened.streams):
             try:
-                with self._reading_as_before_if_refused():
-                    self._reopen(generations)
-                    if not fresh:
-                        self.run.resume(state, self._world(), may_change_mixture=True)
+                opened = self._opener.open(generations, streams)
             except EmptyDatasetError as error:  # on every rank
                 if not any(generation.first for generation in generations.values()):
                     raise
                 _log.info('The new samples are passed over. %s', error)
                 self._opener.passed_over = next(iter(generations.values())).digest
-                generations = self._opener.next_generations(is_first=False)
+                generations = self._opener.next_generations(streams, is_first=False)
                 continue
+            run = opened.run
+            if not fresh:
+                run, _ = run.resumed(state, self._world(), may_change_mixture=True)
+            self._read(opened)
+            self.run = run
+            self._show_opened()
             if not fresh:
                 self.progress.load(epoch, 0)  # no position is of the samples before, from now on
         self._decided_for = epoch
+
+
+def _lacking(streams: Sequence[OpenedStream], generations: Mapping[str, Generation]) -> OpenedStream | None:
+    """A stream that is not of its generation, or None if all are."""
+    wanted = ((stream, generations.get(stream.name or '')) for stream in streams)
+    return next((s for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint))), None)
 
 
 def _agreed(decide: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of, pin
 from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Cursor, EpochHint, ending_here
 from headrace.dataset.reading.batch_reader import AHEAD, Collate, PassRequest, Reader
+from headrace.dataset.sequence import Continuation
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import ReadFor, WorkerPool, each
 from headrace.display import Facts, FactsRepr
@@ -109,14 +111,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             )
         if not isinstance(num_workers, bool):  # PyTorch counts with truth values here
             check_kind('num_workers', num_workers, 'int')
-        if topology is not None:
-            dataset.bind(topology)
-        batch_size = dataset.batch_size if batch_size is None else batch_size
+        topology = None if topology is None else dataset.replicated(topology)
+        of_dataset = dataset.batch_size_on(topology)
+        batch_size = of_dataset if batch_size is None else batch_size
         if batch_size is None:
             raise ConfigError('Please pass `batch_size` to StreamingDataset or to StreamingDataLoader: both are None.')
-        if dataset.batch_size not in (None, batch_size):
+        if of_dataset not in (None, batch_size):
             raise ConfigError(
-                f'`batch_size` is given twice with different values: {dataset.batch_size} to StreamingDataset and '
+                f'`batch_size` is given twice with different values: {of_dataset} to StreamingDataset and '
                 f'{batch_size} to StreamingDataLoader. Give it once, in samples per device.'
             )
         refuse_exclusions({'remainder': remainder or dataset.remainder, 'loader.drop_last': drop_last})
@@ -169,6 +171,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._peeked: tuple[object, Generator[Any], Any, list[object]] | None = None
         self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, is_packed=dataset.is_packed)
         self._mixture_counts = MixtureCounts()
+        if topology is not None:
+            dataset.bind(topology)  # last: a loader that is refused leaves its dataset as it was
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -303,8 +307,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
         except BaseException as error:  # the next pass begins with the batch that failed, unless the caller left
             is_left = isinstance(error, GeneratorExit) or self.fixed_epoch is not None
-            if turns and progress.turn is turns[0] and not is_left:
-                self._begin_at(place := self._current(), self._state_at(*place, self.global_batch_size))
+            place, is_own = self._current(), bool(turns) and progress.turn is turns[0]
+            if is_own and not is_left and place != progress.next(rank=self.dataset.topology.rank):
+                self._begin_at(place, self.plan(*place).stop, progress.trainer_epoch)
             raise
 
     def _pass(
@@ -527,10 +532,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             is_left = self.fixed_epoch is not None and (not self._is_passing or self._peeked is not None)
             epoch, sample = self.next_pass() if is_left else self._current()
             position = self._state_at(epoch, sample if position is None else position, self.global_batch_size)
-        batches = self.dataset.rescale(ResumeState.from_dict(position), replace(self._batches, topology=topology))
+        batches = replace(self._batches, topology=self.dataset.replicated(topology))
+        there = self._continued(position, batches)
+        self.dataset.rescale(batches)
         object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
-        self.load_state_dict(position)
+        self._switch(*there)
         self._cursor.is_rescaled = self._peeked is None  # `iter` sees what became of a pass that was looked at
+        self.dataset.say_resumed()
 
     def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
         """Change the shares of the streams from the next batch on, in the processes and in the pass of now.
@@ -549,13 +557,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             raise ConfigError('A loader for evaluation has one mixture. Set the proportions of the training loader.')
         is_passing = self._is_passing and self._peeked is None
         place = self._current() if is_passing else self.next_pass()
-        decision = self.dataset.decide(place, proportions, by, self.global_batch_size)
-        self._begin_at(place, self._state_at(*place, self.global_batch_size))
+        run = self.dataset.decided(place, proportions, by, self.global_batch_size)
+        end = run.plan(*place, self._batches).stop
+        self._switch(Continuation(run, *place, place[1]), end, self.dataset.progress.trainer_epoch)
         self._cursor.is_rescaled = self._cursor.is_decided = is_passing
-        return decision
+        return run.decisions[-1]
 
     def _current(self) -> tuple[int, int]:
-        # A position that was loaded after the last batch is newer.
+        # A position that was loaded after the last batch is newer than that batch.
         progress, rank, position = self.dataset.progress, self.dataset.topology.rank, self._cursor.position
         return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
 
@@ -580,18 +589,27 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Raises:
             ValueError: the state is malformed, or belongs to other data or another mixture.
         """
-        resume = ResumeState.from_dict(state)
-        self._cursor.is_decided = False
-        # It fixes the epoch's size, and refuses a state of other data.
-        self.dataset.load_resume_state(resume, self.global_batch_size)
-        if not resume.is_stale:
-            self._begin_at(self.dataset.progress.next(rank=self.dataset.topology.rank), state)
+        if not ResumeState.from_dict(state).is_stale:
+            self._switch(*self._continued(state, self._batches))
         self.dataset.say_resumed()
 
-    def _begin_at(self, place: tuple[int, int], state: Mapping[str, Any]) -> None:
-        """Have the next pass begin at a place, which `state` is of; at the end of an epoch, with the next one."""
-        epoch, sample = place
-        here = replace(ResumeState.from_dict(state), epoch=epoch, sample_in_epoch=sample)
-        rolled, progress = here.rolled_over(self.plan(epoch, sample).stop), self.dataset.progress
-        progress.load(rolled.epoch, rolled.sample_in_epoch, state.get(_TRAINER_EPOCH, epoch))
-        progress.loaded_end = None if rolled == here else place
+    def _continued(self, state: Mapping[str, Any], batches: BatchSpec) -> tuple[Continuation, float, int | None]:
+        """What a state continues with, where its epoch ends, and the epoch that a trainer was in."""
+        resume = ResumeState.from_dict(state)
+        there = self.dataset.continued(resume, batches)
+        # Users of MosaicML Streaming expect an empty pass at the end of an epoch.
+        stop = math.inf if resume.version is None else there.run.plan(there.epoch, there.sample, batches).stop
+        return there, stop, state.get(_TRAINER_EPOCH)
+
+    def _switch(self, there: Continuation, stop: float, trainer_epoch: int | None) -> None:
+        """Continue with another run, whose present epoch ends at `stop`."""
+        self.dataset.take(there)
+        self._begin_at((there.epoch, there.sample), stop, trainer_epoch)
+        self._cursor.is_decided = False
+
+    def _begin_at(self, place: tuple[int, int], stop: float, trainer_epoch: int | None) -> None:
+        """Have the next pass begin at a place; at the end of its epoch, with the next epoch."""
+        (epoch, sample), progress = place, self.dataset.progress
+        rolled = place if sample < stop else (epoch + 1, 0)
+        progress.load(*rolled, epoch if trainer_epoch is None else trainer_epoch)
+        progress.loaded_end = None if rolled == place else place

@@ -73,11 +73,14 @@ class Progress:
 
     def begin(self, *, rank: int, worker: int) -> tuple[int, int]:
         """Begin this worker's next pass; returns the epoch, and the position in it."""
+        place = self.upcoming(rank=rank, worker=worker)
+        self._cells(rank)[worker % _WORKERS] += 1
+        return place
+
+    def upcoming(self, *, rank: int, worker: int) -> tuple[int, int]:
+        """The epoch and the position where this worker's next pass begins."""
         self._claim()
-        cells = self._cells(rank)
-        passes = int(cells[worker % _WORKERS])
-        cells[worker % _WORKERS] = passes + 1
-        return self._pass(passes)
+        return self._pass(int(self._cells(rank)[worker % _WORKERS]))
 
     def take_turn(self, reader: object, *, evaluates: bool) -> object:
         """Begin a pass of a reader, a loader or the position of a training; returns the pass' `turn`.
@@ -190,7 +193,8 @@ class Progress:
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # a spawned worker shares the memory
             return _attach, (reduction.DupFd(self._fd), self._owner)
-        return _copy, (self._slots[:_HEADER].tolist(), *self.next(rank=0))
+        passes = int(self._slots[_HEADER:].max())  # of whichever rank counts here
+        return _copy, (self._slots[:_HEADER].tolist(), *self._pass(passes))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of the interpreter `os` is None
         fd = getattr(self, '_fd', -1)

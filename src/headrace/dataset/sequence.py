@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -16,7 +15,6 @@ from headrace.errors import ConfigError
 from headrace.order import (
     BatchPlan,
     BatchSpec,
-    Decision,
     Mixture,
     Order,
     OrderConfig,
@@ -33,6 +31,16 @@ from headrace.redaction import logger_of
 _log = logger_of(__name__)
 MOST_COUNTED = 100_000_000
 """Samples of an epoch that are cut into batches of `batch_cost` for `len`, which takes half a minute of a processor."""
+
+
+class Continuation(NamedTuple):
+    """What a state continues with: nothing has changed before `SampleSequence.take` gets it."""
+
+    run: Run
+    epoch: int
+    sample: int
+    counted: int  # The trainer's number of samples in the epoch.
+    opened: Any = None  # The streams that it reads, if they are opened again.
 
 
 class SampleSequence:
@@ -72,9 +80,10 @@ class SampleSequence:
         self._batch_size = batch_size
         self.remainder: Remainder | None = remainder
         self.replication = replication
-        self._topology = None if topology is None else self._replicated(topology)
+        self._topology = None if topology is None else self.replicated(topology)
         self._progress = Progress()
         self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
+        self._last_batches: BatchSpec | None = None  # of the last pass
         self.may_count = True
         """Whether `len` counts epochs of `batch_cost`; False for a trainer that takes all to be alike."""
         self.counts_skipped = False
@@ -94,7 +103,11 @@ class SampleSequence:
     @property
     def batch_size(self) -> int | None:
         """Samples of one device batch, if known; the most of any rank."""
-        return self._batch_size if self.global_batch_size is None else self.batch_spec().batch_size
+        return self.batch_size_on()
+
+    def batch_size_on(self, topology: Topology | None = None) -> int | None:
+        """`batch_size` on the ranks of a topology, by default the present one."""
+        return self._batch_size if self.global_batch_size is None else self.batch_spec(topology=topology).batch_size
 
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
@@ -132,38 +145,21 @@ class SampleSequence:
 
     def bind(self, topology: Topology) -> None:
         """Set rank and world size, from the next `len` or `iter` on."""
-        self._topology = self._replicated(topology)
-        self.run.forget_topology()
+        self._topology = self.replicated(topology)
 
     def keep_topology(self, last: tuple[BatchPlan, int] | None) -> None:
         """Stay at the ranks of a loader's last batch: a process group that was formed anew may be detected by now."""
         if self._topology is None and last is not None:
             self.bind(last[0].topology)
 
-    def rescaled(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
-        """Batches whose topology is as the dataset replicates it, in which the run can go on from a state.
-
-        Raises:
-            TopologyError, ConfigError: the replicas cannot share the batches.
-            ResumeError: the state belongs to other data, another order or other batches.
-        """
-        batches = replace(batches, topology=self._replicated(batches.topology))
-        self.read_data_of(state)
-        self.run.plan(*self.run.resume(state, batches.world), batches)
-        return batches
-
-    def rescale(self, state: ResumeState, batches: BatchSpec) -> BatchSpec:
-        """Set the topology of `batches`; returns those of `rescaled`, and raises what it raises."""
-        batches = self.rescaled(state, batches)  # refuses before anything moves
+    def rescale(self, batches: BatchSpec) -> None:
+        """Take the topology of batches, and their rows on this rank."""
         self.bind(batches.topology)
         if self._batch_size is not None:
             self._batch_size = batches.batch_size
-        return batches
 
-    def decide(
-        self, place: tuple[int, int], proportions: Mapping[str, float], by: str, global_batch_size: int
-    ) -> Decision:
-        """Change the proportions from a place on; `Run.decide` says the rest.
+    def decided(self, place: tuple[int, int], proportions: Mapping[str, float], by: str, global_batch_size: int) -> Run:
+        """The run with other proportions from a place on, as `Run.with_decision` gives it.
 
         Raises:
             ConfigError: the ranks of a process group do not ask for the same.
@@ -178,7 +174,7 @@ class SampleSequence:
                     f'All ranks decide the same after the same batch, but rank 0 decides {found[0]}, and rank '
                     f'{other} {found[other]}. Compute proportions from values that are reduced over all ranks.'
                 )
-        return self.run.decide(place, proportions, by, self._world(global_batch_size), self.check_mixture)
+        return self.run.with_decision(place, proportions, by, self._world(global_batch_size), self.check_mixture)
 
     def check_mixture(self, mixture: Mixture) -> None:
         """Check that streams that share batches under a mixture have equal columns.
@@ -187,7 +183,7 @@ class SampleSequence:
             StreamError: they do not.
         """
 
-    def _replicated(self, topology: Topology) -> Topology:
+    def replicated(self, topology: Topology) -> Topology:
         return with_replication(topology, self.replication, type(self).__name__)
 
     def _world(self, global_batch_size: int | None = None) -> World:
@@ -327,9 +323,6 @@ class SampleSequence:
         """
         return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
 
-    def read_data_of(self, state: ResumeState) -> None:
-        """Read the data that a state is of, if a dataset can."""
-
     # -- the position ----------------------------------------------------------------------------------------------
 
     @property
@@ -353,10 +346,10 @@ class SampleSequence:
             remainder: see the class; by default the dataset's.
         """
         world, batches = self._world(global_batch_size)._replace(nodes=self.topology.nodes), None
-        is_unknown = (self.skip or self.run.is_dealt) and self.run.last_batches is None and self.batch_size is not None
+        is_unknown = (self.skip or self.run.is_dealt) and self._last_batches is None and self.batch_size is not None
         if global_batch_size is not None or is_unknown:
             batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
-        return self.run.state(epoch, sample_in_epoch, world, batches)
+        return self.run.state(epoch, sample_in_epoch, world, batches or self._last_batches)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
@@ -395,7 +388,7 @@ class SampleSequence:
         """The position after samples of a pass that skips some; a batch of which some were handed out counts whole."""
         if not handed_out:
             return start
-        plan = self.run.plan(epoch, start, self.run.last_batches or self.batch_spec())
+        plan = self.run.plan(epoch, start, self._last_batches or self.batch_spec())
         batches = plan.batches_of(handed_out)
         return plan.end(batches - 1) if batches else start
 
@@ -415,14 +408,40 @@ class SampleSequence:
         self.load_resume_state(ResumeState.from_dict(state))
         self.say_resumed()
 
-    def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
+    def load_resume_state(self, state: ResumeState, batches: BatchSpec | None = None) -> None:
         """As `load_state_dict`, from the value itself."""
         if not state.is_stale:
-            self.read_data_of(state)
-            size = self._world(global_batch_size).global_batch_size
-            epoch, start = self.run.resume(state, World(self.topology.nodes, size, self.topology.replicas))
-            self._progress.load(epoch, start)
-            self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start
+            self.take(self.continued(state, batches))
+
+    def continued(self, state: ResumeState, batches: BatchSpec | None = None) -> Continuation:
+        """The run and the position at which it continues from a state, which is not stale.
+
+        Args:
+            state: of a checkpoint.
+            batches: how the sequence is cut, if that is known; the run can then continue in them.
+
+        Raises:
+            TopologyError, ConfigError: the replicas cannot share the batches.
+            ResumeError: the state belongs to other data, another mixture, another order or other batches.
+        """
+        run, opened = self._run_over(state)
+        size, topology = self._world().global_batch_size, self.topology
+        world = World(topology.nodes, size, topology.replicas) if batches is None else batches.world
+        run, (epoch, start) = run.resumed(state, world)
+        if batches is not None:
+            run.plan(epoch, start, batches)
+        return Continuation(run, epoch, start, state.count if start == state.sample_in_epoch else start, opened)
+
+    def _run_over(self, state: ResumeState) -> tuple[Run, Any]:
+        """The run over the data of a state, and the streams if they were opened again for it."""
+        del state
+        return self.run, None
+
+    def take(self, there: Continuation) -> None:
+        """Continue there, in the next pass."""
+        self.run = there.run
+        self._progress.load(there.epoch, there.sample)
+        self._resumed = there.epoch, there.sample, there.counted
 
     def say_resumed(self) -> None:
         """Log where the next pass continues, on rank 0; for all who load a state."""

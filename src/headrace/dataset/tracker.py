@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
@@ -15,6 +15,7 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.loader import StreamingDataLoader
+    from headrace.dataset.sequence import Continuation
 
 _PLANS = 8
 
@@ -31,11 +32,11 @@ class GlobalBatches:
     def handed_out(self) -> None:
         """The last batch: unknown here."""
 
-    def rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Refuse: nothing would say the batch size of each rank to the trainer."""
+    def rescale(self, topology: Topology, position: Mapping[str, Any]) -> NoReturn:  # noqa: ARG002
+        """Refuse, since nothing would tell the trainer the batch size of each rank."""
         raise ConfigError(
-            f'The trainer makes the loaders of this tracker for its own ranks, and cannot change to {topology}. Begin '
-            f'anew from a checkpoint; or use a StreamingDataLoader and a PositionTracker in a loop of your own.'
+            f'The trainer makes the loaders of this tracker for its own ranks, and cannot change to {topology}. Start '
+            f'again from a checkpoint, or use a StreamingDataLoader and a PositionTracker in a loop of your own.'
         )
 
 
@@ -101,11 +102,17 @@ class LoaderPosition:
             )
         return plan
 
+    def continued(self, state: ResumeState, topology: Topology | None = None) -> Continuation | None:
+        """What a state continues with, by default on the present ranks; None if it is stale."""
+        size, remainder = self.global_batch_size or None, self.remainder
+        topology = self.dataset.topology if topology is None else self.dataset.replicated(topology)
+        batches = self.dataset.batch_spec(global_batch_size=size, remainder=remainder, topology=topology)
+        return None if state.is_stale else self.dataset.continued(state, batches)
+
     def check_rescale(self, topology: Topology, position: Mapping[str, Any]) -> None:
-        batches = self.dataset.batch_spec(
-            global_batch_size=self.global_batch_size or None, remainder=self.remainder, topology=topology
-        )
-        self.dataset.rescaled(ResumeState.from_dict(position), batches)
+        if isinstance(self.batches, GlobalBatches):
+            self.batches.rescale(topology, position)
+        self.continued(ResumeState.from_dict(position), topology)
 
     def after(self, place: tuple[int, int], batches: int, *, cycles: bool) -> tuple[int, int]:
         """The place after some batches from a place on. `cycles`: whether further epochs follow."""
@@ -384,8 +391,10 @@ class PositionTracker:
         """
         entries = self._entries(state)
         resumes = [ResumeState.from_dict(entry['position']) for entry in entries]
-        for loader, resume in zip(self.loaders, resumes, strict=True):
-            loader.dataset.load_resume_state(resume, loader.global_batch_size)
+        continuations = [loader.continued(resume) for loader, resume in zip(self.loaders, resumes, strict=True)]
+        for loader, there in zip(self.loaders, continuations, strict=True):
+            if there is not None:
+                loader.dataset.take(there)
             loader.forget_plans()
         self._pass, self._first_epochs = None, None
         places = self.next()

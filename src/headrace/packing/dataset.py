@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class PackedDataset(StreamingDataset):
             ``sequences_per_epoch='all'``; a stream lacks the column.
     """
 
-    run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - set once
+    run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - what happens to it gives a packed run
 
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
         refuse_exclusions({'streams': (), **options, 'packing': packing})
@@ -94,11 +95,19 @@ class PackedDataset(StreamingDataset):
                 f'{documents_skip(skipped_documents)[-1]}. `headrace explain` prints ids.'
             )
         documents: Run = self.run
-        arguments = documents, packing, packings, self.skip, skipped_documents, on_mixture_change
-        self.run = PackedRun(*arguments)
+        make = partial(
+            PackedRun.over,
+            documents,
+            packing,
+            packings,
+            self.skip,
+            skipped_documents,
+            on_mixture_change,
+            replay=self._replay,
+        )
+        self.run = make()
         if packing.sequences_per_epoch == 'all':
-            self.run = PackedRun(*arguments, whole=WholePass(packing, self._count_tokens(documents)))
-        self.run.replay = self._replay
+            self.run = make(whole=WholePass(packing, self._count_tokens(documents)))
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
         self._tokenized_once = {
@@ -173,7 +182,7 @@ class PackedDataset(StreamingDataset):
             if reader.prefetches:
                 self.pool.shards.pause()
 
-    def check_columns(self, key: ReservedKey) -> None:
+    def check_columns(self, key: ReservedKey, streams: Sequence[OpenedStream] | None = None) -> None:
         """No check: batches hold no columns of the data."""
 
     @property
@@ -346,8 +355,8 @@ class PackedDataset(StreamingDataset):
         """
         if asked.collate_fn is not None:
             raise ConfigError(
-                '`collate_fn` is not to be had with packing, whose batches are tensors of packed sequences. Leave it '
-                'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
+                '`collate_fn` is not supported with packing, whose batches are tensors of packed sequences. Remove it. '
+                'To make `input_ids` and `labels` of documents, pass a function as `tokenizer`.'
             )
         plan = self.begin_pass(asked.batches, place=asked.place)
         reader = PackedReader(self.sample_source(), self.run, asked.batches)

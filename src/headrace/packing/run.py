@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.order import OrderConfig, Plan, ResumeState, Run, StreamSize, documents_skip
 from headrace.order.pinned import are_ranges, is_count, short
+from headrace.order.run import RunArguments
 from headrace.order.skip import merged, without
 from headrace.order.topology import World
 from headrace.packing.document_order import (
@@ -37,7 +38,6 @@ _ENDLESS = 10**12  # sequences of an endless epoch: the most that a mixture may 
 
 
 def _of_documents(packing: Packing) -> dict[str, Any]:
-    """What decides the tokens of a document, for a checkpoint."""
     names = ('token_dtype', 'bos_token_id', 'eos_token_id')
     return {
         **{name: getattr(packing, name) for name in names},
@@ -46,6 +46,7 @@ def _of_documents(packing: Packing) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRun(Run):
     """A run whose positions are sequences: sequence n is the next one of lane n modulo the lanes.
 
@@ -53,8 +54,26 @@ class PackedRun(Run):
     packed whole. `skip` has ranges of sequences, `skipped_documents` of documents' ids.
     """
 
-    def __init__(
-        self,
+    documents: Run
+    packing: Packing
+    packings: Sequence[Packing]
+    """Of each stream."""
+    of_documents: Mapping[str, Any]
+    """What decides the tokens of a document, for a checkpoint."""
+    of_streams: Mapping[str, Mapping[str, Any]]
+    """The same by stream name, where a stream has other settings."""
+    skipped_documents: Ranges = ()
+    whole: WholePass | None = None
+    earlier: tuple[EarlierMixture, ...] = ()
+    """The mixtures of the documents before the present one, as far as lanes need them."""
+    known_lanes: Lanes | None = None
+    """The lanes, from the first pass or from a resumed state on; only the training process has them."""
+    replay: Callable[[Lanes, int], dict[int, int]] | None = None
+    """Moves lanes to a sequence of the run, and returns the documents that each has placed by then."""
+
+    @classmethod
+    def over(
+        cls,
         documents: Run,
         packing: Packing,
         packings: Sequence[Packing],
@@ -62,45 +81,47 @@ class PackedRun(Run):
         skipped_documents: Ranges = (),
         on_mixture_change: MixtureChange = 'refuse',
         whole: WholePass | None = None,
-    ) -> None:
-        self.documents = documents
-        self.packing = packing
-        self.packings = packings
-        self._of_documents = _of_documents(packing)
-        named = zip(documents.mixture.streams, packings, strict=True)
-        of_streams = {stream.name: _of_documents(found) for stream, found in named if found is not packing}
-        self._of_streams = {name: found for name, found in of_streams.items() if found != self._of_documents}
-        self.skipped_documents = skipped_documents
-        self.whole = whole
-        self._earlier: tuple[EarlierMixture, ...] = ()
-        self.replay: Callable[[Lanes, int], dict[int, int]] | None = None
-        """Moves lanes to a sequence of the run, and returns the documents that each has placed by then."""
-        count = packing.lanes if whole is None else 1
-        self._lanes: Lanes | None = None if count is None else self._make_lanes(count)
+        replay: Callable[[Lanes, int], dict[int, int]] | None = None,
+    ) -> PackedRun:
+        """A packed run from its beginning. ConfigError: the lanes do not suit the documents, or the epoch."""
         size = (packing.sequence_count or _ENDLESS) if whole is None else len(whole)
-        super().__init__(
-            [StreamSize(name='sequences', shard_sizes=np.array([size]))],
-            OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1),
-            skip=skip,
-            on_mixture_change=on_mixture_change,
+        streams = (StreamSize(name='sequences', shard_sizes=np.array([size])),)
+        order = OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1)
+        asked = RunArguments(streams=streams, order=order, skip=skip, on_mixture_change=on_mixture_change)
+        of_documents = _of_documents(packing)
+        named = zip(documents.mixture.streams, packings, strict=True)
+        of_streams = {stream.name: _of_documents(own) for stream, own in named if own is not packing}
+        run = cls(
+            asked=asked,
+            mixture=asked.mix(order.seed),
+            documents=documents,
+            packing=packing,
+            packings=packings,
+            of_documents=of_documents,
+            of_streams={name: settings for name, settings in of_streams.items() if settings != of_documents},
+            skipped_documents=skipped_documents,
+            whole=whole,
+            replay=replay,
         )
+        count = packing.lanes if whole is None else 1
+        return run if count is None else replace(run, known_lanes=run._make_lanes(count))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), '_lanes': None, 'replay': None}  # only the training process needs them
+        return {**super().__getstate__(), 'known_lanes': None, 'replay': None}
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes, known from the first pass or from a resumed state on."""
-        assert self._lanes is not None
-        return self._lanes
+        """The lanes of a run that has begun, in the training process."""
+        assert self.known_lanes is not None
+        return self.known_lanes
 
     def lanes_for(self, global_batch_size: int) -> Lanes:
         """The lanes; before the first pass, those that a pass with such batches would make."""
-        return self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
+        return self._make_lanes(global_batch_size) if self.known_lanes is None else self.known_lanes
 
     @property
     def lane_count(self) -> int | None:
-        return None if self._lanes is None else self._lanes.count
+        return None if self.known_lanes is None else self.known_lanes.count
 
     def _make_lanes(self, count: int) -> Lanes:
         documents = self.documents.mixture.epoch_size
@@ -118,7 +139,7 @@ class PackedRun(Run):
             return Lanes(self.packing, StreamLanes(count, mixture, config), self.skipped_documents)
         order = DocumentOrder(
             count,
-            self._earlier,
+            self.earlier,
             begin=(mixture.takeover.epoch, mixture.takeover.sample),
             size=documents,
             order=partial(self.documents.order, world=World(1, count)),
@@ -127,12 +148,16 @@ class PackedRun(Run):
         )
         return Lanes(self.packing, order, self.skipped_documents)
 
-    def freeze_defaults(self, world: World) -> None:
-        """As `Run.freeze_defaults`; also fixes the number of lanes."""
-        if self._lanes is None and world.global_batch_size is not None:
-            self._lanes = self._make_lanes(world.global_batch_size)
-        self.documents.freeze_defaults(World(world.nodes, self.lane_count))
-        super().freeze_defaults(world)
+    def with_defaults(self, world: World) -> PackedRun:
+        """As `Run.with_defaults`; the number of lanes is final, too."""
+        count = self.lane_count or world.global_batch_size
+        documents = self.documents.with_defaults(World(world.nodes, count))
+        run = super().with_defaults(world)
+        if documents is not self.documents:
+            run = replace(run, documents=documents)
+        if run.known_lanes is None and count is not None:
+            run = replace(run, known_lanes=run._make_lanes(count))
+        return run
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """As `Run.plan`, in sequences. ConfigError, too: the lanes do not suit the documents, or the epoch."""
@@ -171,12 +196,12 @@ class PackedRun(Run):
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
         if 'skip' in rows.pinned:
             pinned['skip'] = rows.pinned['skip']
-        if self._earlier:
-            pinned['earlier'] = [mixture.to_json() for mixture in self._earlier]
+        if self.earlier:
+            pinned['earlier'] = [mixture.to_json() for mixture in self.earlier]
         if self.skipped_documents:
             pinned['skipped_documents'] = self.skipped_documents
-        if self._lanes is not None:
-            pinned['cuts'] = self._lanes.states_at(self._row(epoch, sample))
+        if self.known_lanes is not None:
+            pinned['cuts'] = self.known_lanes.states_at(self._row(epoch, sample))
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
 
@@ -186,7 +211,7 @@ class PackedRun(Run):
                 f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'
             )
         back = without(merged((begin, end) for begin, end in then), self.skipped_documents)
-        if back and not self._may_change_mixture:
+        if back and self.asked.on_mixture_change == 'refuse':
             raise ResumeError(
                 f'the run of the checkpoint leaves documents out that this one does not: {documents_skip(back)}. Put '
                 f"them into skip, or pass on_mixture_change='continue' to train on them."
@@ -204,15 +229,17 @@ class PackedRun(Run):
     def _pinned(self, lanes: int | None) -> dict[str, Any]:
         return {
             **{name: getattr(self.packing, name) for name in ('sequence_length', 'method', 'window')},
-            **self._of_documents,
+            **self.of_documents,
             'lanes': lanes,
             **({} if self.packing.weights_count == 'documents' else {'weights_count': self.packing.weights_count}),
             **({} if self.whole is None else {'whole': True}),
-            **({'streams': self._of_streams} if self._of_streams else {}),
+            **({'streams': self.of_streams} if self.of_streams else {}),
         }
 
-    def resume(self, state: ResumeState, world: World, *, may_change_mixture: bool = False) -> tuple[int, int]:
-        """As `Run.resume`. ResumeError, too: the state's sequences were packed differently, or not at all."""
+    def resumed(
+        self, state: ResumeState, world: World, *, may_change_mixture: bool = False
+    ) -> tuple[PackedRun, tuple[int, int]]:
+        """As `Run.resumed`. ResumeError, too: the state's sequences were packed differently, or not at all."""
         pinned = state.pinned
         then = pinned.pop('packing', None)
         if not isinstance(then, dict) or state.version is None:
@@ -258,17 +285,19 @@ class PackedRun(Run):
         if changed is not None and count is not None:
             row = self._row(state.epoch, state.sample_in_epoch)
             documents, lane_states, earlier = self._take_over(documents, *changed, earlier, count, lane_states, row)
-        self.documents.resume(documents, World(world.nodes, count))
+        of_documents, _ = self.documents.resumed(documents, World(world.nodes, count))
         rows = ResumeState.of(
             self.config(), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
         )
         rows, world = replace(rows, epoch_size=state.epoch_size), world._replace(nodes=1)
-        epoch, sample = super().resume(rows, world, may_change_mixture=may_change_mixture)
-        self._earlier = tuple(earlier)
-        self._lanes = None if count is None else self._make_lanes(count)
-        if self._lanes is not None and self.whole is None:
-            self._lanes.load(lane_states, self._row(epoch, sample))
-        return epoch, sample
+        run, (epoch, sample) = super().resumed(rows, world, may_change_mixture=may_change_mixture)
+        run = replace(run, documents=of_documents, earlier=tuple(earlier), known_lanes=None)
+        if count is None:
+            return run, (epoch, sample)
+        lanes = run._make_lanes(count)
+        if self.whole is None:
+            lanes.load(lane_states, self._row(epoch, sample))
+        return replace(run, known_lanes=lanes), (epoch, sample)
 
     def _name_streams(self, then: dict[str, Any], now: dict[str, Any], pinned: Mapping[str, Any]) -> None:
         """Put what streams have of their own beside the rest, under names for messages, for streams of both runs."""
@@ -279,7 +308,7 @@ class PackedRun(Run):
         recorded = [entry.get('name') for entry in recorded if isinstance(entry, dict)] if recorded else []
         for name in (stream.name for stream in self.documents.mixture.streams):
             if name in recorded and (name in of_then or name in of_now):
-                for setting in self._of_documents:
+                for setting in self.of_documents:
                     title = f'{setting} of stream {name!r}'
                     then[title] = of_then.get(name, then).get(setting)
                     now[title] = of_now.get(name, now).get(setting)

@@ -57,7 +57,7 @@ def sequences(loader: StreamingDataLoader, count: int | None = None) -> list[lis
 def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, method: str = 'best_fit'):
     """The first sequences of a run."""
     dataset = make(folder, lanes=lanes).dataset
-    dataset.run.freeze_defaults(World(1, lanes))
+    dataset.run = dataset.run.with_defaults(World(1, lanes))
 
     def passes() -> Iterator[list[int]]:
         for epoch in itertools.count():

@@ -207,7 +207,7 @@ class BatchReader(Reader[BatchKey]):
     def change(self, batches: BatchSpec, decisions: tuple[Decision, ...]) -> None:
         vars(self).update(self.__getstate__())  # a copy has nothing of a pass
         self._batches = batches
-        self._run.know(decisions)
+        self._run = self._run.with_decisions(decisions)
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
         if self._is_columnar and not self._source.pool.has_tensors:
