@@ -305,10 +305,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             while (running := (yield from self._pass(turns, running))) is not None:
                 self._counters.is_rescaled = True
                 self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
-        except BaseException as error:  # the next pass begins with the batch that failed, unless the caller left
-            is_left = isinstance(error, GeneratorExit) or self.fixed_epoch is not None
-            place, is_own = self._current(), bool(turns) and progress.turn is turns[0]
-            if is_own and not is_left and place != progress.next(rank=self.dataset.topology.rank):
+        except GeneratorExit:
+            raise
+        except BaseException:  # the next pass begins with the batch that failed
+            is_own = bool(turns) and progress.turn is turns[0] and self.fixed_epoch is None
+            if is_own and (place := self._current()) != progress.next(rank=self.dataset.topology.rank):
                 self._begin_at(place, self.plan(*place).stop, progress.trainer_epoch)
             raise
 
