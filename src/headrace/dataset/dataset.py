@@ -282,6 +282,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
         batch_cost = BatchCost.of(batch_cost)
         settings = {**locals(), 'streams': self.streams, 'peers': node_options, 'packing': self.is_packed or None}
+        del settings['self']  # a dataset that refers to itself would live until a garbage collection
         refuse_exclusions(settings)
         asked = OrderConfig.of(settings)
         named = cost is not None or all(stream.cost is not None for stream in self.streams)
