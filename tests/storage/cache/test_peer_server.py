@@ -373,3 +373,9 @@ def test_a_server_has_no_descriptor_of_its_rank_and_outlives_the_process_between
         assert status_of(ask(('127.0.0.2', port), get('/'))) == 204
         rank.kill()
         until(lambda: not os.path.exists(f'/proc/{server}'))
+
+
+def test_no_node_of_a_cluster_with_tight_caches_waits_for_one_that_waits():
+    command = [sys.executable, '-m', 'benchmarks.peer_clusters', '--cases', '1', '--minutes', '0', '--faults', 'plain']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert '# the end: 1 cases, 0 failed' in done.stdout, done.stdout
