@@ -296,6 +296,8 @@ def test_parts_of_an_engine_have_them(tmp_path: Path) -> None:
     [
         (['5', '007', ' 12 ', '+3'], [5, 7, 12, 3]),
         (['a text', '', '2024', '日本'], [6, 0, 4, 2]),
+        (['1. First, open the box.', '2024 was a warm year'], [23, 20]),
+        (['12 + 5 = ?', '3 * 4 = ?', '7'], [10, 9, 1]),
         ([], []),
         ([b'abc', b''], [3, 0]),
         ([5, Decimal(7), np.int16(3), np.uint64(2**32 - 1)], [5, 7, 3, 2**32 - 1]),
@@ -320,7 +322,9 @@ def test_texts_beside_numbers_are_refused_with_their_row(bad: str) -> None:
         costs_of_values(['1', '2', bad, '4', '5', '6', '7'], 'c')
 
 
-@pytest.mark.parametrize('values', [['1:30', '2:10'], ['3 s', '4 s'], ['1.5', '.5'], ['-1', '-2']])
+@pytest.mark.parametrize(
+    'values', [['1:30', '2:10'], ['3 s', '4 s'], ['1 min 3 s', '59 s'], ['1.5', '.5'], ['-1', '-2']]
+)
 def test_digits_of_a_text_do_not_count(values: list[str]) -> None:
     with pytest.raises(StreamError, match='in row 0 of'):
         costs_of_values(values, 'c')

@@ -281,6 +281,8 @@ def test_a_log_that_is_cut_or_lacks_a_commit_is_an_error(tmp_path: Path) -> None
     ('metrics', 'is_whole'),
     [
         ({'numFiles': '1', 'numOutputRows': '40'}, True),  # Spark's
+        ({'numFiles': '2', 'numOutputRows': '40'}, True),  # Spark's, with a file without rows, which is not in the log
+        ({'numFiles': '2', 'numOutputRows': '41'}, False),
         ({'numFiles': '2'}, False),
         ({'numAddedFiles': '2'}, False),
         ({'numTargetFilesAdded': '2'}, False),

@@ -273,3 +273,14 @@ def test_a_snapshot_that_counts_more_than_its_manifests_have_is_refused(tmp_path
     del about['snapshots'][-1]['summary'][total]
     newest.write_text(json.dumps(about))
     assert len(rows_of(folder_of(table), tmp_path / 'cache')) == 10
+
+
+def test_totals_that_count_deleted_rows_among_the_data_refuse_nothing(tmp_path: Path) -> None:
+    table = new_table(tmp_path / 'lake', numbers(0, 10))
+    newest = folder_of(table) / 'metadata' / table.metadata_location.rpartition('/')[2]
+    about = json.loads(newest.read_text())
+    summary = about['snapshots'][-1]['summary']
+    summary |= {'total-data-files': '2', 'total-records': '13'}
+    del summary['total-delete-files']  # as old versions of DuckDB write it
+    newest.write_text(json.dumps(about))
+    assert len(rows_of(folder_of(table), tmp_path / 'cache')) == 10

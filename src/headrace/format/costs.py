@@ -35,7 +35,8 @@ MAX_COST: Final = 2**32 - 1
 TAIL: Final = 24  # bytes behind the costs of a shard
 _MAGIC: Final = b'hrcosts1'
 _MISSING: Final = frozenset({'', '-', 'na', 'n/a', 'nan', 'none', 'null'})
-_NUMBER: Final = re.compile(r'\s*[-+]?\.?[0-9]')  # also in front of a unit or a second part
+_NUMBER: Final = re.compile(r'\s*[-+]?(?:\.?[0-9][0-9.,:_]*\s*[^\W\d_]{0,8}\s*){1,3}')  # with units, as "1 min 3 s"
+_LONGEST: Final = 40  # characters of such a text
 _WHOLE: Final = re.compile(r'\s*\+?[0-9]{1,4000}\s*')
 _CONFIG: Final = 4096  # bytes of a shard's configuration, mostly fewer
 
@@ -83,7 +84,8 @@ def costs_of_values(values: Any, column: str, place: str = 'these samples') -> n
 def _are_numbers(values: Any) -> bool:
     """Whether most texts of a column are numbers, those of missing values aside: then the column means numbers."""
     texts = [value for value in values if isinstance(value, str) and value[:8].strip().lower() not in _MISSING]
-    return 2 * sum(_NUMBER.match(text) is not None for text in texts) > len(texts)
+    numbers = sum(len(text) <= _LONGEST and _NUMBER.fullmatch(text) is not None for text in texts)
+    return 2 * numbers > len(texts)
 
 
 def _cost(value: Any, *, is_written: bool) -> int:

@@ -290,6 +290,8 @@ class _Table:
         from pyiceberg.manifest import DataFileContent
 
         summary: Mapping[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
+        # A writer without this total, such as an old DuckDB, may count files of deleted rows among those of data.
+        totals = summary if 'total-delete-files' in summary else {}
         data = [entry for entry in entries if entry.content == DataFileContent.DATA]
         for name, count in (
             ('total-data-files', len(data)),
@@ -297,7 +299,7 @@ class _Table:
             ('total-records', sum(entry.record_count for entry in data)),
         ):
             # Some writers forget to add to a total, so it may be too small.
-            total = max(int(summary.get(name, 0)), count)
+            total = max(int(totals.get(name, 0)), count)
             self._require(name.removeprefix('total-'), total, count, f'snapshot {snapshot.snapshot_id}')
         # A whole file ends with the 16 bytes that also end its head. One without blocks has them there only.
         if listed.find(listed[-16:]) == len(listed) - 16 and (entries or summary.get('total-data-files') != '0'):
