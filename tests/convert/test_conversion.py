@@ -185,6 +185,19 @@ def test_an_append_to_a_dataset_that_does_not_say_its_files_is_refused(tmp_path:
     assert numbers(out) == [-1, *range(8)]
 
 
+def test_an_append_takes_files_again_whose_shards_were_removed(tmp_path: Path) -> None:
+    source, out = tmp_path / 'in', tmp_path / 'out'
+    convert(lines(source / '0.jsonl', range(10)), out)
+    there = set(out.iterdir())
+    convert(lines(source / '1.jsonl', range(10, 20)), out, append=True)
+    rollback(out, kept_indexes(out)[0].name)
+    for path in set(out.glob('shard.*')) - there:
+        path.unlink()
+    convert(lines(source / '2.jsonl', range(20, 25)), out, append=True)  # its shards have the names of those
+    assert convert(source, out, append=True).rows == 10
+    assert numbers(out) == [*range(10), *range(20, 25), *range(10, 20)]
+
+
 def test_an_append_after_a_rollback_or_an_erasure(tmp_path: Path) -> None:
     source, out = tmp_path / 'in', tmp_path / 'out'
     for night in range(2):

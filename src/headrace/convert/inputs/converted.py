@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -95,10 +95,12 @@ def new_inputs(inputs: Inputs, place: StorePlace) -> Inputs:
     return inputs if len(new) == len(inputs) else NewInputs(inputs, new)
 
 
-def write_converted(inputs: Inputs, records: Iterable[TaskRecord], place: StorePlace, *, is_added: bool) -> None:
+def write_converted(inputs: Inputs, records: Collection[TaskRecord], place: StorePlace, *, is_added: bool) -> None:
     """Note the inputs of a conversion's tasks; `is_added`: behind those that are noted already."""
     found = place.read_if_there(CONVERTED) if is_added else None
-    tasks: list[Mapping[str, Any]] = [] if found is None else json.loads(found)['tasks']
+    names = {entry['raw_data']['basename'] for record in records for entry in record.shards}
+    before: list[Mapping[str, Any]] = [] if found is None else json.loads(found)['tasks']
+    tasks = [task for task in before if names.isdisjoint(task['shards'])]  # those of shards that were removed
     for record in records if len(inputs) and inputs.file(0) is not None else ():
         shards = [entry['raw_data']['basename'] for entry in record.shards]
         digests = (digest for number in range(record.begin, record.end) for digest in _digests(inputs, number))
