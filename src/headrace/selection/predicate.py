@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation, localcontext
 from functools import partial
 from types import NoneType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -18,8 +19,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import HeadraceError, StreamError
+from headrace.errors import HeadraceError, ShardError, StreamError
 from headrace.format import ShardInfo, ShardReader
+from headrace.format.encodings.encoding import NullFileError
 
 OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
 """The operators of a test of a value; `length` and `not` hold a test again."""
@@ -119,16 +121,15 @@ class Where:
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:
         if self.columns is None:
-            kept = [bool(self.function(reader.sample(row))) for row in rows.tolist()]
+            kept = [bool(self.function(_sample(info, reader, row))) for row in rows.tolist()]
         else:
-            batch = info.schema.allocate(len(rows), self.columns)
-            reader.gather(rows, np.arange(len(rows)), batch)
+            columns = _read(info, reader, rows, self.columns)
             # Numbers become Python's; an array stays one array for each sample.
             values = [
                 column.tolist() if isinstance(column, np.ndarray) and column.ndim == 1 else column
-                for column in batch.columns.values()
+                for column in columns.values()
             ]
-            names = list(batch.columns)
+            names = list(columns)
             kept = [bool(self.function(dict(zip(names, row, strict=True)))) for row in zip(*values, strict=True)]
         return np.array(kept, np.bool_)
 
@@ -187,12 +188,47 @@ class Conditions:
         return json.dumps(self.plain, sort_keys=True, separators=(', ', ': '))
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:
-        batch = info.schema.allocate(len(rows), self.columns)
-        reader.gather(rows, np.arange(len(rows)), batch)
+        columns = _read(info, reader, rows, self.columns)
         kept = np.ones(len(rows), np.bool_)
         for column, test in self.tests:
-            kept &= _holds(test, batch.columns[column], column)
+            kept &= _holds(test, columns[column], column)
         return kept
+
+
+def _read(
+    info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64], names: Collection[str]
+) -> Mapping[str, Any]:
+    """Columns of the rows of a shard, each an array or a list; nulls among files are None."""
+    batch = info.schema.allocate(len(rows), names)
+    try:
+        reader.gather(rows, np.arange(len(rows)), batch)
+    except ShardError as error:
+        if not isinstance(error.__cause__, NullFileError):
+            raise
+    else:
+        return batch.columns
+    numbers, outs = rows.tolist(), range(len(rows))
+    for name in names:
+        column = info.schema.allocate(len(rows), (name,))
+        for out in outs:
+            try:
+                reader.gather_few(numbers, outs, range(out, out + 1), column)
+            except ShardError as error:  # noqa: PERF203
+                if not isinstance(error.__cause__, NullFileError):
+                    raise
+        batch.columns[name] = column.columns[name]
+    return batch.columns
+
+
+def _sample(info: ShardInfo, reader: ShardReader, row: int) -> dict[str, Any]:
+    """A sample, in which nulls among files are None."""
+    try:
+        return reader.sample(row)
+    except ShardError as error:
+        if not isinstance(error.__cause__, NullFileError):
+            raise
+    columns = _read(info, reader, np.array([row]), info.schema.names)
+    return {name: columns[name][0] for name in info.schema.names}
 
 
 def check_columns(predicate: Predicate, shards: Sequence[ShardInfo], title: str) -> None:
@@ -297,12 +333,14 @@ def _leaves_null_out(operator: str, operand: Any) -> bool:
 
 def _compare(operator: str, values: Any, operand: Scalar, column: str) -> Mask:
     _require_kind(values, operand, column, operator)
-    compare = _COMPARE[operator]
+    compare, (operand,) = _COMPARE[operator], _like(values, (operand,))
     if operand is None:
         return np.fromiter((value is None for value in values), np.bool_, len(values))
     if isinstance(values, np.ndarray):
         return compare(values, operand)
-    return np.fromiter((compare(value, operand) for value in values), np.bool_, len(values))
+    with localcontext() as context:
+        context.traps[InvalidOperation] = False  # decimals that are no numbers pass no comparison
+        return np.fromiter((compare(value, operand) for value in values), np.bool_, len(values))
 
 
 def _is_in(values: Any, operands: tuple[Scalar, ...], column: str) -> Mask:
@@ -313,8 +351,15 @@ def _is_in(values: Any, operands: tuple[Scalar, ...], column: str) -> Mask:
         return kept
     some = [value for value in values if value is not None] if None in operands else values
     _require_kind(some, operands[-1], column, 'in')
-    among = frozenset(operands)
+    among = frozenset(_like(values, operands))
     return np.fromiter((value in among for value in values), np.bool_, len(values))
+
+
+def _like(values: Any, operands: tuple[Scalar, ...]) -> tuple[Any, ...]:
+    """Operands to compare with values: 0.1 is the decimal 0.1 among decimals, not the float that is closest to it."""
+    if isinstance(values, np.ndarray) or not any(isinstance(value, Decimal) for value in values):
+        return operands
+    return tuple(Decimal(repr(operand)) if isinstance(operand, float) else operand for operand in operands)
 
 
 def _has_length(values: Any, test: Test, column: str) -> Mask:
@@ -343,7 +388,13 @@ _HOLDS: Final[dict[str, Callable[[Any, Any, str], Mask]]] = {
 
 
 def _kind(value: object) -> str:
-    return 'text' if isinstance(value, str) else 'number' if isinstance(value, (int, float, np.number)) else 'other'
+    return (
+        'text'
+        if isinstance(value, str)
+        else 'number'
+        if isinstance(value, (int, float, Decimal, np.number))
+        else 'other'
+    )
 
 
 def _require_kind(values: Any, operand: Scalar, column: str, operator: str) -> None:

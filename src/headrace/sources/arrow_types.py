@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import numpy as np
 
 from headrace.errors import FormatError, MissingDependencyError, ShardError
+from headrace.format.encodings.encoding import NULL_FILE
 from headrace.sources.formats import choose_columns
 
 if TYPE_CHECKING:
@@ -244,19 +245,13 @@ def _column(kind: pa.DataType, feature: Any, *, has_nulls: bool, depth: int = 0)
     if types.is_run_end_encoded(kind):
         return _after(_decode_runs, *inner(kind.value_type, feature))
     if _is_file(kind):
-        if has_nulls:
-            raise _NoEncodingError('it holds nulls, and files of bytes have no place for them')
-        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), _files
+        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), _or_null(_files, has_nulls)
     if _is_list(kind) and _is_file(kind.value_type) and _feature_type(_inner_feature(feature)) == 'Image':
-        if has_nulls:
-            raise _NoEncodingError('it holds nulls or empty lists, and lists of images have no place for them')
-        return 'jpeg_array', _lists_of_files
+        return 'jpeg_array', _or_null(_lists_of_files, has_nulls)
     if not has_nulls and (array := _array(kind, feature)) is not None:
         return array
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or _is_view(kind, 'b'):
-        if has_nulls:
-            raise _NoEncodingError('it holds nulls, and a column of bytes has no place for them')
-        return 'bytes', _texts_or_bytes
+        return 'bytes', _or_null(_texts_or_bytes, has_nulls)
     if has_nulls:
         return _json(kind)
     if (dtype := _number(kind)) is not None:
@@ -272,6 +267,25 @@ def _column(kind: pa.DataType, feature: Any, *, has_nulls: bool, depth: int = 0)
 
 def _after(before: Callable[[Any], Any], encoding: str, convert: _Convert) -> tuple[str, _Convert]:
     return encoding, lambda array: convert(before(array))
+
+
+def _or_null(convert: _Convert, has_nulls: bool) -> _Convert:
+    """The conversion of files, and of nulls among them to `NULL_FILE`."""
+
+    def converted(array: Any) -> list[Any]:
+        import pyarrow.compute as pc
+
+        is_null = array.is_null()
+        if _is_file(array.type):  # a file elsewhere is not null
+            parts = [
+                pc.call_function('struct_field', [array], pc.StructFieldOptions([name])).is_null()
+                for name in ('bytes', 'path')
+            ]
+            is_null = pc.call_function('and', parts)
+        values = iter(convert(array.filter(pc.call_function('invert', [is_null]))))
+        return [NULL_FILE if null else next(values) for null in is_null.to_pylist()]
+
+    return converted if has_nulls else convert
 
 
 def _short(kind: pa.DataType) -> str:
@@ -539,7 +553,10 @@ def _files(array: Any) -> list[bytes]:
     content = array.flatten()[names.index('bytes')]
     if content.null_count:
         row = int(np.flatnonzero(np.asarray(content.is_null().to_numpy(zero_copy_only=False)))[0])
-        raise NullValueError(row, 'null, or names a file elsewhere')
+        path = array.flatten()[1 - names.index('bytes')][row].as_py()
+        if path is not None:
+            raise ValueError(f'the file {path!r:.200} is elsewhere, and the data does not hold its content')
+        raise NullValueError(row)
     return _texts_or_bytes(content)
 
 

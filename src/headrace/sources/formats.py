@@ -233,3 +233,14 @@ def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, sou
             more = f' and {len(names) - _MOST} more' if len(names) > _MOST else ''
             raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {known}{more}.{meant}')
     return [name for name in names if name in columns]
+
+
+def refuse_null_files(columns: Mapping[str, str], with_nulls: Collection[str], *, source: str) -> None:
+    """Refuse columns of files, or of lists of them, that hold nulls, where no `where` leaves these out."""
+    for name in with_nulls:
+        if columns.get(name) in {'bytes', 'jpeg', 'jpeg_array'}:
+            raise FormatError(
+                f'Columns of bytes or of files have no nulls, but column {name!r} of {source} holds some. Give the '
+                f"stream `where={{{name!r}: {{'not': None}}}}`, which leaves these rows out, or leave the column out "
+                f'with `columns=`. A conversion has no `where`: convert data without these rows.'
+            )

@@ -25,7 +25,7 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.format import ShardInfo, open_shard, parse_index
 from headrace.format.file_bytes import read_file
-from headrace.sources.formats import formats_in, how_to_name, one_format
+from headrace.sources.formats import formats_in, how_to_name, one_format, refuse_null_files
 from headrace.sources.ledger import Ledger, ledger_of
 from headrace.sources.source_index import SourceIndex, names_of_classes
 from headrace.sources.source_store import SourceStore, split_glob
@@ -183,6 +183,7 @@ def open_parts(
             f'{place}'
         )
     index = store.open_index(retry)
+    refuse_null_files(index.source.columns, getattr(index.source, 'with_nulls', ()), source=store.shown)
     return PartInputs(store, index, limit=limit, is_local=local_path(url) is not None, retry=retry)
 
 

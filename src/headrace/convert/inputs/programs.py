@@ -18,6 +18,7 @@ from headrace.error_mapping import panics_as
 from headrace.errors import ConversionError, FormatError
 from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
+from headrace.sources.formats import refuse_null_files
 from headrace.sources.ledger import Ledger
 
 ENOUGH: Final = 16  # Samples that tell the columns.
@@ -135,6 +136,7 @@ class HuggingFaceInputs(Inputs):
         self._schema = schema
         found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
         self.columns = encodings = {name: column.encoding for name, column in found.items()}
+        refuse_null_files(encodings, nulls, source='the dataset')
         self.meanings = meanings_of(encodings, schema)
         self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in found))
         names, self._names = class_names(schema), list(encodings)

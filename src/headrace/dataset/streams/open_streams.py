@@ -340,7 +340,7 @@ class _Opening:
             columns = None if where.columns is None else (*columns, *where.columns)
         if columns is not None and self.has_costs and self.stream.cost is not None:
             columns = (*columns, self.stream.cost)
-        return SourceFinder(self.stream, columns, self.allow_unsafe_types)
+        return SourceFinder(self.stream, columns, self.allow_unsafe_types, where is not None)
 
     def _take_source(self, source: SourceData | None) -> bool:
         """Read data of another format; False if there are none."""

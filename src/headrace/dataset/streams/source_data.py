@@ -15,7 +15,7 @@ from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
-from headrace.sources.formats import how_to_name
+from headrace.sources.formats import how_to_name, refuse_null_files
 from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import CachePart, Retry, local_path
@@ -28,10 +28,10 @@ _SURELY_SHORT: Final = 200
 class SourceData:
     """The data of one stream, as `IndexFile` for an index.json."""
 
-    def __init__(self, store: SourceStore, *, allow_unsafe_types: bool) -> None:
+    def __init__(self, store: SourceStore, *, allow_unsafe_types: bool, has_where: bool) -> None:
         """Make no request."""
         self.store = store
-        self._allow_unsafe_types = allow_unsafe_types
+        self._allow_unsafe_types, self._has_where = allow_unsafe_types, has_where
         self.shards = ShardTable.empty()
         self.fingerprint = ''
 
@@ -52,6 +52,8 @@ class SourceData:
             raise FormatError(
                 f'The columns {unsafe} of {path} can run code. Set `allow_unsafe_types` if you trust them.'
             )
+        if not self._has_where:
+            refuse_null_files(index.source.columns, getattr(index.source, 'with_nulls', ()), source=self.store.shown)
         shards = index.shards()
         _check_lengths(index.objects, shards)
         self.store.index, self.shards, self.fingerprint = index, shards, index.fingerprint
@@ -92,6 +94,7 @@ class SourceFinder:
     stream: StreamOptions
     columns: Collection[str] | None  # Those that shards need.
     allow_unsafe_types: bool
+    has_where: bool
 
     def known(self) -> SourceData | None:
         """The data, if no request is needed to know that they are of another format; else None."""
@@ -140,7 +143,7 @@ class SourceFinder:
             columns=self.columns,
             allow_unsafe_types=self.allow_unsafe_types,
         )
-        return SourceData(store, allow_unsafe_types=self.allow_unsafe_types)
+        return SourceData(store, allow_unsafe_types=self.allow_unsafe_types, has_where=self.has_where)
 
 
 def _check_lengths(keys: Collection[str], shards: ShardTable) -> None:

@@ -16,6 +16,13 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
 
+NULL_FILE: Final = b'\0headrace: a null among files\0' + bytes.fromhex('9d1c5a7be24f4083b6f0d2519ae87c3e')
+"""Stored instead of a null in columns of bytes and image files, as no file is."""
+
+
+class NullFileError(FormatError):
+    """A value of a column of bytes or files is null."""
+
 
 class ArrayKind(str):
     """The kind of a column of arrays, as text. None as `dtype` or `shape`: each value says its own."""
@@ -159,6 +166,15 @@ def stored_bytes(encoding: Encoding, obj: Any, *, check: bool = True) -> bytes:
                 f'make the column `bytes`.'
             ) from None
     return obj
+
+
+def require_file(data: Buffer) -> Buffer:
+    """The bytes of a file; a NullFileError if they stand for a null."""
+    if len(data) == len(NULL_FILE) and data == NULL_FILE:
+        raise NullFileError(
+            "The value is null. Leave such rows out: give the stream `where={COLUMN: {'not': None}}` for this column."
+        )
+    return data
 
 
 @cache

@@ -17,7 +17,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, import_optional
-from headrace.format.encodings.encoding import Buffer, Encoding, named, too_long, warn_once, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, require_file, too_long, warn_once, wrong_type
 from headrace.format.file_bytes import read_file
 
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
@@ -184,7 +184,7 @@ class _ImageFile(Encoding):
         return out.getvalue()
 
     def decode(self, data: Buffer) -> Any:
-        return _open(self.name, data)
+        return _open(self.name, require_file(data))
 
     def _storable(self, image: Any) -> Any:
         return image
@@ -332,4 +332,4 @@ class JPEGArray(Encoding):
         return _join([bytes(item) for item in obj])
 
     def decode(self, data: Buffer) -> list[Any]:
-        return [_open('jpeg_array', item) for item in _split('jpeg_array', memoryview(data))]
+        return [_open('jpeg_array', item) for item in _split('jpeg_array', memoryview(require_file(data)))]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, require_file, wrong_type
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -56,7 +56,7 @@ class Bytes(Encoding):
         return obj
 
     def decode(self, data: Buffer) -> bytes:
-        return bytes(data)
+        return bytes(require_file(data))
 
 
 @named('str')
