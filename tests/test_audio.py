@@ -388,3 +388,56 @@ def test_joined_files_that_cannot_be_read_whole_are_refused(kind: str, subtype: 
     open_clip(data, AudioTensor(sample_rate=16_000))
     with pytest.raises(FormatError, match=f'several {kind} files in one, and the second begins at byte {len(data)}'):
         open_clip(data + data, AudioTensor(sample_rate=16_000))
+
+
+def _sized(clip: bytes, size: int) -> bytes:
+    """A WAV or RF64 whose header says another size of its sound."""
+    at, width = (28, 8) if clip.startswith(b'RF64') else (clip.index(b'data') + 4, 4)
+    order = 'big' if clip.startswith(b'RIFX') else 'little'
+    return clip[:at] + (size % (1 << 8 * width)).to_bytes(width, order) + clip[at + width :]
+
+
+def _wav(form: str = 'WAV', endian: str = 'FILE') -> bytes:
+    out = io.BytesIO()
+    soundfile.write(out, np.sin(np.arange(8000)) * 0.5, 8000, format=form, subtype='PCM_16', endian=endian)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(('form', 'endian'), [('WAV', 'FILE'), ('WAVEX', 'FILE'), ('RF64', 'FILE'), ('WAV', 'BIG')])
+def test_a_wav_of_a_streaming_writer_is_read_whole(form: str, endian: str) -> None:
+    whole = _wav(form, endian)
+    audio = AudioTensor(sample_rate=8000)
+    expected = np.zeros((1, 8000), np.float32)
+    open_clip(whole, audio).read_into(expected, None)
+    for size in (0, -1):
+        for riff in (whole[4:8], b'\0' * 4, b'\xff' * 4):
+            clip = _sized(whole, size)
+            clip = open_clip(clip[:4] + riff + clip[8:], audio)
+            assert clip.shape == (1, 8000)
+            out = np.zeros(clip.shape, np.float32)
+            clip.read_into(out, None)
+            assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize('form', ['WAV', 'RF64'])
+@pytest.mark.parametrize('size', [2, 999, 8000, 15_998])
+def test_a_wav_whose_header_says_less_is_refused_with_a_fix_that_works(form: str, size: int) -> None:
+    whole, audio = _wav(form), AudioTensor(sample_rate=8000)
+    short = _sized(whole, size)
+    with pytest.raises(FormatError, match=f'counts {size} bytes of sound') as caught:
+        open_clip(short, audio)
+    told = re.search(r'all of them, (\d+), into the (\d) bytes at (\d+)', str(caught.value))
+    assert told is not None
+    count, width, at = map(int, told.groups())
+    fixed = short[:at] + count.to_bytes(width, 'little') + short[at + width :]
+    assert open_clip(fixed, audio).shape == (1, 8000)
+    with pytest.raises(FormatError, match='not a chunk'):
+        open_clip(whole + whole, audio)
+
+
+def test_what_may_follow_the_sound_of_a_wav() -> None:
+    whole, audio = _wav(), AudioTensor(sample_rate=8000)
+    for rest in (b'LIST\4\0\0\0INFO', b'id3 \3\0\0\0abc', b'abcd\0\0\0\0', bytes(100), b'TAG' + bytes(125)):
+        assert open_clip(whole + rest, audio).shape == (1, 8000)
+    with pytest.raises(FormatError, match='0 frames'):
+        open_clip(_sized(whole, 0)[: whole.index(b'data') + 8] + b'LIST\4\0\0\0INFO', audio)

@@ -19,6 +19,7 @@ Crop = Literal['random', 'center', 'start']
 _MOST_RATE: Final = 1 << 20  # hertz
 # Data of an MP3 frame may begin up to 24 frames of 576 values earlier: 255 bytes, of which the smallest frames hold 11.
 _MP3_LEAD: Final = 32 * 576
+_PADDING: Final = 4096  # Fewer zeros behind a WAV are padding, and not sound.
 _SKIPPED: Final = 1 << 16  # frames decoded at once to be discarded
 _MP3_RATES: Final = (44_100, 48_000, 32_000)
 # Kilobits a second by their number in a frame's header, of MPEG 1, and of MPEG 2 and 2.5.
@@ -153,6 +154,7 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         raise MissingDependencyError(
             "Audio as tensors needs soundfile and soxr, which are not installed: pip install 'headrace[audio]'"
         ) from error
+    data = _whole_wav(data)
     try:
         file = soundfile.SoundFile(BytesIO(data))
         if file.format == 'FLAC' and (second := data.find(b'fLaC\0\0\0\x22', 4)) > 0:
@@ -183,6 +185,51 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         )
     begin = 0 if audio.crop == 'start' else (file.frames - frames) // 2
     return Clip(file, audio, begin, frames, (audio.channels, samples))
+
+
+def _whole_wav(data: bytes) -> bytes:
+    """A WAV whose writer left the size of its sound open, with that size; a wrong size is refused, other files stay."""
+    if data[:4] not in (b'RIFF', b'RIFX', b'RF64', b'BW64') or data[8:12] != b'WAVE':
+        return data
+    order: Literal['little', 'big'] = 'big' if data.startswith(b'RIFX') else 'little'
+    at = 12
+    while (name := data[at : at + 4]) != b'data':
+        if len(name) < 4:
+            return data
+        size = int.from_bytes(data[at + 4 : at + 8], order)
+        at += 8 + size + size % 2
+    begin, place, width = at + 8, at + 4, 4
+    if data[12:16] == b'ds64' and data[:4] in (b'RF64', b'BW64'):
+        place, width = 28, 8
+    size = int.from_bytes(data[place : place + width], order)
+    end = begin + size
+    if end >= len(data) and size < (1 << 8 * width) - 1:
+        return data
+    if end < len(data) and (_are_chunks(data, end, order) or _are_chunks(data, end + size % 2, order)):
+        return data
+    if end < len(data) and size:
+        raise _damaged(
+            f'its WAV header counts {size} bytes of sound, but from byte {end} on, {len(data) - end} bytes follow that '
+            f'are not a chunk of a WAV. If they are sound, write the number of all of them, '
+            f'{len(data) - begin}, into the {width} bytes at {place}; if not, remove them'
+        )
+    return data[:place] + (len(data) - begin).to_bytes(width, order) + data[place + width :]
+
+
+def _are_chunks(data: bytes, at: int, order: Literal['little', 'big']) -> bool:
+    """Whether a WAV has whole chunks from a byte on, tags or a few zeros, rather than more sound or another file."""
+    while len(data) - at >= 8 and data[at : at + 4].isascii() and data[at : at + 4].decode().isprintable():
+        if data.startswith((b'RIFF', b'RIFX', b'RF64', b'BW64'), at):
+            return False
+        if data.startswith((b'TAG', b'APETAGEX'), at):
+            break
+        size = int.from_bytes(data[at + 4 : at + 8], order)
+        at += 8 + size + size % 2
+    if at < len(data):
+        return data.startswith((b'TAG', b'APETAGEX', b'ID3'), at) or (
+            len(data) - at < _PADDING and not data[at:].strip(b'\0')
+        )
+    return at <= len(data) + 1
 
 
 def _with_length(data: bytes) -> bytes:
