@@ -57,6 +57,8 @@ SILENCE: Final = 3.0
 """Seconds without a byte after which a peer counts as stopped; see also `peer_server.ALIVE`."""
 WAIT: Final = 60.0
 """Seconds until an answer begins, at most: the owner may be fetching the shard."""
+FETCH: Final = 10
+"""Seconds in which an owner begins to answer, in addition to the time for the bytes at `SLOWEST`."""
 SLOWEST: Final = 4 << 20
 """Bytes a second that a peer must send, after the first `SILENCE`."""
 PAUSE: Final = 30.0
@@ -501,7 +503,8 @@ class Peers:
     def _answer(self, peer: _Peer, path: str, part: CachePart, *, only_cached: bool) -> Iterator[bytes]:
         """The bytes of a file; `_PeerError` if they do not come in time, or are not as many as they should be."""
         connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
-        connection.response_class = bounded_answer(http.client.HTTPResponse, WAIT, 0)
+        patience = min(WAIT, math.ceil(FETCH + part.size / SLOWEST))  # an interim answer each second could hold a step
+        connection.response_class = bounded_answer(http.client.HTTPResponse, patience, 0)
         try:
             extra = {'Cache-Control': 'only-if-cached'} if only_cached else {}
             while True:
