@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from decimal import Decimal
+from numbers import Complex, Number
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -95,8 +95,11 @@ def _cost(value: Any, *, is_written: bool) -> int:
         cost = len(value) if not is_written else int(value) if _WHOLE.fullmatch(value) else -1
     elif isinstance(value, (bytes, bytearray, memoryview)):
         cost = len(value)
-    elif isinstance(value, (int, np.integer, Decimal)) and not isinstance(value, bool):
-        cost = int(value) if not isinstance(value, Decimal) or (value.is_finite() and value == int(value)) else -1
+    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        cost = int(value)
+    elif isinstance(value, Number) and not isinstance(value, Complex):  # a Decimal, whose module takes long to import
+        number: Any = value
+        cost = int(number) if number.is_finite() and number == int(number) else -1
     elif isinstance(value, (list, tuple)):
         items = cast('Sequence[Any]', value)
         is_nested = any(isinstance(item, (str, Mapping)) or hasattr(item, '__len__') for item in items[:1])

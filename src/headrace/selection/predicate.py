@@ -11,8 +11,8 @@ import json
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation, localcontext
 from functools import partial
+from numbers import Complex, Number
 from types import NoneType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -338,6 +338,8 @@ def _compare(operator: str, values: Any, operand: Scalar, column: str) -> Mask:
         return np.fromiter((value is None for value in values), np.bool_, len(values))
     if isinstance(values, np.ndarray):
         return compare(values, operand)
+    from decimal import InvalidOperation, localcontext  # only for values that may be some
+
     with localcontext() as context:
         context.traps[InvalidOperation] = False  # decimals that are no numbers pass no comparison
         return np.fromiter((compare(value, operand) for value in values), np.bool_, len(values))
@@ -357,8 +359,11 @@ def _is_in(values: Any, operands: tuple[Scalar, ...], column: str) -> Mask:
 
 def _like(values: Any, operands: tuple[Scalar, ...]) -> tuple[Any, ...]:
     """Operands to compare with values: 0.1 is the decimal 0.1 among decimals, not the float that is closest to it."""
-    if isinstance(values, np.ndarray) or not any(isinstance(value, Decimal) for value in values):
+    is_decimal = (isinstance(value, Number) and not isinstance(value, Complex) for value in values)
+    if isinstance(values, np.ndarray) or not any(is_decimal):
         return operands
+    from decimal import Decimal
+
     return tuple(Decimal(repr(operand)) if isinstance(operand, float) else operand for operand in operands)
 
 
@@ -388,13 +393,7 @@ _HOLDS: Final[dict[str, Callable[[Any, Any, str], Mask]]] = {
 
 
 def _kind(value: object) -> str:
-    return (
-        'text'
-        if isinstance(value, str)
-        else 'number'
-        if isinstance(value, (int, float, Decimal, np.number))
-        else 'other'
-    )
+    return 'text' if isinstance(value, str) else 'number' if isinstance(value, Number) else 'other'
 
 
 def _require_kind(values: Any, operand: Scalar, column: str, operator: str) -> None:

@@ -4,115 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter, defaultdict
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
 from headrace.convert import erase
 from headrace.errors import ErasedError, ResumeError
 from headrace.mixing import build_loader, load_config
-from headrace.watching import RecordedRun, RunRecorder
-
-FIRST = {'a': 0, 'b': 1000}  # keys of the streams begin there
-
-
-def append(folder: Path, name: str, count: int) -> None:
-    """Append samples whose key is that of the stream, and their number in it, as two shards or more."""
-    index = folder / name / 'index.json'
-    begin = sum(shard['samples'] for shard in json.loads(index.read_text())['shards']) if index.exists() else 0
-    columns = {'key': 'int', 'tokens': 'ndarray:int32'}
-    with MDSWriter(out=str(folder / name), columns=columns, size_limit=1200, append=bool(begin)) as writer:
-        for number in range(begin, begin + count):
-            key = FIRST[name] + number
-            writer.write({'key': key, 'tokens': np.full(5 + key % 7, key + 1, np.int32)})
-
-
-def config_of(folder: Path, streams: str = 'a', **options: Any) -> dict[str, Any]:
-    named: dict[str, dict[str, Any]] = {
-        name: {'remote': str(folder / name), 'local': str(folder / 'cache' / name)} for name in streams
-    }
-    if 'packing' not in options:
-        for stream in named.values():
-            stream['columns'] = ['key']
-    return {'global_batch_size': 10, 'train': {'streams': named, 'shuffle': True, **options}}
-
-
-class Trained:
-    """A run in the folder `run`, and the keys of each step."""
-
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self.loader = build_loader(load_config(config).train)
-        self.keys: dict[int, list[int]] = {}
-        self.record = RunRecorder(folder / 'run', status_every=None)
-
-    def train(self, batches: int | None = None, **place: Any) -> None:
-        """One epoch, or some batches of it; with a `step`, a new segment begins there."""
-        if place:
-            self.record.begin({'': self.loader}, **place)
-        for _, batch in zip(range(batches or 10**6), self.loader, strict=False):
-            self.keys[self.record.step] = batch['key'].tolist() if 'key' in batch else tokens_of(batch)
-            self.record.batch_done()
-
-
-def tokens_of(batch: dict[str, Any]) -> list[int]:
-    return sorted({token - 1 for token in batch['input_ids'].unique().tolist() if token})
-
-
-def files_of(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob('*'))}
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    capsys.readouterr()
-    assert main(['explain', *map(str, arguments), '--json']) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def opened(folder: Path, streams: str, **options: Any) -> StreamingDataset:
-    """The data as they are now."""
-    config = config_of(folder, streams, **options)
-    for stream in config['train']['streams'].values():
-        del stream['remote']
-        stream['local'] = stream['local'].replace('/cache/', '/')
-    return build_loader(load_config(config).train).dataset
-
-
-def check(folder: Path, trained: dict[int, list[int]], dataset: StreamingDataset, capsys: Any) -> None:
-    """Steps, samples and streams as the command says them are those of the batches, and `dataset[id]`."""
-    before = files_of(folder)
-    steps_of: defaultdict[int, list[int]] = defaultdict(list)
-    for step, keys in trained.items():
-        found = shown(capsys, '--run', folder / 'run', '--step', step, '--previews', 2)
-        by_id = [value_at(dataset, row['id']) for row in found['rows']]
-        assert by_id == keys, step
-        assert [key_at(folder, row) for row in found['rows']] == keys
-        previews = {int(i): values for i, values in found['previews'].items()}
-        assert {i: values['key']['value'] for i, values in previews.items()} == {
-            i: value_at(dataset, i) for i in previews
-        }
-        assert Counter(row['stream'] for row in found['rows']) == Counter('b' if k >= 1000 else 'a' for k in keys)
-        for row in found['rows']:
-            steps_of[row['id']].append(step)
-    run = RecordedRun(folder / 'run')
-    for sample in range(0, dataset.num_samples, 3):
-        assert [use.step for use in run.uses(sample) if use.is_past] == steps_of[sample]
-    assert files_of(folder) == before
-
-
-def value_at(dataset: StreamingDataset, sample: int) -> int:
-    return dataset[sample]['key']
-
-
-def key_at(folder: Path, row: dict[str, Any]) -> int:
-    """The key that is stored in the shard and row of an explained sample."""
-    shards = json.loads((folder / row['stream'] / 'index.json').read_text())['shards']
-    assert shards[row['shard']]['raw_data']['basename'] == row['file']
-    return FIRST[row['stream']] + sum(shard['samples'] for shard in shards[: row['shard']]) + row['shard_row']
+from headrace.watching import RecordedRun
+from tests.support.trainers.explained_runs import (
+    FIRST,
+    Trained,
+    append,
+    check,
+    config_of,
+    files_of,
+    key_at,
+    opened,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -296,63 +206,3 @@ def test_a_skip_is_made_for_the_decisions_and_batches_of_the_run(tmp_path, capsy
     ):
         assert main(['skip', *arguments]) == 1
         assert message in capsys.readouterr().err
-
-
-def test_the_sources_of_each_checkpoint(tmp_path, capsys) -> None:
-    append(tmp_path, 'a', 40)
-    trained = Trained(tmp_path, config_of(tmp_path, on_growth='delta'))
-    trained.train(step=0)
-    trained.record.checkpoint()
-    append(tmp_path, 'a', 20)
-    trained.train(1)
-    trained.record.end()
-    first, last = shown(capsys, '--run', tmp_path / 'run', '--sources')
-    assert (first['step'], first['is_checkpoint'], last['step'], last['is_checkpoint']) == (4, True, 5, False)
-    ((old,), (same, new)) = first['sources'], last['sources']
-    assert same == {**old, 'share': 0.8}
-    assert (old['source'], old['format'], old['drawn'], old['unique']) == (str(tmp_path / 'a'), 'mds', 40, 40)
-    assert (new['drawn'], new['unique'], new['share'], new['first_shard']) == (10, 10, 0.2, old['shards'])
-    assert main(['explain', '--run', str(tmp_path / 'run'), '--sources']) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ['step', 'stream', 'source', 'format', 'data', 'shards', 'drawn', 'unique', 'share']
-    assert [line[-3:] for line in lines[1:]] == [
-        ['samples', '40', '1.000'],
-        ['samples', '40', '0.800'],
-        ['samples', '10', '0.200'],
-    ]
-    assert main(['explain', '--run', str(tmp_path / 'run'), '--sources', '--step', '1']) == 1
-    assert '--sources prints those of a recorded run' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('algorithm', ['native', 'py1e'])
-def test_sources_count_what_was_drawn_of_each_stream(tmp_path, algorithm, capsys) -> None:
-    for name in 'ab':
-        append(tmp_path, name, 60)
-    config = config_of(tmp_path, 'ab', shuffle_algo=algorithm)
-    for name, share in (('a', 0.3), ('b', 0.7)):
-        config['train']['streams'][name]['proportion'] = share
-    trained = Trained(tmp_path, config)
-    trained.train(step=0)
-    trained.train(7)
-    trained.record.checkpoint(9)
-    trained.record.end()
-    for found in shown(capsys, '--run', tmp_path / 'run', '--sources'):
-        keys = [key for step, keys in trained.keys.items() if step < found['step'] for key in keys]
-        for source in found['sources']:
-            own = [key for key in keys if (key >= 1000) == (source['stream'] == 'b')]
-            assert (source['drawn'], source['unique']) == (len(own), len(set(own)))
-
-
-def test_sources_of_packed_data_count_tokens(tmp_path, capsys) -> None:
-    append(tmp_path, 'a', 60)
-    config = config_of(tmp_path, 'a', packing={'sequence_length': 16, 'column': 'tokens'})
-    config['global_batch_size'] = 4
-    trained = Trained(tmp_path, config)
-    trained.train(6, step=0)
-    trained.record.end()
-    (tmp_path / 'train.yaml').write_text(json.dumps(config))
-    (last,) = shown(capsys, tmp_path / 'train.yaml', '--run', tmp_path / 'run', '--sources')
-    (source,) = last['sources']
-    assert source['unit'] == 'tokens'
-    assert source['unique'] == len({key for keys in trained.keys.values() for key in keys})
-    assert source['drawn'] <= 6 * 4 * 16
