@@ -54,8 +54,11 @@ class _ErrorMapping(contextlib.AbstractContextManager[None]):
         try:
             self._generator.throw(error)
         except BaseException as raised:
-            if raised is not error:
+            ends_generator = (
+                isinstance(error, StopIteration) and raised.__cause__ is error
+            )  # becomes a RuntimeError there
+            if raised is not error and not ends_generator:
                 raise
-            raised.__traceback__ = traceback
+            error.__traceback__ = traceback
         finally:
             del error

@@ -131,7 +131,11 @@ def test_other_encodings(images: Path, capsys: pytest.CaptureFixture[str]) -> No
     ('text', 'options', 'message'),
     [
         ('a,b\n', [], 'The csv files of rows.csv have no rows.'),
-        ('a\n1\n', ['--format', 'parquet'], "No object at rows.csv is of the format 'parquet'."),
+        (
+            'a\n1\n',
+            ['--format', 'parquet'],
+            'A Parquet file ends with the bytes PAR1, but ./rows.csv (4 bytes) does not.',
+        ),
         ('a\n1\n', ['--split', 'val'], 'or have its name, but rows.csv has the files rows.csv.'),
         ('a\n1\n', ['--columns', 'a=uint8', '--limit', '1'], None),
         ('a\n999\n', ['--columns', 'a=uint8'], 'rows.csv of rows.csv, rows 0 to 0, row 0 cannot'),

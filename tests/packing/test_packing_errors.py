@@ -50,10 +50,10 @@ def test_loaders(document_folder):
         ({'packing': {'sequence_length': 8, 'tokeniser': {}}}, 'did you mean "tokenizer"'),
         ({'packing': {'sequence_length': 8, 'tokenizer': {}}}, 'names no tokenizer; give `path`'),
         ({'packing': {'sequence_length': 8, 'method': 'bestfit'}}, 'must be one of best_fit, concatenate'),
-        ({'packing': {'sequence_length': 8}, 'shuffle_algo': 'py1s'}, 'is `native` with packing'),
+        ({'packing': {'sequence_length': 8}, 'shuffle_algo': 'py1s'}, '`shuffle_algo` must be .native. with packing'),
         (
             {'packing': {'sequence_length': 8, 'sequences_per_epoch': 'all'}, 'on_mixture_change': 'continue'},
-            'is `refuse` with `sequences_per_epoch: all`',
+            "`on_mixture_change` must be 'refuse' with sequences_per_epoch 'all'",
         ),
         ({'packing': {'sequence_length': 8, 'lanes': 4, 'sequences_per_epoch': 6}}, 'multiple of the 4 `lanes`'),
     ],

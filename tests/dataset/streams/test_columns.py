@@ -257,8 +257,8 @@ def test_a_conversion_keeps_meanings(tmp_path, one, other):
     with pytest.raises(ConfigError, match="mean the same in all parts, but 'x' is .*/index.json, and .*/index.json"):
         merge_index(merged, tmp_path / 'merged')
     with pytest.raises(ConfigError, match="mean the same as those of the dataset, but 'x' is .* in the dataset, and"):
-        convert(tmp_path / 'a', merged[1].parent, append=True, progress_bar=False)
-    convert(tmp_path / 'a', merged[0].parent, append=True, progress_bar=False)
+        convert(tmp_path / 'a', merged[1].parent, append='all', progress_bar=False)
+    convert(tmp_path / 'a', merged[0].parent, append='all', progress_bar=False)
     assert len(StreamingDataset(local=str(merged[0].parent))) == 2
     # What is made of it keeps them, too.
     reshard(merged[0].parent, tmp_path / 'again')

@@ -339,6 +339,6 @@ def test_a_cached_index_of_a_run_that_trusted_pickles_is_refused(data: Path, tmp
     path.write_bytes(index.to_bytes())
     store = dataset.pool.streams[0].cache.store
     assert isinstance(store, SourceStore)
-    SourceData(store, allow_unsafe_types=True).read(path)
+    SourceData(store, allow_unsafe_types=True, has_where=False).read(path)
     with pytest.raises(FormatError, match="'text'.*allow_unsafe_types"):
-        SourceData(store, allow_unsafe_types=False).read(path)
+        SourceData(store, allow_unsafe_types=False, has_where=False).read(path)

@@ -291,7 +291,7 @@ def test_no_evaluation_has_each_sample_once_where_batches_are_of_one_stream() ->
         mix = Mixture.resolve([StreamSize(name=name, shard_sizes=[60]) for name in streams])
         return make_order(mix, configured(24, 1, 1), 0)
 
-    with pytest.raises(ConfigError, match="remainder 'exact' needs batching_method 'random' or 'stratified'"):
+    with pytest.raises(ConfigError, match="Remainder 'exact' needs batching_method 'random' or 'stratified'"):
         make_plan(order('ab'), Topology(), global_batch_size=24, remainder='exact')
     plan = make_plan(order('a'), Topology(), global_batch_size=24, remainder='exact')
     assert sorted(np.concatenate([plan.ids(k) for k in range(plan.num_batches)]).tolist()) == list(range(60))
