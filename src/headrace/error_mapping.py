@@ -54,10 +54,9 @@ class _ErrorMapping(contextlib.AbstractContextManager[None]):
         try:
             self._generator.throw(error)
         except BaseException as raised:
-            ends_generator = (
-                isinstance(error, StopIteration) and raised.__cause__ is error
-            )  # becomes a RuntimeError there
-            if raised is not error and not ends_generator:
+            # A generator makes a RuntimeError of a StopIteration.
+            is_same = raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error)
+            if not is_same:
                 raise
             error.__traceback__ = traceback
         finally:
