@@ -119,12 +119,13 @@ class IndexCheck:
 def process_start() -> float:
     """When this process began, in seconds of `time.time`; where the system does not say, when headrace was imported.
 
-    A pause between two readings of clocks makes it earlier, never later: ranks that start together share one answer.
+    A pause between the readings of both clocks makes it earlier, never later: ranks that start together share one
+    answer. So the latest of some readings is the best.
     """
-    now = time.time()
     try:
         ticks = int(Path('/proc/self/stat').read_text().rpartition(')')[2].split()[19])
-        return now - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf('SC_CLK_TCK')
+        booted = max(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) for _ in range(3))
+        return booted + ticks / os.sysconf('SC_CLK_TCK')
     except (AttributeError, OSError, ValueError, IndexError):  # no Linux
         return _IMPORTED
 
