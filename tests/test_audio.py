@@ -382,7 +382,10 @@ def test_an_mp3_whose_header_counts_too_few_frames_is_read_whole(change: str, se
     assert np.abs(out[:, -8000:-4000]).max() > 0.2
 
 
-@pytest.mark.parametrize(('kind', 'subtype'), [('Ogg', 'VORBIS'), ('Ogg', 'OPUS'), ('FLAC', 'PCM_16')])
+@pytest.mark.parametrize(
+    ('kind', 'subtype'),
+    [('Ogg', 'VORBIS'), ('Ogg', 'OPUS'), ('FLAC', 'PCM_16'), ('AU', 'PCM_16'), ('CAF', 'PCM_16'), ('W64', 'PCM_16')],
+)
 def test_joined_files_that_cannot_be_read_whole_are_refused(kind: str, subtype: str) -> None:
     data = _encoded(kind.upper(), subtype)
     open_clip(data, AudioTensor(sample_rate=16_000))
@@ -441,3 +444,50 @@ def test_what_may_follow_the_sound_of_a_wav() -> None:
         assert open_clip(whole + rest, audio).shape == (1, 8000)
     with pytest.raises(FormatError, match='0 frames'):
         open_clip(_sized(whole, 0)[: whole.index(b'data') + 8] + b'LIST\4\0\0\0INFO', audio)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'subtype'),
+    [
+        ('WAV', 'PCM_16'),
+        ('WAV', 'IMA_ADPCM'),
+        ('WAVEX', 'FLOAT'),
+        ('RF64', 'PCM_16'),
+        ('AIFF', 'PCM_16'),
+        ('AIFF', 'IMA_ADPCM'),
+        ('AU', 'PCM_16'),
+        ('CAF', 'PCM_16'),
+        ('W64', 'PCM_16'),
+        ('VOC', 'PCM_16'),
+        ('NIST', 'PCM_16'),
+        ('SVX', 'PCM_16'),
+        ('FLAC', 'PCM_16'),
+        ('OGG', 'VORBIS'),
+        ('OGG', 'OPUS'),
+        ('MP3', 'MPEG_LAYER_III'),
+    ],
+)
+def test_a_file_that_was_cut_is_refused(kind: str, subtype: str, capfd: pytest.CaptureFixture[str]) -> None:
+    data, audio = _encoded(kind, subtype), AudioTensor(sample_rate=16_000)
+    decoded(data, audio)
+    for size in (99 * len(data) // 100, len(data) // 2):
+        with pytest.raises(FormatError, match='cannot be read as sound'):
+            decoded(data[:size], audio)
+    assert 'Traceback' not in capfd.readouterr().err
+
+
+def test_an_ogg_file_without_its_last_page_is_refused() -> None:
+    data = _encoded('OGG', 'OPUS')
+    with pytest.raises(FormatError, match='its last Ogg page is not there'):
+        open_clip(data[: data.rindex(b'OggS')], AudioTensor(sample_rate=16_000))
+
+
+def test_a_wav_that_was_cut_is_refused_with_a_fix_that_works() -> None:
+    whole, audio = _wav(), AudioTensor(sample_rate=8000)
+    cut = whole[:-4000]
+    with pytest.raises(FormatError, match='counts 16000 bytes of sound, but 12000 are there') as caught:
+        open_clip(cut, audio)
+    count, width, at = map(int, re.search(r'write (\d+) into the (\d) bytes at (\d+)', str(caught.value)).groups())
+    assert open_clip(cut[:at] + count.to_bytes(width, 'little') + cut[at + width :], audio).shape == (1, 6000)
+    for size in (0x7FFFF000, 0x80000000, 0xFFFFFFFE):  # of SoX, ALSA and others, which write to a pipe
+        assert open_clip(_sized(whole, size), audio).shape == (1, 8000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -20,6 +21,16 @@ _MOST_RATE: Final = 1 << 20  # hertz
 # Data of an MP3 frame may begin up to 24 frames of 576 values earlier: 255 bytes, of which the smallest frames hold 11.
 _MP3_LEAD: Final = 32 * 576
 _PADDING: Final = 4096  # Fewer zeros behind a WAV are padding, and not sound.
+_OPEN: Final = 0x7F000000  # Writers to pipes, which know no size, write one from here on, or none.
+_JOINED: Final = {
+    'FLAC': b'fLaC\0\0\0\x22',
+    'AU': b'.snd\0\0\0',
+    'CAF': b'caff\0\1\0\0desc',
+    'W64': b'riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb',
+}
+"""The first bytes of files of which libsndfile reads the first only, if several are joined."""
+_CUT: Final = re.compile(r'(\d+) \(should be (\d+)\)|truncated file')  # in the notes of libsndfile
+_NIST_FRAMES: Final = re.compile(rb'sample_count -i (\d+)')
 _SKIPPED: Final = 1 << 16  # frames decoded at once to be discarded
 _MP3_RATES: Final = (44_100, 48_000, 32_000)
 # Kilobits a second by their number in a frame's header, of MPEG 1, and of MPEG 2 and 2.5.
@@ -156,13 +167,10 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
         ) from error
     data = _whole_wav(data)
     try:
-        file = soundfile.SoundFile(BytesIO(data))
-        if file.format == 'FLAC' and (second := data.find(b'fLaC\0\0\0\x22', 4)) > 0:
-            raise _damaged(f'it is several FLAC files in one, and the second begins at byte {second}: split it there')
-        if file.format == 'OGG':
-            _refuse_joined_ogg(data)
+        file = soundfile.SoundFile(_Bytes(data))
+        _refuse_other_lengths(file, data)
         if file.format == 'MP3' and (counted := _with_length(data)) is not data:
-            file = soundfile.SoundFile(BytesIO(counted))
+            file = soundfile.SoundFile(_Bytes(counted))
     except soundfile.SoundFileError as error:
         raise _damaged(error) from error
     rate, stored = file.samplerate, file.channels
@@ -187,6 +195,33 @@ def open_clip(data: bytes, audio: AudioTensor) -> Clip:
     return Clip(file, audio, begin, frames, (audio.channels, samples))
 
 
+class _Bytes(BytesIO):
+    """The bytes of a file. A place before the first byte, as damaged files name, changes nothing."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return super().seek(offset, whence)
+        except ValueError:
+            return self.tell()
+
+
+def _refuse_other_lengths(file: Any, data: bytes) -> None:
+    """Refuse a file that was cut, and several in one: libsndfile reads what is there, or the first."""
+    kind = file.format
+    if kind == 'OGG':
+        _refuse_other_ogg(data)
+    if kind in _JOINED and (second := data.find(_JOINED[kind], 4)) > 0:
+        raise _damaged(f'it is several {kind} files in one, and the second begins at byte {second}: split it there')
+    if kind == 'NIST' and (told := _NIST_FRAMES.search(data[:1024])) and int(told[1]) != file.frames:
+        raise _damaged(f'its header counts {int(told[1])} frames, but it has {file.frames}: restore it')
+    if kind in ('WAV', 'WAVEX', 'RF64', 'FLAC', 'OGG', 'MP3'):  # checked above, and by `_whole_wav` or the decoder
+        return
+    for note in _CUT.finditer(file.extra_info):
+        told, there = note.groups(default='0')
+        if int(there) < int(told) < _OPEN or told == there:
+            raise _damaged(f'its header counts more bytes than the {len(data)} that are there: restore it')
+
+
 def _whole_wav(data: bytes) -> bytes:
     """A WAV whose writer left the size of its sound open, with that size; a wrong size is refused, other files stay."""
     if data[:4] not in (b'RIFF', b'RIFX', b'RF64', b'BW64') or data[8:12] != b'WAVE':
@@ -203,8 +238,13 @@ def _whole_wav(data: bytes) -> bytes:
         place, width = 28, 8
     size = int.from_bytes(data[place : place + width], order)
     end = begin + size
-    if end >= len(data) and size < (1 << 8 * width) - 1:
+    if end == len(data):
         return data
+    if end > len(data) and size < _OPEN:
+        raise _damaged(
+            f'its WAV header counts {size} bytes of sound, but {len(data) - begin} are there: it was cut short. '
+            f'Restore it; or, to have what is there, write {len(data) - begin} into the {width} bytes at {place}'
+        )
     if end < len(data) and (_are_chunks(data, end, order) or _are_chunks(data, end + size % 2, order)):
         return data
     if end < len(data) and size:
@@ -268,16 +308,21 @@ def _told_frames(frame: bytes) -> int | None:
     return None
 
 
-def _refuse_joined_ogg(data: bytes) -> None:
-    """Refuse Ogg files one behind the other: libsndfile reads the first only."""
-    at, has_begun = 0, False
+def _refuse_other_ogg(data: bytes) -> None:
+    """Refuse Ogg files one behind the other, of which libsndfile reads the first only, and those without an end."""
+    at, has_begun, is_last = 0, False, False
     while data[at : at + 4] == b'OggS' and at + 27 <= len(data):
         is_first = bool(data[at + 5] & 2)
         if is_first and has_begun:
             raise _damaged(f'it is several Ogg files in one, and the second begins at byte {at}: split it there')
-        has_begun = has_begun or not is_first
+        has_begun, is_last = has_begun or not is_first, bool(data[at + 5] & 4)
         count = data[at + 26]
         at += 27 + count + sum(data[at + 27 : at + 27 + count])
+    if not is_last or at > len(data):
+        raise _damaged(
+            'its last Ogg page is not there, so it was cut short. Restore it; or, to have what is there, write it '
+            'again: ffmpeg -i IN -c copy OUT'
+        )
 
 
 def _mp3_frame(head: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import pickle
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.config.build import build_dataset
@@ -23,6 +25,8 @@ from headrace.order import lengths
 from headrace.order.config import BatchCost
 from headrace.packing import PackedDataset, Packing
 from headrace.selection import costs as costs_module
+from headrace.selection.costs import Measuring, measure_costs
+from headrace.selection.selection import Shards
 from headrace.sources.source_store import SourceStore
 from headrace.testing.oracle import World, check_resume
 from headrace.watching.record import loader_config
@@ -221,6 +225,18 @@ def test_damaged_costs_are_measured_again(data: Path, tmp_path: Path) -> None:
     assert StreamingDataset(**how).order_config.costs == before
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
     assert kept.read_bytes() == content
+
+
+def test_costs_by_the_rules_of_older_versions_are_measured_again(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {'infos': [], 'read': pytest.fail, 'title': 'a', 'folder': tmp_path, 'identity': 'data'}
+    shards = Shards(sizes=np.array([3]), lengths_of=lambda shard, column: [np.array([10, 20, 30])], **facts)
+    key, old = hashlib.blake2b(b'data\0size', digest_size=16), np.array([2, 2, 2], '<u4').tobytes()
+    head = b'hrcosts1' + (3).to_bytes(8, 'little') + key.digest() + xxhash.xxh3_128_digest(old)
+    (tmp_path / '.headrace-costs').mkdir()
+    (tmp_path / '.headrace-costs' / f'{key.hexdigest()}.costs').write_bytes(head + old)
+    entry = xxhash.xxh3_64_digest(old, seed=0) + old
+    (tmp_path / '.headrace-costs' / f'{key.hexdigest()}.costs.part').write_bytes(entry)
+    assert measure_costs(shards, 'size', None, Measuring()).values.tolist() == [10, 20, 30]
 
 
 def test_the_batches_of_an_epoch_are_counted_once_for_each_machine(

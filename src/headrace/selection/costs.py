@@ -44,6 +44,8 @@ FOLDER: Final = '.headrace-costs'
 _NAMES: Final = re.compile(r'[0-9a-f]{32}\.costs(\.tmp|\.part)?')
 _HEAD: Final = struct.Struct('<8sQ16s16s')
 _MAGIC: Final = b'hrcosts1'
+_RULES: Final = 2
+"""Part of the key: another number wherever values get other costs. The first rules counted digits of texts."""
 
 Costs = npt.NDArray[np.uint32]
 _log = logger_of(__name__)
@@ -142,7 +144,7 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None, measur
     StreamError: the column has a null, or a number that is no cost.
     """
     counts = shards.sizes if rows is None else rows.counts
-    key = hashlib.blake2b(f'{shards.identity}\0{column}'.encode(), digest_size=16).hexdigest()
+    key = hashlib.blake2b(f'{shards.identity}\0{column}\0{_RULES}'.encode(), digest_size=16).hexdigest()
     file = _CostsFile(shards.folder, key, int(counts.sum()))
     return file.load(lambda out, part: _measure(shards, column, rows, out, part, measuring))
 
