@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError, HeadraceError, MissingDependencyError, StreamError
+from headrace.redaction import warn
 from headrace.sources import parquet
 from headrace.sources.arrow_types import import_pyarrow
 from headrace.sources.parquet import ParquetSource, index_files
@@ -283,30 +284,34 @@ class _Table:
         return infos, table
 
     def _check_totals(self, snapshot: Any, listed: bytes, entries: Sequence[Any]) -> None:
-        """Refuse a list of manifests that is cut: its length is not known, but the snapshot counts what it leads to.
-
-        pyiceberg ends a file at a block that is cut.
-        """
+        """Refuse a list of manifests that ends within a block, where pyiceberg ends it; warn if it may lack a block."""
         from pyiceberg.manifest import DataFileContent
 
         summary: Mapping[str, str] = snapshot.summary.additional_properties if snapshot.summary else {}
-        # A writer without this total, such as an old DuckDB, may count files of deleted rows among those of data.
-        totals = summary if 'total-delete-files' in summary else {}
         data = [entry for entry in entries if entry.content == DataFileContent.DATA]
-        for name, count in (
-            ('total-data-files', len(data)),
-            ('total-delete-files', len(entries) - len(data)),
-            ('total-records', sum(entry.record_count for entry in data)),
-        ):
-            # Some writers forget to add to a total, so it may be too small.
-            total = max(int(totals.get(name, 0)), count)
-            self._require(name.removeprefix('total-'), total, count, f'snapshot {snapshot.snapshot_id}')
+        counts = {
+            'total-data-files': len(data),
+            'total-delete-files': len(entries) - len(data),
+            'total-records': sum(entry.record_count for entry in data),
+        }
         # A whole file ends with the 16 bytes that also end its head. One without blocks has them there only.
         if listed.find(listed[-16:]) == len(listed) - 16 and (entries or summary.get('total-data-files') != '0'):
             raise FormatError(
                 f'The list of manifests {snapshot.manifest_list} of the Iceberg table {self._place} ends within a '
                 f'block, so files may be missing. Restore it, or choose another `snapshot`.'
             )
+        # A writer without this total, such as an old DuckDB, may count files of deleted rows among those of data.
+        totals = summary if 'total-delete-files' in summary else {}
+        for name, count in counts.items():
+            # Writers add to the totals of the snapshot before: one that forgets to makes all later ones too small.
+            if (total := int(totals.get(name, 0))) > count:
+                warn(
+                    f'Snapshot {snapshot.snapshot_id} of the Iceberg table {self._place} counts {name} {total}, but '
+                    f'its manifests, which are whole, have {count}. The manifests are right if the writer of the table '
+                    f'miscounts, as some versions of DuckDB and ClickHouse do. Else its list of manifests may be cut: '
+                    f'compare the rows with another reader.',
+                    stacklevel=2,
+                )
 
     def _deleted(self, entries: Sequence[Any]) -> dict[str, IntArray]:
         """The numbers of deleted rows by the file's key; a file of an older snapshot may be among them."""
