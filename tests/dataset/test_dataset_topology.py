@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch.distributed as dist
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology, topology_of_mesh
-from headrace.dataset import topology as topology_module
-from headrace.dataset.topology import detect_topology, meet_in_group
+from headrace.dataset.topology import detect_topology
 from headrace.errors import TopologyError
 from tests.support.trainers.fake_world import fake_world
 
@@ -24,25 +21,6 @@ def test_the_topology_comes_from_the_launcher():
     assert detect_topology(environ={}).world_size == 1
     with pytest.raises(TopologyError, match="RANK must hold a whole number.*'two'"):
         detect_topology(environ=TORCHRUN | {'RANK': 'two'})
-
-
-def test_a_rank_that_does_not_come_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = HashStore()
-    monkeypatch.setattr(dist.distributed_c10d, '_get_default_store', lambda: store)
-    monkeypatch.setattr(topology_module, '_WAITS', (0.01, 0.01))
-    assert meet_in_group('127.0.0.2', 'x') is None
-    with fake_world(0, 3):
-        assert meet_in_group('127.0.0.2', 'first') == (['127.0.0.2'], 'first')
-    with fake_world(2, 3):
-        assert meet_in_group('127.0.0.4', 'second') == (['127.0.0.2', '127.0.0.4'], 'first')
-    assert 'Ranks [1] have not begun to read yet: `peers` waits for them' in caplog.text
-    assert 'Ranks [1, 2] have not begun to read yet: `peers` leaves them out until the next pass' in caplog.text
-    caplog.clear()
-    with fake_world(1, 3):
-        assert meet_in_group('127.0.0.2', 'third') == (['127.0.0.2', '127.0.0.2', '127.0.0.4'], 'first')
-    assert not caplog.text
 
 
 def topologies(shape: tuple[int, ...], names: tuple[str, ...] | None, **options) -> list[Topology]:

@@ -10,7 +10,6 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -571,8 +570,8 @@ def test_a_rank_that_joins_before_the_first_batch_decides_with_the_others(
     first = iter(made[0])
     next(first)
     decided: list[int] = []
-    monkeypatch.setattr(growth, '_agreed', lambda decide: (decided.append(1), decide())[1])
-    monkeypatch.setattr(growth, 'dist', SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True))
+    monkeypatch.setattr(growth, 'decided_by_first', lambda decide: (decided.append(1), decide())[1])
+    monkeypatch.setattr(growth, 'has_group', lambda: True)
     made[0].rescale(Topology(rank=0, world_size=2), state)
     joined = made[1]
     joined.load_state_dict(state)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from headrace.dataset import detect_topology
+from headrace.dataset.ranks import gathered, has_group
 from headrace.errors import ConfigError
 from headrace.order import Topology
 
@@ -142,41 +143,33 @@ def get_local_world_size() -> int:
     return detect_topology().ranks_per_node
 
 
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
 def barrier() -> None:
     """Wait for all ranks; returns at once without a process group."""
-    if _has_group():
+    if has_group():
         dist.barrier()
 
 
 def broadcast(tensor: torch.Tensor, src: int) -> None:
     """Fill `tensor` on all ranks with that of rank `src`; nothing happens without a process group."""
-    if _has_group():
+    if has_group():
         dist.broadcast(tensor, src)
 
 
 def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor) -> None:
     """Fill the list with the tensors of all ranks; nothing happens without a process group."""
-    if _has_group():
+    if has_group():
         dist.all_gather(tensor_list, tensor)
 
 
 def all_gather_object(obj: Any) -> list[Any]:
     """The objects of all ranks, in their order; a RuntimeError if there are several, and no process group."""
-    if not _has_group():
-        ranks = get_world_size()
-        if ranks > 1:
-            raise RuntimeError(
-                f'There are {ranks} ranks, but no process group to gather objects with. Call '
-                '`torch.distributed.init_process_group` first.'
-            )
-        return [obj]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, obj)
-    return found
+    ranks = get_world_size()
+    if ranks > 1 and not has_group():
+        raise RuntimeError(
+            f'There are {ranks} ranks, but no process group to gather objects with. Call '
+            '`torch.distributed.init_process_group` first.'
+        )
+    return gathered(obj)
 
 
 class World:

@@ -26,6 +26,7 @@ from headrace.dataset.facts import dataset_facts
 from headrace.dataset.growth import GrowingSequence, OnGrowth, Opened, Opener
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import check_predownload, require_room, warn_of_shared_shards, warn_without_room
+from headrace.dataset.ranks import meet_in_group
 from headrace.dataset.reading.batch_reader import (
     AHEAD,
     BatchKey,
@@ -52,7 +53,6 @@ from headrace.dataset.streams.stream import (
     streams_given,
     streams_registry,
 )
-from headrace.dataset.topology import meet_in_group
 from headrace.decoding import DecodeLike
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError

@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import torch.distributed as dist
-
 from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.batch_keys import LossWeight, loss_weights
 from headrace.dataset.cache_files import EpochPermutations
+from headrace.dataset.ranks import decided_by_first, has_group
 from headrace.dataset.reading.batch_reader import Weigh
 from headrace.dataset.sequence import Continuation
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
-from headrace.errors import ConfigError, EmptyDatasetError, HeadraceError, StorageError, StreamError
+from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.exclusions import Settings, refuse_exclusions
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
@@ -170,10 +169,10 @@ class Opener:
         """
         begun, is_said = time.monotonic(), False
         while True:
-            found = _agreed(lambda: self._look(streams, is_first=is_first))
+            found = decided_by_first(lambda: self._look(streams, is_first=is_first))
             if found is not None:
                 return found
-            if _agreed(lambda: time.monotonic() - begun > self.growth_wait):
+            if decided_by_first(lambda: time.monotonic() - begun > self.growth_wait):
                 raise EmptyDatasetError(
                     f"Every sample was read, `on_growth` is 'wait', and nothing was appended within "
                     f'{self.growth_wait:g} s. Resume the run when there is more, or raise `growth_wait`.'
@@ -295,7 +294,7 @@ class GrowingSequence(DatasetAttributes):
         if not self._opener.follows or start or is_decided:
             return
         self._opener.check(self.run, self._opened.streams)  # a checkpoint may have named the order
-        if self.topology.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
+        if self.topology.world_size > 1 and not has_group():
             raise ConfigError(
                 f'{self.topology.world_size} ranks agree on the samples of an epoch through the process group of '
                 f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
@@ -327,19 +326,3 @@ def _lacking(streams: Sequence[OpenedStream], generations: Mapping[str, Generati
     """A stream that is not of its generation, or None if all are."""
     wanted = ((stream, generations.get(stream.name or '')) for stream in streams)
     return next((s for s, generation in wanted if generation not in (None, Generation.of(s.fingerprint))), None)
-
-
-def _agreed(decide: Callable[[], Any]) -> Any:
-    """What rank 0 decides, on all ranks of the process group; its error, too."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return decide()
-    told: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            told[0] = decide()
-        except Exception as error:  # the others wait for an answer
-            told[1] = error if isinstance(error, HeadraceError) else StorageError(f'{type(error).__name__}: {error}')
-    dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]

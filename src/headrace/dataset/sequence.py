@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from headrace.dataset.progress import Progress
+from headrace.dataset.ranks import gathered
 from headrace.dataset.topology import detect_topology
 from headrace.display import count_text
 from headrace.errors import ConfigError
@@ -164,16 +163,14 @@ class SampleSequence:
         Raises:
             ConfigError: the ranks of a process group do not ask for the same.
         """
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            known = f', after {len(all_)} decisions up to {all_[-1].digest}' if (all_ := self.run.decisions) else ''
-            found: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(found, f'{shares_of(proportions)} by {by!r} at {place}{known}')
-            other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
-            if other is not None:
-                raise ConfigError(
-                    f'All ranks decide the same after the same batch, but rank 0 decides {found[0]}, and rank '
-                    f'{other} {found[other]}. Compute proportions from values that are reduced over all ranks.'
-                )
+        earlier = f', after {len(all_)} decisions up to {all_[-1].digest}' if (all_ := self.run.decisions) else ''
+        requests = gathered(f'{shares_of(proportions)} by {by!r} at {place}{earlier}')
+        other = next((rank for rank, request in enumerate(requests) if request != requests[0]), None)
+        if other is not None:
+            raise ConfigError(
+                f'All ranks decide the same after the same batch, but rank 0 decides {requests[0]}, and rank {other} '
+                f'{requests[other]}. Compute proportions from values that are reduced over all ranks.'
+            )
         return self.run.with_decision(place, proportions, by, self._world(global_batch_size), self.check_mixture)
 
     def check_mixture(self, mixture: Mixture) -> None:

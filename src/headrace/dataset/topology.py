@@ -1,30 +1,24 @@
 """This process' rank and world size: as detected, or as a device mesh describes them.
 
 The source of a detection is an initialised `torch.distributed`, else a launcher's environment. Nothing is created or
-destroyed here, and only `meet_in_group` waits.
+destroyed here.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from datetime import timedelta
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.utils.data import get_worker_info
 
+from headrace.dataset.ranks import has_group
 from headrace.errors import TopologyError
 from headrace.order.topology import Topology
-from headrace.redaction import logger_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-_log = logger_of(__name__)
-
-_WAITS = (5, 55)  # seconds for ranks that have not begun to read, before a message and after it
 
 # (rank, world size, ranks on this node) as the launchers name them: torchrun and Composer; SLURM; Open MPI.
 _LAUNCHERS = (
@@ -50,7 +44,7 @@ def detect_topology(*, replication: int = 1, environ: Mapping[str, str] | None =
     """
     env = os.environ if environ is None else environ
     names = next((names for names in _LAUNCHERS if names[0] in env and names[1] in env), None)
-    if _has_group():
+    if has_group():
         rank, world_size = dist.get_rank(), dist.get_world_size()
     elif names is not None:
         rank, world_size = _number(env, names[0]), _number(env, names[1])
@@ -63,41 +57,6 @@ def detect_topology(*, replication: int = 1, environ: Mapping[str, str] | None =
     if ranks_per_node < 1 or world_size % ranks_per_node:
         ranks_per_node = world_size
     return Topology(rank=rank, world_size=world_size, num_nodes=world_size // ranks_per_node, replication=replication)
-
-
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def meet_in_group(own: str, secret: str) -> tuple[list[str], str] | None:
-    """Tell the ranks of the process group a text, and get those of all.
-
-    They need not call it at the same time: it waits up to a minute for others, and goes on without them then.
-
-    Args:
-        own: this rank's text.
-        secret: is told to all if no rank was here before.
-
-    Returns:
-        The texts, and the first rank's secret; None without a group, or in a worker.
-    """
-    if get_worker_info() is not None or not _has_group():  # a worker must not talk in its parent's connection
-        return None
-    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage] - no public name has it
-    keys = [f'headrace/peers/{rank}' for rank in range(dist.get_world_size())]
-    store.set(keys[dist.get_rank()], own)
-    secret = store.compare_set('headrace/peers', '', secret).decode()
-    missing = list[int]()
-    for seconds, what in zip(_WAITS, ('waits for them', 'leaves them out until the next pass'), strict=True):
-        try:
-            store.wait(keys, timedelta(seconds=seconds))
-            missing.clear()
-            break
-        except RuntimeError:  # the time is over
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            _log.warning('Ranks %s have not begun to read yet: `peers` %s.', missing, what)
-    there = [key for rank, key in enumerate(keys) if rank not in missing]
-    return [text.decode() for text in store.multi_get(there)], secret
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

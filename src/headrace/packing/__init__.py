@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.packing.dataset import PackedDataset, exchange_now_and_then, gather_of_ranks, sync_lane_states
+    from headrace.dataset.ranks import gather_of_ranks
+    from headrace.packing.dataset import PackedDataset, exchange_now_and_then, sync_lane_states
     from headrace.packing.explanation import PackedExplanation
     from headrace.packing.packer import DocumentCount
     from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
@@ -57,7 +58,7 @@ if not TYPE_CHECKING:
             'batch_of': 'headrace.packing.rows',
             'exchange_now_and_then': 'headrace.packing.dataset',
             'flat_cu_seqlens': 'headrace.packing.rows',
-            'gather_of_ranks': 'headrace.packing.dataset',
+            'gather_of_ranks': 'headrace.dataset.ranks',
             'load_tokenizer': 'headrace.packing.tokenizers',
             'segment_ids': 'headrace.packing.rows',
             'sync_lane_states': 'headrace.packing.dataset',

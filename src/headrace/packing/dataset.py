@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from headrace.dataset import StreamingDataset
+from headrace.dataset.ranks import gather_of_ranks
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
 from headrace.exclusions import refuse_exclusions
@@ -416,17 +416,6 @@ def sync_lane_states(dataset: StreamingDataset, batches: int) -> None:
 
 exchange_now_and_then = sync_lane_states
 """The name of `sync_lane_states` in version 0.1.0."""
-
-
-def gather_of_ranks() -> Callable[[Any], list[Any]] | None:
-    """A function that gives the values of all ranks through torch.distributed; None if that is not initialized."""
-    return _all_gather if torch.distributed.is_available() and torch.distributed.is_initialized() else None
-
-
-def _all_gather(own: Any) -> list[Any]:
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found
 
 
 def promised_shares(
