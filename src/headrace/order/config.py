@@ -83,14 +83,14 @@ class BatchCost:
 
     @classmethod
     def of(cls, raw: object) -> BatchCost | None:
-        """The value of ``batch_cost``: a number is the budget; None: batches have one size."""
+        """The value of ``batch_cost``: a number is the budget; without one, all batches have one size."""
         if raw is None or isinstance(raw, BatchCost):
             return raw
         given: Any = {'budget': raw} if type(raw) is int else raw
-        found = cls(**given) if isinstance(given, Mapping) and {'budget'} <= {*given} <= {*cls.__slots__} else None
-        if found is None or type(found.sum) is not bool or not _are_positive(found.budget, found.multiple):
+        cost = cls(**given) if isinstance(given, Mapping) and {'budget'} <= {*given} <= {*cls.__slots__} else None
+        if cost is None or type(cost.sum) is not bool or not _are_positive(cost.budget, cost.multiple):
             raise ConfigError(f'`batch_cost` {BATCH_COST_RULE}, got {raw!r:.100}.')
-        return found
+        return cost
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -123,8 +123,8 @@ class OrderConfig:
     bucket: int | None = None
     """Batches of a window, whose samples are sorted by cost: see `headrace.order.lengths`. None: no windows."""
     batch_cost: BatchCost | None = None
-    """Batches of a window are cut by cost, and the global batch size is the most rows of one; None: all have it. With
-    it, ``bucket`` is 64 by default."""
+    """Batches of a window are cut by cost, and the global batch size is the most rows of one. ``bucket`` is
+    64 by default then. None: all batches have one size."""
     costs: str = ''
     """The identity of the costs, with ``bucket``."""
     global_batch_size: int | None = None
@@ -203,7 +203,7 @@ class OrderConfig:
         * num_canonical_nodes: 1 without shuffle, so that the sequence is the stored one. With shuffle the power of two
           below shards / 64, from 1 to 64. Then that many nodes read disjoint shards, and each part has enough shards to
           shuffle well. The number divides the global batch, except with random batching.
-        * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
+        * block_size: 4,000,000 / num_canonical_nodes, but at least 262,144, as in MosaicML Streaming.
 
         MosaicML's orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
         as many for py1s and py2s.
@@ -242,7 +242,7 @@ class OrderConfig:
         )
 
     def canonical_nodes(self, shards: int, num_nodes: int = 1) -> int:
-        """What is given, or the default that `resolve_defaults` describes; `shards`: of all streams together."""
+        """The number given, or the default that `resolve_defaults` describes; `shards`: of all streams together."""
         if self.num_canonical_nodes:
             return self.num_canonical_nodes
         if self.is_mosaicml:

@@ -41,7 +41,7 @@ class Decision:
     what: Mapping[str, Any]
     """``{'proportions': {...}}``: the share of each stream, relative to their sum."""
     by: str
-    """Who decided, for people: such as the name of a callback."""
+    """Name of the decider, for people to read, such as a callback's."""
     digest: str
     """Of the decision, those before it, and the data and mixture that the run began with."""
 
@@ -72,7 +72,7 @@ def shares_of(proportions: Mapping[str, float]) -> dict[str, float]:
     """Proportions as a `Decision` has them.
 
     Raises:
-        ConfigError: they are no mapping from names to numbers.
+        ConfigError: they are not a mapping from names to numbers.
     """
     try:
         return {name: float(share) for name, share in sorted(proportions.items())}
@@ -88,16 +88,16 @@ def decisions_of(values: object) -> tuple[Decision, ...]:
     """
     if not isinstance(values, (list, tuple)):
         raise ConfigError(f'decisions are a list, got {str(values)[:200]}.')
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for value in cast('Sequence[Any]', values):
         if not isinstance(value, Decision):
             if not isinstance(value, dict) or sorted(map(str, cast('dict[Any, Any]', value))) != _KEYS:
                 raise ConfigError(f'a decision has {", ".join(_KEYS)}, got {str(value)[:200]}.')
             value = Decision(**value)  # noqa: PLW2901
-        if found and value.at < found[-1].at:
-            raise ConfigError(f'decisions stand in the order of `at`, got {value.at} after {found[-1].at}.')
-        found.append(value)
-    return tuple(found)
+        if decisions and value.at < decisions[-1].at:
+            raise ConfigError(f'decisions stand in the order of `at`, got {value.at} after {decisions[-1].at}.')
+        decisions.append(value)
+    return tuple(decisions)
 
 
 _KEYS = ['at', 'by', 'digest', 'what']
@@ -124,7 +124,8 @@ def are_of(decisions: Sequence[Decision], base: str) -> bool:
     """Whether each decision follows the one before it, and the first one the base."""
     digests = [base, *(decision.digest for decision in decisions)]
     return all(
-        one == Decision.after(before, one.at, one.what, one.by) for before, one in zip(digests, decisions, strict=False)
+        decision == Decision.after(before, decision.at, decision.what, decision.by)
+        for before, decision in zip(digests, decisions, strict=False)
     )
 
 

@@ -35,13 +35,13 @@ def next_use(
         The first use, without padding, or None if the sample is not handed out in those epochs.
 
     Raises:
-        IndexError: there is no such sample.
+        IndexError: the sample does not exist.
     """
     for number in range(epoch, epoch + epochs):
         plan = plan_of(number)
-        found = plan.find(sample_id, batch if number == epoch else 0)
-        if found is not None:
-            k, position = found
+        place = plan.find(sample_id, batch if number == epoch else 0)
+        if place is not None:
+            k, position = place
             ranks, rows, positions, is_padding = plan.rows_of_ranks(k)
             i = int(((positions == position) & ~is_padding).argmax())
             return SampleUse(epoch=number, position=position, batch=k, rank=int(ranks[i]), row=int(rows[i]))

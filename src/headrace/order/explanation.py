@@ -46,7 +46,7 @@ class BatchExplanation:
     files: NDArray[np.str_] | None = None
     """The shard's file, where that is known."""
     is_erased: NDArray[np.bool_] | None = None
-    """bool[rows]: whether the sample was erased. None: none was, or that is not known."""
+    """bool[rows]: whether the sample was erased. None if none was, or if that is not known."""
 
     @property
     def counted(self) -> str:
@@ -67,7 +67,7 @@ class BatchExplanation:
         """The rows of one rank only.
 
         Raises:
-            TopologyError: there is no such rank.
+            TopologyError: the rank does not exist.
         """
         topology = replace(self.topology, rank=rank)
         where = self.ranks == topology.replica * topology.replication

@@ -44,7 +44,7 @@ def slowest_share(batches: Sequence[Sequence[IntArray]], power: float = 1.0) -> 
 
 
 class LengthWaste(NamedTuple):
-    """The waste of a plan, and what `bucket` and `balance` would make of it; None: they are set, or cannot be."""
+    """The waste of a plan, and what `bucket` and `balance` would make of it; None where they are set, or cannot be."""
 
     padding: float  # As `padding_share`, from 0 to 1.
     slowest: float  # As `slowest_share`.
@@ -54,7 +54,7 @@ class LengthWaste(NamedTuple):
 
     @classmethod
     def of(cls, plan: BatchPlan, config: OrderConfig, costs: Costs) -> LengthWaste | None:
-        """The waste of a plan of this order, in some ten milliseconds; None: it has no batch.
+        """The waste of a plan of this order, in some ten milliseconds; None if it has no batch.
 
         Padding is of one rank in each batch.
         """
@@ -67,7 +67,7 @@ class LengthWaste(NamedTuple):
         if isinstance(plan, BalancedPlan):
             power = plan.power
         elif isinstance(plan, Plan) and not order.units:
-            same = {one.name: getattr(plan, one.name) for one in fields(plan) if one.init}
+            same = {setting.name: getattr(plan, setting.name) for setting in fields(plan) if setting.init}
             balanced = slowest_share(_batches(BalancedPlan(**same, costs=costs), costs, total, _MOST_DEALT))
         if isinstance(plan, Plan) and isinstance(order, NativeOrder) and not order.units:
             window = BucketedOrder(order, replace(config, bucket=bucket, global_batch_size=size), costs)
@@ -77,18 +77,18 @@ class LengthWaste(NamedTuple):
 
     def notes(self) -> list[str]:
         """Sentences on the changes that pay."""
-        found: list[str] = []
+        sentences: list[str] = []
         if self.bucketed is not None and self.padding >= _PADDING and 3 * self.bucketed <= 2 * self.padding:
-            found.append(
+            sentences.append(
                 f'batches that are padded to their longest row are {self.padding:.0%} padding; `bucket: {self.bucket}` '
                 f'would make it {self.bucketed:.0%}.'
             )
         if self.balanced is not None and self.slowest >= _SLOWEST and 3 * (self.balanced - 1) <= 2 * (self.slowest - 1):
-            found.append(
+            sentences.append(
                 f'the rank with the most work has {self.slowest:.2f} times the mean; `balance: 1` would make it '
                 f'{self.balanced:.2f}.'
             )
-        return found
+        return sentences
 
 
 def _padding(plan: BatchPlan, costs: CostsOf, total: int) -> float:
@@ -99,9 +99,9 @@ def _padding(plan: BatchPlan, costs: CostsOf, total: int) -> float:
 
 def _batches(plan: BatchPlan, costs: CostsOf, total: int, most: int) -> list[list[IntArray]]:
     """The costs of the first batches' rows, by batch and rank."""
-    found: list[list[IntArray]] = []
+    by_batch: list[list[IntArray]] = []
     most_batches = min(most // plan.topology.replicas, _MOST_ROWS // plan.global_batch_size)
     for number in range(min(total, max(1, most_batches))):
         ranks, _, positions, _ = plan.rows_of_ranks(number)
-        found.append(np.split(costs(plan.order.at(positions)), np.flatnonzero(np.diff(ranks)) + 1))
-    return found
+        by_batch.append(np.split(costs(plan.order.at(positions)), np.flatnonzero(np.diff(ranks)) + 1))
+    return by_batch

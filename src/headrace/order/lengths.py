@@ -114,8 +114,8 @@ class BucketedOrder(Order):
 
     def _ids(self, window: int) -> tuple[IntArray, IntArray]:
         """The ids of a window by place, and the place that each had in the inner order's window."""
-        found = self._known.get(window)
-        if found is None:
+        cached = self._known.get(window)
+        if cached is None:
             begin = self.first + window * self.window
             positions = np.arange(begin, min(begin + self.window, len(self)))
             ids = self._inner.at(positions)
@@ -132,11 +132,11 @@ class BucketedOrder(Order):
                 places = np.empty(len(positions), np.int64)
                 # `lexsort` is stable, so ties are by position. The last key counts most.
                 places[np.lexsort((batches, classes))] = np.lexsort((self._costs(ids), classes))
-            found = ids[places], places
+            cached = ids[places], places
             if len(self._known) == _KEPT:
                 del self._known[next(iter(self._known))]
-            self._known[window] = found
-        return found
+            self._known[window] = cached
+        return cached
 
     def _cut(self, window: int, cost: BatchCost, costs: IntArray) -> tuple[IntArray, IntArray]:
         """The former places of a window's samples, and where its batches end, from the window's begin on."""
@@ -144,8 +144,8 @@ class BucketedOrder(Order):
         keys = costs.max() - costs
         if keys.max() < 1 << 16:
             keys = keys.astype(np.uint16)  # numpy sorts these by radix, ten times as fast
-        for one in range(classes):  # each from its longest on; windows begin at multiples of their number
-            places[one::classes] = one + classes * keys[one::classes].argsort(kind='stable')
+        for residue in range(classes):  # each from its longest on; windows begin at multiples of their number
+            places[residue::classes] = residue + classes * keys[residue::classes].argsort(kind='stable')
         blocks, rest = divmod(len(costs), multiple)
         rows = costs[places[: blocks * multiple]].reshape(blocks, multiple)
         if cost.sum:
@@ -240,8 +240,8 @@ class BucketedOrder(Order):
     def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
         del stream
         first = start - (start - self.first) % self.window if start > self.first else self.first
-        found = self._inner.find(sample_id, first)
-        for window, positions in groupby(found, lambda position: (position - self.first) // self.window):
+        inner_positions = self._inner.find(sample_id, first)
+        for window, positions in groupby(inner_positions, lambda position: (position - self.first) // self.window):
             begin = self.first + window * self.window
             now = np.argsort(self._ids(window)[1])  # the place of each of the inner order's places
             yield from (at for at in sorted(begin + int(now[p - begin]) for p in positions) if at >= start)
@@ -292,7 +292,7 @@ class WindowCuts(Cuts):
         self._start = unskipped.before(start)
         self.stop = max(unskipped.before(kept), self._start)
         self.multiple = order.multiple
-        self._before = array('q', [0])  # by window from the first one on, the batches before it, as far as known
+        self._before = array('q', [0])  # by window from the first one on: the batches before it
         self._cut = -1, np.zeros(0, np.int64)  # the last window that was cut
 
     def _begins_in(self, window: int) -> IntArray:
@@ -307,15 +307,15 @@ class WindowCuts(Cuts):
 
     def _reach(self, window: int) -> bool:
         """Know the batches before a window, if there is such a window, or an end."""
-        order, known = self._order, self._first + len(self._before) - 1
+        order, reached = self._order, self._first + len(self._before) - 1
         if window > order.num_windows:
             return False
-        if window - known > _NEAR:  # all of them: their numbers may be known on this machine
-            edges = np.minimum(order.first + np.arange(known, order.num_windows + 1) * order.window, len(order))
+        if window - reached > _NEAR:  # all of them: their numbers may be known on this machine
+            edges = np.minimum(order.first + np.arange(reached, order.num_windows + 1) * order.window, len(order))
             left = np.diff(np.clip(self._unskipped.befores(edges), self._start, self.stop))
-            batches = np.where(left == np.diff(edges), order.window_batches[known:], 0)
+            batches = np.where(left == np.diff(edges), order.window_batches[reached:], 0)
             for cut in ((left > 0) & (left < np.diff(edges))).nonzero()[0].tolist():
-                batches[cut] = len(self._begins_in(known + cut))
+                batches[cut] = len(self._begins_in(reached + cut))
             self._before.extend((self._before[-1] + np.cumsum(batches)).tolist())
         for cut in range(self._first + len(self._before) - 1, window):
             self._before.append(self._before[-1] + len(self._begins_in(cut)))
@@ -335,12 +335,12 @@ class WindowCuts(Cuts):
         return int(self.begins(range(k, k))[0])
 
     def begins(self, batches: range) -> IntArray:
-        found, k = [np.zeros(0, np.int64)], batches.start
+        pieces, k = [np.zeros(0, np.int64)], batches.start
         while k <= batches.stop and self.has(k):
             window = bisect.bisect_right(self._before, k) - 1
-            found.append(self._begins_in(self._first + window)[k - self._before[window] :])
+            pieces.append(self._begins_in(self._first + window)[k - self._before[window] :])
             k = self._before[window + 1]
-        return np.concatenate([*found, [self.stop]])[: batches.stop - batches.start + 1]
+        return np.concatenate([*pieces, [self.stop]])[: batches.stop - batches.start + 1]
 
     def batch_of(self, number: int) -> int:
         if number >= self.stop:
@@ -409,11 +409,11 @@ def _balanced(costs: NDArray[np.float64], counts: Sequence[int]) -> IntArray:
     """Which share each row belongs to, int64[rows]; each has its number of rows, and sums are nearly equal."""
     left = list(counts)
     loads = [(0.0, share) for share in range(len(left)) if left[share]]
-    found = np.empty(len(costs), np.int64)
+    shares = np.empty(len(costs), np.int64)
     for row in np.argsort(-costs, kind='stable').tolist():
         load, share = heapq.heappop(loads)
-        found[row] = share
+        shares[row] = share
         left[share] -= 1
         if left[share]:
             heapq.heappush(loads, (load + float(costs[row]), share))
-    return found
+    return shares

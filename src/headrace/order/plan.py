@@ -119,7 +119,7 @@ class Plan(BatchPlan):
     """Deal rows by their number in the batch, not by their position, so that a replica has the same in each batch."""
     cut: CutFrom | None = None
     """Cuts batches of different sizes: ``global_batch_size`` is the most rows of one, and batch k is the k-th of them
-    from ``start`` on. None: all batches have one size."""
+    from ``start`` on. None if all batches have one size."""
     _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
     _cuts: Cuts = field(init=False, repr=False, compare=False)
 

@@ -72,7 +72,7 @@ class Order(ABC):
         """Yield the positions of a global sample id from ``start`` on, in rising order: the inverse of `at`.
 
         Raises:
-            IndexError: there is no such sample, or no such position.
+            IndexError: the sample or the position does not exist.
         """
         if not 0 <= sample_id < self.mixture.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
@@ -95,7 +95,7 @@ class Order(ABC):
 
         Args:
             then: `ResumeState.dealt`.
-            batches: those of now.
+            batches: the current ones.
             initial_nodes: nodes of the parallel world that the run began on.
 
         Raises:
@@ -115,7 +115,7 @@ class BatchPlan(ABC):
     topology: Topology  # For which rank of how many.
     global_batch_size: int  # Samples in a batch of all replicas together.
     remainder: Remainder  # The fate of the samples after the last full batch.
-    uneven: Uneven | None  # How replicas share a batch that they do not divide; None: they divide it.
+    uneven: Uneven | None  # How replicas share a batch that they do not divide; None if they divide it.
     skip: Ranges  # The positions of the epoch that no batch holds.
     start: int  # The position at which batch 0 begins.
 
@@ -144,7 +144,7 @@ class BatchPlan(ABC):
         return range(first, self.num_batches)[:most]
 
     def batches_of(self, samples: int) -> int:
-        """Return the batches that so many samples make, the last one perhaps in part."""
+        """Return the number of batches that these samples make, counting a partial last one."""
         return min(-(-samples // self.global_batch_size), self.num_batches)
 
     @property
@@ -204,10 +204,10 @@ class BatchPlan(ABC):
 
         Args:
             k: in [0, num_batches).
-            sample_map: where the samples of ids are; None: as if each stream offered all of its shards' rows.
+            sample_map: where the samples of ids are; if not given, each stream offers all of its shards' rows.
 
         Raises:
-            IndexError: there is no such batch, or it is from before the mixture took over.
+            IndexError: the batch does not exist, or is from before the mixture took over.
         """
         # A training run explains nothing.
         from headrace.order.explanation import BatchExplanation
@@ -235,7 +235,7 @@ class BatchPlan(ABC):
         )
 
     def rows_of_ranks(self, k: int) -> tuple[IntArray, IntArray, IntArray, NDArray[np.bool_]]:
-        """Return ranks, rows, positions, int64[rows], and which are padding, bool[rows], of batch k on all replicas."""
+        """Return ranks, rows and positions of batch k on all replicas, int64[rows], and `is_padding`, bool[rows]."""
         ranks = range(0, self.topology.world_size, self.topology.replication)
         plans = [self.of_rank(rank) for rank in ranks]
         positions = [plan.positions(k) for plan in plans]
@@ -249,12 +249,12 @@ class BatchPlan(ABC):
 
     @abstractmethod
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        """Return the first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
+        """Return the first batch from ``first`` on that holds a sample, and its position there, or None.
 
         Padding does not count, nor dropped or skipped samples.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: the sample does not exist.
         """
 
     @abstractmethod
@@ -290,7 +290,7 @@ class BatchPlan(ABC):
 
     @abstractmethod
     def own_samples(self, k: int) -> int:
-        """Return the number of this replica's rows of batch k that are no padding; padding comes last."""
+        """Return the number of this replica's rows of batch k that are not padding; padding comes last."""
 
     def ids(self, k: int) -> IntArray:
         """Return this replica's sample ids of batch k, int64[rows]."""

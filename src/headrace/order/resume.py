@@ -81,7 +81,7 @@ def resume(
     if sample > mixture.epoch_size or (sample == state.epoch_size and (is_whole or sample < mixture.epoch_size)):
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
         takeover = replace(takeover, epoch=state.epoch, sample=0, begin=takeover.begin + sample)
-    if config.sampling != 'fixed':  # whose data are those of a subset
+    if config.sampling != 'fixed':  # a fixed sample's data are those of a subset
         positions = dict(takeover.positions)
         for stream in mixture.streams:
             position = positions.get(stream.name)
@@ -95,10 +95,10 @@ def recorded_mixture(
     pinned: Mapping[str, Any], epoch_size: int, streams: Mapping[str, StreamSize] | None = None
 ) -> Mixture:
     """The mixture of a state; streams that are not given have one shard, which is enough to count their draws."""
-    known = streams or {}
+    given = streams or {}
     recorded = [
-        known[s['name']]
-        if s['name'] in known and known[s['name']].fingerprint == s['fingerprint']
+        given[s['name']]
+        if s['name'] in given and given[s['name']].fingerprint == s['fingerprint']
         else StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
         for s in pinned['streams']
     ]
@@ -114,10 +114,10 @@ def recorded_mixture(
     )
 
 
-def warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
+def warn_of_overruled(configured: OrderConfig, config: OrderConfig) -> None:
     """Warn where a checkpoint of MosaicML Streaming's order overrules what was given."""
-    seed = [] if isinstance(asked.seed, DefaultSeed) else [('shuffle_seed', asked.seed, config.seed)]
-    nodes = [('num_canonical_nodes', asked.num_canonical_nodes, config.num_canonical_nodes)]
+    seed = [] if isinstance(configured.seed, DefaultSeed) else [('shuffle_seed', configured.seed, config.seed)]
+    nodes = [('num_canonical_nodes', configured.num_canonical_nodes, config.num_canonical_nodes)]
     overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
     if overruled:
         warn(

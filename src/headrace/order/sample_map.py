@@ -24,7 +24,7 @@ from headrace.order.random.hashing import KeyArray, derive, hash_text, hashes
 
 
 class Places(NamedTuple):
-    """Samples, and where they lie; int64[n] each."""
+    """Samples and their locations; int64[n] each."""
 
     ids: IntArray  # Global sample ids.
     shards: IntArray  # The shard of each.
@@ -55,9 +55,9 @@ class SampleMap:
 
     @classmethod
     def of(cls, mixture: Mixture, row_selections: Sequence[RowSelection | None] = ()) -> SampleMap:
-        """The map of all streams of a mixture, whose sizes count selected rows; None: all rows of a stream."""
+        """The map of all streams of a mixture, whose sizes count selected rows; None selects all rows."""
         made = cls(mixture.shard_sizes)
-        if any(one is not None for one in row_selections):
+        if any(selection is not None for selection in row_selections):
             made._selections, made._first_shards = tuple(row_selections), mixture.shard_offsets[:-1]
         return made
 
@@ -198,16 +198,16 @@ class SelectedSplit:
     def _cut(self, sizes: IntArray, within: SelectedRanges) -> None:
         cut = ((within.counts > 0) & (within.counts < sizes)).nonzero()[0]
         starts = _starts(sizes)
-        found: list[tuple[IntArray, IntArray]] = []
+        pieces: list[tuple[IntArray, IntArray]] = []
         for shards, rows in each_selected_row(self, cut):
             stored = starts[shards] + rows
             inside = (within.below(stored + 1) > within.below(stored)).nonzero()[0]
-            found.append((shards[inside], rows[inside]))
+            pieces.append((shards[inside], rows[inside]))
         self.counts[within.counts == 0] = 0
         if len(cut):
             empty = np.zeros(0, np.int64)
-            shards = np.concatenate([shards for shards, _ in found] or [empty])
-            self._listed = np.concatenate([rows for _, rows in found] or [empty])
+            shards = np.concatenate([shards for shards, _ in pieces] or [empty])
+            self._listed = np.concatenate([rows for _, rows in pieces] or [empty])
             self.counts[cut] = np.bincount(shards, minlength=len(sizes))[cut]
             self._list_at = np.full(len(sizes), -1)
             self._list_at[cut] = _starts(self.counts[cut])[:-1]

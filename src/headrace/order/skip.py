@@ -34,13 +34,13 @@ class Bound:
     unit: Literal['sp', 'ba', 'doc']
     """``sp``: samples from the run's beginning. ``ba``: global batches from there, as a trainer counts its steps if it
     skips nothing and keeps one global batch size. A smaller last batch of an epoch counts; a dropped one does not.
-    ``doc``: ids of documents; such a range is no part of the run's sequence."""
+    ``doc``: ids of documents; such a range is not part of the run's sequence."""
 
     def __str__(self) -> str:
         return f'{self.count}{self.unit}'
 
     def sample(self, *, epoch_size: int, global_batch_size: int, batches: int) -> int:
-        """The sample of the run where it lies. `batches`: of an epoch without skipped samples."""
+        """The run's sample at this bound. `batches`: of an epoch without skipped samples."""
         if self.unit == 'sp':
             return self.count
         epoch, batch = divmod(self.count, max(batches, 1))
@@ -54,16 +54,16 @@ def parse_skip(ranges: Iterable[SkipRange]) -> Skip:
     """Read ranges as users write them: ``[[4096, 8192], ['1200ba', '1250ba']]``.
 
     Raises:
-        ConfigError: a range is no pair, a bound is no count of samples or batches, or a range is empty or reversed.
+        ConfigError: a range is not a pair, a bound does not count samples or batches, or a range is empty or reversed.
     """
     if isinstance(ranges, (str, bytes)) or not isinstance(cast('object', ranges), Iterable):
         raise ConfigError(f'skip must be a list of ranges [begin, end], got {ranges!r}.')
     parsed: list[tuple[Bound, Bound]] = []
     for given in ranges:
-        found = read_range(given)
-        if isinstance(found, str):
-            raise ConfigError(f'a range of skip {found}, got {given!r}.')
-        parsed.append(found)
+        bounds = read_range(given)
+        if isinstance(bounds, str):
+            raise ConfigError(f'a range of skip {bounds}, got {given!r}.')
+        parsed.append(bounds)
     return tuple(parsed)
 
 
@@ -91,8 +91,8 @@ _END = 10**18  # of the samples of a run: 64 bits hold a position and a batch be
 def _bound(given: int | str) -> Bound | None:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _END:
         return Bound(given, 'sp')
-    found = re.fullmatch(r'(\d{1,18})(sp|ba|doc)', given.strip(), re.ASCII) if isinstance(given, str) else None
-    return None if found is None else Bound(int(found[1]), cast("Literal['sp', 'ba', 'doc']", found[2]))
+    match = re.fullmatch(r'(\d{1,18})(sp|ba|doc)', given.strip(), re.ASCII) if isinstance(given, str) else None
+    return None if match is None else Bound(int(match[1]), cast("Literal['sp', 'ba', 'doc']", match[2]))
 
 
 def refuse_documents(skip: Skip) -> Skip:
@@ -170,8 +170,8 @@ def skipped_ranges(
 ) -> Ranges:
     """Return the skipped positions of the run; arguments as those of `headrace.order.families.make_plan`.
 
-    ``batches``: batches of an epoch without skipped samples; None: as many as its samples make. ConfigError: a range is
-    empty or reversed; or it counts batches, and epochs before had another size.
+    ``batches``: batches of an epoch without skipped samples; by default, as many as its samples make. ConfigError: a
+    range is empty or reversed; or it counts batches, and epochs before had another size.
     """
     size, takeover = mixture.epoch_size, mixture.takeover
     if takeover.begin != takeover.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):

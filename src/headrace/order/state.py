@@ -297,17 +297,17 @@ class ResumeState:
             return short(values.get(key, absent), 1000)
 
         keys = [*then, *(key for key in now if key not in then)]
-        found = {
+        differing = {
             key: f'{key}: {value(then, key)} in the checkpoint, {value(now, key)} now'
             for key in keys
             if then.get(key, absent) != now.get(key, absent)
         }
         for stream, draws in zip(mixture.streams, mixture.choose, strict=True):
             key = f'stream {stream.name!r} choose'
-            if key in found and key in then and self.epoch_size and stream.proportion is not None:
+            if key in differing and key in then and self.epoch_size and stream.proportion is not None:
                 shares = then[key] / self.epoch_size, draws / mixture.epoch_size
-                found[key] += ' (samples of an epoch; proportion {:.4g}, {:.4g} now)'.format(*shares)
-        return found
+                differing[key] += ' (samples of an epoch; proportion {:.4g}, {:.4g} now)'.format(*shares)
+        return differing
 
 
 def decisions_in(given: Sequence[Any] | Mapping[str, Any]) -> tuple[Decision, ...]:

@@ -46,22 +46,22 @@ def batches_before(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list
 
     Those from before the plan's start are cut from its epoch's beginning on, in batches of the plan's size.
     """
-    found: list[tuple[BatchPlan, int]] = []
-    while len(found) < count and (previous := _previous(plan_of, plan, k)) is not None:
+    batches: list[tuple[BatchPlan, int]] = []
+    while len(batches) < count and (previous := _previous(plan_of, plan, k)) is not None:
         plan, k = previous
-        found.insert(0, previous)
-    return found
+        batches.insert(0, previous)
+    return batches
 
 
 def batches_after(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list[tuple[BatchPlan, int]]:
     """The batches of a run after batch k of a plan, through all epochs; arguments as `batches_before`'s."""
-    found: list[tuple[BatchPlan, int]] = []
+    batches: list[tuple[BatchPlan, int]] = []
     for _ in range(count):
         k += 1
         while k >= plan.num_batches:
             plan, k = plan_of(plan.order.epoch + 1, 0), 0
-        found.append((plan, k))
-    return found
+        batches.append((plan, k))
+    return batches
 
 
 def _previous(plan_of: PlanOf, plan: BatchPlan, k: int) -> tuple[BatchPlan, int] | None:

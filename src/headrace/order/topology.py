@@ -10,7 +10,7 @@ from headrace.errors import ConfigError, TopologyError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Where a rank stands among all ranks. Dataloader workers are no part of it: they take a rank's batches in turn.
+    """Where a rank stands among all ranks. Dataloader workers are not part of it: they take a rank's batches in turn.
 
     With ``replication`` k, each k ranks receive the same samples (tensor or sequence parallelism): consecutive ones,
     unless ``replica_index`` says otherwise. Everything about order is said of the *parallel* world of ``replicas`` =
@@ -127,7 +127,7 @@ row less than others repeats one, as padding. ``ragged``: it has a row less; onl
 
 
 class World(NamedTuple):
-    """The ranks and the global batches, as far as an order depends on them."""
+    """The ranks and the global batches that an order depends on."""
 
     nodes: int = 1  # Nodes of the parallel world; any number where `Run.needs_nodes` says no.
     global_batch_size: int | None = None
@@ -159,7 +159,7 @@ class BatchSpec:
 def check_batch_size(size: int, topology: Topology, uneven: Uneven | None = None, name: str = '') -> None:
     """Check that the replicas can share a global batch of ``size`` samples: equally, or a row for each if ``uneven``.
 
-    `name`: whose batch it is, for messages. ConfigError: there is no such ``uneven``. TopologyError: they cannot.
+    `name`: whose batch it is, for messages. ConfigError: ``uneven`` is unknown. TopologyError: they cannot share it.
     """
     if uneven not in (None, *get_args(Uneven)):
         raise ConfigError(f'uneven must be one of {list(get_args(Uneven))}, or None, got {uneven!r}.')

@@ -1,4 +1,4 @@
-"""How many samples an epoch draws from each stream, and how many are to be expected between two positions."""
+"""The samples that an epoch draws from each stream, and the expected number between two positions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StreamSize:
     """
 
     name: str
-    """Unique within a mixture. The stream's random numbers are keyed by it: a renamed stream is shuffled anew."""
+    """Unique within a mixture. The stream's random numbers are keyed by it, so renaming a stream reshuffles it."""
     shard_sizes: IntArray
     """int64[shards]: samples of each shard, in stored order. Anything that makes such an array is accepted."""
     proportion: float | None = None  # Share of the epoch, relative to the other streams' proportions.
@@ -147,13 +147,13 @@ class Mixture:
             epoch_size: samples in an epoch, for streams with proportions or without weights; None or 0: the number
                 of samples, and with ``drop_stream`` as many as there are until the last stream is exhausted.
             seed: shuffle seed, a non-negative int of any size.
-            schedule: proportions in the place of the streams' weights.
+            schedule: proportions that replace the streams' weights.
             when_exhausted: what to do when all samples of a stream were drawn in an epoch.
 
         Raises:
             StreamError: the weights contradict each other, ``epoch_size`` or the schedule, or nothing is drawn.
             ConfigError: the schedule names other streams, or ``when_exhausted`` is unknown or contradicts it.
-            EmptyDatasetError: there are no streams.
+            EmptyDatasetError: the mixture has no streams.
         """
         streams = tuple(streams)
         _check_streams(streams, epoch_size, schedule)
@@ -279,7 +279,7 @@ _Floats: TypeAlias = NDArray[np.float64]
 
 
 class ExpectedCounts:
-    """How many samples of each stream are to be expected, by the proportions that were asked for.
+    """The expected samples of each stream, by the configured proportions.
 
     A schedule sets the proportions at each position of the run; a ramp is a staircase. ``when_exhausted: drop_stream``
     sets them for each stage of an epoch.

@@ -51,7 +51,7 @@ class Schedule:
     """Points in the order of their positions, the first at 0.
 
     Raises:
-        ConfigError: there are no points, the first is not at 0 or is reached along a line, or positions do not rise.
+        ConfigError: without points, or if the first is not at 0 or is reached along a line, or positions do not rise.
     """
 
     points: tuple[SchedulePoint, ...]

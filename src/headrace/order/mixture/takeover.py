@@ -86,7 +86,7 @@ class Takeover:
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
     """By name, all streams drawn before, even if they left the mixture."""
     rule: int = 1
-    """2: nodes that will have no more of a stream leave their samples to the others; 1: these are not drawn."""
+    """2: nodes that have used up a stream leave their samples to the others; 1: these are not drawn."""
 
     def begin_of(self, epoch: int, epoch_size: int) -> int:
         """Return the samples of the run before an epoch, of those from this one on."""

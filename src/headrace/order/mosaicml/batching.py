@@ -1,8 +1,8 @@
 """How streams share global batches: MosaicML Streaming's four methods, row by row.
 
 Positions are numbered stream after stream, each stream's from 0 to its number of samples in the epoch; under `random`
-all streams are as one. A row is a global batch, its P·R·B positions in the order node, rank, sample of the batch; -1
-is no sample. Nothing is held but which stream a row or a part of it belongs to.
+all streams are as one. A row is a global batch: its P·R·B positions by node, rank and sample of the batch, or -1
+without a sample. Nothing is held but which stream a row or a part of it belongs to.
 """
 
 from __future__ import annotations

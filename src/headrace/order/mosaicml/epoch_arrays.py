@@ -39,8 +39,7 @@ def get_partitions(
         drop_first: samples that were trained before.
         initial_physical_nodes: nodes that the run began on, if known.
 
-    Returns:
-        int64[nodes, ranks per node, workers per rank, batches per worker, batch size]; -1 where there is no sample.
+    Returns: int64[nodes, ranks per node, workers per rank, batches per worker, batch size], or -1 for no sample.
 
     Raises:
         ValueError: an unknown algorithm, or numbers that do not divide as they have to.
@@ -131,9 +130,9 @@ def divide_spans(
     """
     del num_samples
     bounds = np.array(spans, np.int64).reshape(-1, 2)
-    found = spans_of(bounds[:, 0].copy(), bounds[:, 1] - bounds[:, 0], num_parts)
-    pieces = zip(found.begins.tolist(), (found.begins + found.lengths).tolist(), strict=True)
-    return list(pieces), list(zip(found.bounds[:-1].tolist(), found.bounds[1:].tolist(), strict=True))
+    parts = spans_of(bounds[:, 0].copy(), bounds[:, 1] - bounds[:, 0], num_parts)
+    pieces = zip(parts.begins.tolist(), (parts.begins + parts.lengths).tolist(), strict=True)
+    return list(pieces), list(zip(parts.bounds[:-1].tolist(), parts.bounds[1:].tolist(), strict=True))
 
 
 class Spanner:
@@ -144,7 +143,7 @@ class Spanner:
         span_size: has no effect.
 
     Raises:
-        IndexError: there is no such sample.
+        IndexError: the sample does not exist.
     """
 
     def __init__(self, shard_sizes: IntArray, span_size: int = 1 << 10) -> None:

@@ -124,7 +124,7 @@ def drawn_units(sizes: IntArray, chosen: IntArray) -> IntArray:
 def drawn_ids(sizes: IntArray, chosen: IntArray, first_id: int, stream: RandomStream) -> IntArray | None:
     """Return the sample ids of the units, unit after unit, ascending in each; int64[sum of chosen].
 
-    None: these are just all samples in stored order. The stream has random numbers for the samples of part copies.
+    None if these are just all samples in stored order. The stream has random numbers for the samples of part copies.
     """
     if (sizes == chosen).all():
         return None

@@ -58,10 +58,10 @@ class Partition:
                 position that it gave out.
 
         Raises:
-            UnknownNameError: there is no such algorithm.
+            UnknownNameError: the algorithm does not exist.
             TopologyError: the numbers do not divide as they have to.
             ResumeError: drop is beyond the last entry, and beyond the last sample and a row of one sample per rank.
-            ConfigError: there are no samples.
+            ConfigError: the epoch has no samples.
         """
         if algorithm not in PARTITIONS:
             raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {algorithm!r}.')

@@ -61,9 +61,9 @@ class Rows:
 
     def find(self, keys: IntArray) -> IntArray:
         """Return the last row whose key is not above, int64[n], for keys int64[n]; the table's keys ascend."""
-        found = self._keys[: self.used].searchsorted(keys, 'right')
-        found -= 1
-        return found
+        rows = self._keys[: self.used].searchsorted(keys, 'right')
+        rows -= 1
+        return rows
 
     def keys_at(self, rows: IntArray) -> IntArray:
         return self._keys.take(rows)

@@ -88,8 +88,8 @@ class WindowTable:
     ) -> None:
         """Make an empty table of streams x nodes.
 
-        `arrange` gives, for a node and the number of its window, the draws of each stream before it, int64[streams],
-        and the streams of its slots, int64[slots].
+        For a node and the number of its window, `arrange` gives int64[streams], the draws of each stream before it, and
+        int64[slots], the streams of its slots.
         """
         num_streams, num_nodes = shape
         self._arrange = arrange
@@ -131,7 +131,7 @@ class WindowTable:
         return streams, self._begins[row, streams] + self._draws[row, offsets]
 
     def _hold(self, node: int, window: int) -> None:
-        """Make a window and put it in the place of the node's earlier even or odd one."""
+        """Make a window, and replace the node's earlier even or odd one with it."""
         odd = window & 1
         if self._held[node, odd] < 0:
             self._row[node, odd] = self._make_row()

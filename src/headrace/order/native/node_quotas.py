@@ -323,7 +323,7 @@ class NodeQuotas:
         return node_draws + past * epochs.node_draws[-1, stream] + before + dealt
 
     def period(self, stream: int) -> tuple[IntArray, int]:
-        """What all epochs from some one on have of a stream, int64[nodes], 1 after its last; draws after the first."""
+        """The draws by node that all later epochs have of a stream, int64[nodes], or 1; its draws after the first."""
         last = self._epochs[-1]
         draws = last.node_draws[-1, stream]
         return draws if draws.any() else np.ones_like(draws), int((last.draws_before + last.draws[-1])[stream])

@@ -9,8 +9,8 @@ How position p of an epoch becomes a sample:
    once before any comes twice, for any weights and epoch size. `stream_passes` finds the draw's pass, and its number
    in the node's share of that pass.
 4. A node's share of a pass is a stretch of the stream's line of shards. The line is the same in all passes, so a node
-   reads the same shards in every pass, except a few at the ends. With shuffle, the stretch is a cell, shuffled anew in
-   each pass (`cell_table`); without, it is read as stored.
+   reads the same shards in every pass, except a few at the ends. With shuffle, the stretch is a cell that each pass
+   shuffles again (`cell_table`); without, it is read as stored.
 
 Example: one stream of 3 shards (ids 0-3, 4-7, 8-11), 2 canonical nodes, ``seed=7``. The epoch is one *segment* of 12
 positions. Its ids are 11 0 10 4 2 7 8 3 1 6 9 5. Position 4 is slot 2 of node 0, the stream's *draw* 2
@@ -171,10 +171,10 @@ class NativeOrder(Order):
 
     def rest(self, s: int) -> IntArray:
         """Return the samples of a stream's rest, by draw."""
-        found = self._rests.get(s)
-        if found is None:
-            found = self._rests[s] = self.streams[s].rest(is_shuffled=self.is_shuffled)
-        return found
+        rest = self._rests.get(s)
+        if rest is None:
+            rest = self._rests[s] = self.streams[s].rest(is_shuffled=self.is_shuffled)
+        return rest
 
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, node_draws: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
@@ -199,7 +199,7 @@ class NativeOrder(Order):
         where = missing.nonzero()[0]
         # Pass first, so that a place's latest pass comes last.
         keys, of_key = np.unique(passes[where] * len(self._latest_pass) + places[where], return_inverse=True)
-        found: list[tuple[int, int]] = []
+        shares: list[tuple[int, int]] = []
         for key in keys.tolist():
             k, place = divmod(key, len(self._latest_pass))
             share = self._known.get((place, k))
@@ -207,8 +207,8 @@ class NativeOrder(Order):
                 share = self._known[place, k] = self._make_share(place, k)
             self._latest_pass[place] = k
             self._latest_start[place], self._latest_begin[place] = share
-            found.append(share)
-        starts[where], begins[where] = np.array(found, np.int64)[of_key].T
+            shares.append(share)
+        starts[where], begins[where] = np.array(shares, np.int64)[of_key].T
         return starts, begins
 
     def _make_share(self, place: int, k: int) -> tuple[int, int]:
@@ -248,7 +248,9 @@ class NativeOrder(Order):
         ranges = skipped_in_epoch(ranges, self.mixture.takeover.begin_of(epoch, self._size), self._size)
         if self.units:
             settings = {'remainder': remainder, 'uneven': batches.uneven, 'batching_method': self._batching}
-            drawn = [one for one, is_drawn in zip(self.mixture.streams, self.mixture.is_drawn, strict=True) if is_drawn]
+            drawn = [
+                stream for stream, is_drawn in zip(self.mixture.streams, self.mixture.is_drawn, strict=True) if is_drawn
+            ]
             refuse_exclusions({**settings, 'streams': drawn})
             _check_units(self.units, size, topology.replicas)
             ranges = in_whole_batches(ranges, self.first, size, self._size)
@@ -326,8 +328,8 @@ def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
 def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
     """Check that a replica's batch is of whole units, or within one."""
     if units % replicas and replicas % units:
-        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        allowed = [n for n in known if units % n == 0 or n % units == 0]
+        divisors = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        allowed = [n for n in divisors if units % n == 0 or n % units == 0]
         raise TopologyError(
             f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
             f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'

@@ -17,7 +17,7 @@ from headrace.order.random.hashing import derive
 
 
 class Segment:
-    """A segment of the epoch, as far as it is needed to find a position's draw."""
+    """The part of an epoch's segment that finds a position's draw."""
 
     def __init__(
         self, node_quotas: NodeQuotas, epoch: int, number: int, config: OrderConfig, node_draws: IntArray, key: int

@@ -46,7 +46,7 @@ def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
 
 
 def residues(rest: IntArray, nodes: IntArray, num_batches: int, num_nodes: int) -> tuple[IntArray, IntArray, IntArray]:
-    """The π in [0, nb) for which v < rest, as low, high and wrapped: those in [low, high) and in [0, wrapped).
+    """The π in [0, nb) for which v < rest, as low, high and wrapped. They are those in [low, high) and in [0, wrapped).
 
     Arrays are int64 of any shapes that broadcast; 0 <= rest <= nb·C.
     """
@@ -87,7 +87,7 @@ def floor_sums(n: NDArray[Any] | int, m: int, a: int, b: NDArray[Any]) -> NDArra
 def multiplier(num_batches: int, num_nodes: int, stride: int = 1) -> int:
     """A number coprime to nb, near nb / golden ratio, whose multiples are spread evenly modulo nb and modulo nb / C.
 
-    With a stride also those of every so many batches.
+    With a stride, so are the multiples in every stride-th batch.
     """
     if num_batches < 3:
         return 1

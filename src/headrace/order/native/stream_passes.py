@@ -57,7 +57,7 @@ class StreamPasses:
         """Begin a stream, or continue at `start`.
 
         `block_size` is of passes that are begun now. `rule` is the takeover's. `key` is that of the order of the rest;
-        None: it is in stored order.
+        None if it is in stored order.
         """
         self.cells: tuple[OpenCell, ...] = ()  # The shares that the rest is of.
         self._key = key
@@ -131,7 +131,7 @@ class StreamPasses:
 
     @property
     def rest(self) -> int | None:
-        """The number of the pass that is the rest; None: there is none."""
+        """The number of the pass that is the rest, or None without one."""
         return self._first_inherited if self.cells else None
 
     @cached_property
@@ -177,12 +177,12 @@ class StreamPasses:
         """Return int64[nodes], each node's draws before pass k, which some node had not ended at the takeover."""
         if k < self._first_computed:
             return self._inherited[k - self._first_inherited]
-        found = self._known.get(k)
-        if found is None:
+        begins = self._known.get(k)
+        if begins is None:
             if len(self._known) >= _MEMORY:
                 self._known.clear()
-            found = self._known[k] = self._regular(k) + self._difference
-        return found
+            begins = self._known[k] = self._regular(k) + self._difference
+        return begins
 
     def numbers(self, node_draws: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
         """Return the passes that draws on nodes belong to, looking for them near others; int64[n] each."""

@@ -6,8 +6,8 @@ a `Plan` deals positions to replicas. So a unit is a replica's batch on V replic
 whole batches on more.
 
 The streams share units as they share slots in stratified batches (`stratified`). A stream's share of the V units of a
-global batch is rounded down or up. The units before any batch are near the share. There are g = gcd(C, V) groups in
-the place of the C canonical nodes. Unit h belongs to group h mod g. It has equally many positions on each node there.
+global batch is rounded down or up. The units before any batch are near the share. Instead of the C canonical nodes,
+there are g = gcd(C, V) groups. Unit h belongs to group h mod g. It has equally many positions on each node there.
 
 The samples after an epoch's last full batch are listed position by position.
 """

@@ -51,7 +51,7 @@ def feistel_unpermute(y: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) 
 
 
 _Network: TypeAlias = 'Callable[[KeyArray, KeyArray, KeyArray, KeyArray, int], KeyArray]'
-"""A permutation of the rectangle, or its inverse: 2 · pairs rounds of (x, n, bits, keys, pairs), uint64[m] each."""
+"""A permutation of the rectangle, or its inverse: 2 · pairs rounds. x, n, bits and keys are uint64[m]."""
 
 
 def _by_tier(network: _Network, x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:

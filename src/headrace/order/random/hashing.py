@@ -87,8 +87,8 @@ def first_bits(key: int, n: int, bits: int, block: int) -> Iterator[IntArray]:
 def sort_keys(key: int, numbers: IntArray, n: int) -> KeyArray:
     """Return what `keyed_order` sorts of numbers int64[m] in [0, n); uint64[m].
 
-    The hashes' low bits make way for the numbers themselves, so that there are no ties, which sort differently on
-    different CPUs. 2^40 numbers leave 24 bits of hash.
+    The numbers themselves replace the hashes' low bits. This avoids ties, which sort differently on different CPUs.
+    2^40 numbers leave 24 bits of hash.
     """
     low = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
     keys = hashes(key, numbers)

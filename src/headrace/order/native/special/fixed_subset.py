@@ -69,15 +69,15 @@ class FixedSubset:
         shard = int(self._stored_ends.searchsorted(sample, 'right'))
         size, parts = int(self._sizes[shard]), int(self._parts[shard])
         row, begin = sample - int(self._stored_ends[shard]) + size, int(self._ends[shard] - self.sizes[shard])
-        found = [begin + copy * size + row for copy in range(self._copies)]
+        numbers = [begin + copy * size + row for copy in range(self._copies)]
         if parts:
             of_shard = tuple(np.array([n], np.int64) for n in (shard, size, parts))
             cut, first = (int(a[0]) for a in self._circle(*of_shard))
             row = (row - cut) % size
             part = ((row + 1) * parts - 1) // size
             if self._chosen(of_shard[0], np.array([part]), *of_shard[1:])[0] == row:
-                found.append(begin + self._copies * size + (part - first) % parts)
-        return found
+                numbers.append(begin + self._copies * size + (part - first) % parts)
+        return numbers
 
 
 def _below(keys: KeyArray, limits: IntArray) -> IntArray:

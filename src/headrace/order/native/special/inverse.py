@@ -37,22 +37,22 @@ class InverseOrder:
             return
         # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
         # found wait until no pass that is left begins before them.
-        found: list[int] = []
+        positions: list[int] = []
         before = first
         for k in passes.spanned(first, last):
-            while found and (passes.begin(k) >= before).all():
-                yield heapq.heappop(found)
-                before = order.node_draws_before(found[0])[s] if found else first
+            while positions and (passes.begin(k) >= before).all():
+                yield heapq.heappop(positions)
+                before = order.node_draws_before(positions[0])[s] if positions else first
             for node, node_draw in self._node_draws_of(s, sample, k):
                 if first[node] <= node_draw < last[node]:
                     position = self._position_of(s, node, node_draw, num_nodes)
-                    if not found or position < found[0]:
+                    if not positions or position < positions[0]:
                         before = order.node_draws_before(position)[s]
-                    heapq.heappush(found, position)
-        yield from sorted(found)
+                    heapq.heappush(positions, position)
+        yield from sorted(positions)
 
     def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
-        """The nodes, and their draws, that have a sample in pass k over its stream: one, but for the rest."""
+        """The nodes that have a sample in pass k over its stream, with their draws; only the rest has several."""
         stream, is_shuffled = self._order.streams[s], self._order.is_shuffled
         if k == stream.passes.rest:
             return [
@@ -103,8 +103,8 @@ class CellInverse:
         unit = self._units[np.maximum(self._starts.searchsorted(samples, 'right') - 1, 0)]
         _, start, size, bits, key = table.units.columns_at(unit)
         draws = samples - start
-        known = (draws >= 0) & (draws < size)
-        draws[~known] = 0
+        is_draw = (draws >= 0) & (draws < size)
+        draws[~is_draw] = 0
         draws = feistel_unpermute(*(a.view(np.uint64) for a in (draws, size, bits, key))).view(np.int64)
         unit = self._units[np.maximum(self._firsts.searchsorted(start + draws, 'right') - 1, 0)]
         shift, unit_start = table.units.columns_at(unit)[:2]
@@ -112,8 +112,8 @@ class CellInverse:
         row = place & ((1 << ROW_BITS) - 1)
         # The row that the draw would be in, if this unit is of the sample's shard and long enough.
         offset = draws + shift - row
-        known &= (unit_start == start) & (offset >= 0) & (offset < table.unit_sizes.keys_at(unit))
-        row[known] += offset[known]
+        is_draw &= (unit_start == start) & (offset >= 0) & (offset < table.unit_sizes.keys_at(unit))
+        row[is_draw] += offset[is_draw]
 
         begin, end = (int(a) + 1 >> 1 for a in table.folds.rows[0, [2, 4]])
         in_head, in_tail = row < begin, row >= end
@@ -131,4 +131,4 @@ class CellInverse:
         number *= ROW_STEP
         number += key
         x = feistel_unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
-        return np.where(known, x + first, -1)
+        return np.where(is_draw, x + first, -1)

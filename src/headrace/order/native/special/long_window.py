@@ -48,9 +48,9 @@ class LongWindow:
         buckets = ends.searchsorted(ranks, 'right')
         keys = self._keys_of(buckets, bits)
         first = (keys >> np.uint64(64 - bits)).searchsorted(buckets.astype(np.uint64))
-        own = first + ranks - (ends - slots)[buckets]
-        self._begins = keys[own]
-        """uint64[streams with slots - 1]: the key of each stream's first slot, but for the first stream."""
+        places = first + ranks - (ends - slots)[buckets]
+        self._begins = keys[places]
+        """uint64[streams with slots - 1]: the key of each stream's first slot, except the first stream's."""
 
         # Below such a key and before a mark: what is in earlier buckets, and some of its own one.
         numbers = (keys & np.uint64((1 << (self._length - 1).bit_length()) - 1)).astype(np.int64)
@@ -58,7 +58,7 @@ class LongWindow:
         """int64[marks, streams]: slots of each stream before a mark."""
         for row, mark, slots in zip(self._before_marks, self._marks, marked, strict=True):
             among = np.concatenate([[0], np.cumsum(numbers < mark)])
-            below = np.concatenate([[0], np.cumsum(slots)])[buckets] + among[own] - among[first]
+            below = np.concatenate([[0], np.cumsum(slots)])[buckets] + among[places] - among[first]
             row[: len(below) + 1] = np.diff(below, prepend=0, append=mark)
         self._counted = 0, self._before_marks[0]  # a slot, and what is before it
 
@@ -66,11 +66,11 @@ class LongWindow:
         """Return the keys of all slots in chosen buckets, ascending."""
         is_chosen = np.zeros(1 << bits, np.bool_)
         is_chosen[chosen] = True
-        found = [
+        slots = [
             is_chosen.take(buckets).nonzero()[0] + block * _BLOCK
             for block, buckets in enumerate(first_bits(self._key, self._length, bits, _BLOCK))
         ]
-        keys = sort_keys(self._key, np.concatenate(found), self._length)
+        keys = sort_keys(self._key, np.concatenate(slots), self._length)
         keys.sort()
         return keys
 
@@ -96,8 +96,8 @@ class LongWindow:
         mark = int(self._before_marks[:, stream].searchsorted(draw, 'right')) - 1
         draw -= int(self._before_marks[mark, stream])
         for begin in range(self._marks[mark], self._length, _BLOCK):
-            found = (self._streams(begin, min(begin + _BLOCK, self._length)) == stream).nonzero()[0]
-            if draw < len(found):
-                return begin + int(found[draw])
-            draw -= len(found)
+            slots = (self._streams(begin, min(begin + _BLOCK, self._length)) == stream).nonzero()[0]
+            if draw < len(slots):
+                return begin + int(slots[draw])
+            draw -= len(slots)
         raise IndexError(f'stream {stream} has no such draw in this window, got {draw} past its last.')

@@ -80,11 +80,11 @@ class _Grid:
             first, batch, count, low, high, wrapped = (
                 a.astype(object) for a in (first, batch, count, low, high, wrapped)
             )
-        found = before * (rows // size) + _below(before, size, -self.rows % size, first, rows % size)
+        draws = before * (rows // size) + _below(before, size, -self.rows % size, first, rows % size)
         step, begin = self.multiplier * size % nb, self.multiplier * batch % nb
         for limit, sign in ((low, -1), (high, 1), (wrapped, 1)):
-            found = found + sign * _below(count, nb, step, begin, limit)
-        return np.diff(found.astype(np.int64), axis=0, prepend=0)
+            draws = draws + sign * _below(count, nb, step, begin, limit)
+        return np.diff(draws.astype(np.int64), axis=0, prepend=0)
 
 
 def _below(n: NDArray[Any] | int, m: int, a: int, b: NDArray[Any], limit: NDArray[Any]) -> NDArray[Any]:
