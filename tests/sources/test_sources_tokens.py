@@ -123,7 +123,7 @@ def test_what_is_left_out_is_said():
         return [*tokens.index(store, list(store.list('')), columns=None, allow_unsafe_types=False, **options).notes]
 
     assert notes(block_size=3) == [
-        'Samples of 3 files, such as a.u16, are blocks of 3 tokens, since no documents are known or wanted.',
+        'Samples of 3 files, such as a.u16, are blocks of 3 tokens, without regard to documents.',
         '6 tokens at the end of 3 files, such as a.u16, fill no block: left out.',
     ]
     assert notes(block_size=2, keep_last=True)[1] == (

@@ -224,7 +224,7 @@ def test_a_part_that_contradicts_the_index(data, message):
 
 def test_a_part_with_fewer_records():
     source = index({'a.tfrecord': tfrecord([bytes(10)] * 4)}, raw=True)
-    with pytest.raises(ShardError, match=r'a.tfrecord \(part 0\) has 3 records, but the index says 4'):
+    with pytest.raises(ShardError, match=r'a.tfrecord \(part 0\) has 3 records, but its index says 4'):
         list(source.batches(0, memoryview(tfrecord([bytes(10), bytes(10), bytes(36)]))))
 
 

@@ -82,16 +82,16 @@ def index(
 
 
 def load(data: bytes) -> ArrowSource:
-    found = unpack_source(data)
-    arrays, schemas = dict(found.arrays), [bytes(piece) for piece in found.pieces]
-    meanings = found.settings.get('meanings')
+    index = unpack_source(data)
+    arrays, schemas = dict(index.arrays), [bytes(piece) for piece in index.pieces]
+    meanings = index.settings.get('meanings')
     if meanings is None:  # made by an older version
-        meanings = meanings_of(found.settings['columns'], _schema(schemas[0], 'the index'))
+        meanings = meanings_of(index.settings['columns'], _schema(schemas[0], 'the index'))
     return ArrowSource(
-        columns=found.settings['columns'],
+        columns=index.settings['columns'],
         meanings=meanings,
-        with_nulls=found.settings['with_nulls'],
-        parts=PartTable(found.settings['keys'], arrays),
+        with_nulls=index.settings['with_nulls'],
+        parts=PartTable(index.settings['keys'], arrays),
         schema_of=arrays['schema_of'],
         schemas=schemas,
     )

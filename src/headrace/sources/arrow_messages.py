@@ -100,8 +100,8 @@ def _message(head: bytes, start: int, body: int) -> Message:
         raise ValueError(f'its body has {size} bytes')
     end = body + size
     if kind == DICTIONARY:
-        found = table.table(2)
-        return Message(kind, start, body, end, dictionary=found.number(0, 'q'), is_delta=bool(found.number(2, 'B')))
+        header = table.table(2)
+        return Message(kind, start, body, end, dictionary=header.number(0, 'q'), is_delta=bool(header.number(2, 'B')))
     if kind != BATCH:
         return Message(kind, start, body, end)
     batch = table.table(2)
@@ -143,10 +143,10 @@ class _Table:
         return None if at is None else _Table(self._data, at + self._read('I', at))
 
     def table(self, field: int) -> _Table:
-        found = self.child(field)
-        if found is None:
+        child = self.child(field)
+        if child is None:
             raise ValueError('its head lacks a field')
-        return found
+        return child
 
     def pairs(self, field: int) -> _Numbers:
         """The structs of two int64 of a field."""
@@ -218,7 +218,7 @@ class ArrowLayout:
             # The path of an image or a sound may be null: its bytes are in the data.
             self._walk(child.type, nodes, counts=counts and not (is_file and child.name == 'path'))
 
-    def with_nulls(self, message: Message, known: Collection[str], window: RangedWindow, where: str) -> set[str]:
+    def with_nulls(self, message: Message, seen: Collection[str], window: RangedWindow, where: str) -> set[str]:
         """The columns of a record batch that hold nulls or empty lists, other than known ones."""
         if len(message.nodes) != self._count:
             raise FormatError(
@@ -226,13 +226,13 @@ class ArrowLayout:
                 f'the file.'
             )
         nulls = message.nodes[:, 1] != 0
-        found = {name for name, nodes in self._nodes if name not in known and nulls[nodes].any()}
+        new = {name for name, nodes in self._nodes if name not in seen and nulls[nodes].any()}
         for name, node, buffer, dtype in self._lists:
-            if name not in known and name not in found and buffer < len(message.buffers):
+            if name not in seen and name not in new and buffer < len(message.buffers):
                 lists = int(message.nodes[node, 0])
                 if _has_empty(message, buffer, dtype, lists, window, where):
-                    found.add(name)
-        return found
+                    new.add(name)
+        return new
 
 
 def _offsets_of(kind: Any) -> np.dtype[Any] | None:

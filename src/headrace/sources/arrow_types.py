@@ -86,7 +86,7 @@ def arrow_columns(
     `columns`.
     """
     features = _features(schema.metadata)
-    found: dict[str, ArrowColumn] = {}
+    by_name: dict[str, ArrowColumn] = {}
     for name in choose_columns(schema.names, columns, source=source):
         kind = schema.field(name).type
         try:
@@ -96,33 +96,33 @@ def arrow_columns(
                 f'A column of Arrow data has a type that an MDS column can store, but column {name!r} of {source} is '
                 f'{_short(kind)}: {error}. Leave it out with `columns=`.'
             ) from None
-        found[name] = ArrowColumn(name, encoding, convert)
-    return found
+        by_name[name] = ArrowColumn(name, encoding, convert)
+    return by_name
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
     """The names of classes that Hugging Face's datasets note for columns of their numbers, or of lists of these."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, feature in _features(schema.metadata).items():
         inner = feature
         while isinstance(inner, dict) and 'feature' in inner:
             inner = cast('dict[str, Any]', inner)['feature']
         if isinstance(inner, dict) and inner.get('_type') == 'ClassLabel' and inner.get('names'):
-            found[name] = cast('list[str]', inner['names'])
-    return found
+            names[name] = cast('list[str]', inner['names'])
+    return names
 
 
 def meanings_of(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
     """The meanings of columns beyond their encodings: units and zones of times, scales of decimals, bools."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for name, encoding in encodings.items():
         kind = _UTC.sub('UTC', str(schema.field(name).type))
         parts = [f'decimal of scale {match[1]}' if match[1] else match[0] for match in _MEANING.finditer(kind)]
         if encoding != 'json' and 'bool' in kind:
             parts = ['bool']
         if parts:
-            found[name] = ', '.join(parts)
-    return found
+            meanings[name] = ', '.join(parts)
+    return meanings
 
 
 def common_columns(
@@ -141,20 +141,20 @@ def common_columns(
     home, untyped = '', set[str]()
     for schema, there in schemas:
         read = arrow_columns(schema, columns=columns, with_nulls=with_nulls, source=there)
-        found = {name: column.encoding for name, column in read.items()}
-        found_meanings = meanings_of(found, schema)
+        new_encodings = {name: column.encoding for name, column in read.items()}
+        new_meanings = meanings_of(new_encodings, schema)
         if not home:
-            encodings, meanings, home, untyped = found, found_meanings, there, untyped_columns(schema)
+            encodings, meanings, home, untyped = new_encodings, new_meanings, there, untyped_columns(schema)
         # A column of nulls only has the type of the other files.
         of_others = untyped_columns(schema) - untyped
-        found_meanings |= {name: meanings[name] for name in of_others & meanings.keys()}
-        meanings |= {name: found_meanings[name] for name in untyped & found_meanings.keys()}
+        new_meanings |= {name: meanings[name] for name in of_others & meanings.keys()}
+        meanings |= {name: new_meanings[name] for name in untyped & new_meanings.keys()}
         untyped &= untyped_columns(schema)
-        one, other = _with_meanings(encodings, meanings), _with_meanings(found, found_meanings)
-        for name in [*one, *other]:
-            kinds = one.get(name, 'missing'), other.get(name, 'missing')
+        first, other = _with_meanings(encodings, meanings), _with_meanings(new_encodings, new_meanings)
+        for name in [*first, *other]:
+            kinds = first.get(name, 'missing'), other.get(name, 'missing')
             if kinds[0] != kinds[1]:
-                shared = [name for name in one if other.get(name) == one[name]]
+                shared = [name for name in first if other.get(name) == first[name]]
                 fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
                 raise FormatError(
                     f'The {what} files of one dataset have the same columns, but column {name!r} is `{kinds[0]}` in '

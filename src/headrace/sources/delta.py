@@ -64,7 +64,7 @@ _FEATURES: Final = frozenset(
         'vacuumProtocolCheck',
     }
 )
-"""What a reader of the table must know, and this one does."""
+"""The features of a table that this reader knows."""
 
 
 def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
@@ -89,10 +89,10 @@ def _log_of(objects: Sequence[ObjectInfo]) -> tuple[str, dict[int, ObjectInfo]]:
 
 def decisive(objects: Sequence[ObjectInfo], version: int | str | None = None) -> list[ObjectInfo]:
     """The objects that tell whether a cached index is right: the last commit that is read; all, of a time."""
-    commits, asked = _log_of(objects)[1], _version(version)
-    if isinstance(asked, float):
+    commits, chosen = _log_of(objects)[1], _version(version)
+    if isinstance(chosen, float):
         return list(commits.values())
-    wanted = max(commits, default=0) if asked is None else asked
+    wanted = max(commits, default=0) if chosen is None else chosen
     return [commits[wanted]] if wanted in commits else []
 
 
@@ -121,7 +121,7 @@ def index(
     """See `SourceFormat.index`. The order of rows is that of the files' names.
 
     `version`: the number of a version, or a time in ISO 8601, which stands for the last version until then. A time
-    without zone is in UTC. None: the newest version.
+    without zone is in UTC. By default it is the newest version.
     """
     del allow_unsafe_types  # no type of Parquet runs code
     pa = import_pyarrow('Delta tables')
@@ -182,18 +182,18 @@ def index(
     return index_files(store, [by_key[files[file]] for file in order], columns=columns, table=table, format_name=NAME)
 
 
-def _number(store: Store, commits: dict[int, ObjectInfo], asked: int | float | None, place: str) -> int:
+def _number(store: Store, commits: dict[int, ObjectInfo], chosen: int | float | None, place: str) -> int:
     """The number of the version to read."""
-    if asked is None:
+    if chosen is None:
         return max(commits)
-    if isinstance(asked, int):
-        if asked in commits:
-            return asked
+    if isinstance(chosen, int):
+        if chosen in commits:
+            return chosen
         raise FormatError(
-            f'The Delta table {place} has the versions {min(commits)} to {max(commits)}, but `version` is {asked}. '
+            f'The Delta table {place} has the versions {min(commits)} to {max(commits)}, but `version` is {chosen}. '
             f'Choose one of these.'
         )
-    found, first = -1, None
+    latest, first = -1, None
     ranges = [ByteRange(info.key, 0, info.size, info.etag) for info in commits.values()]
     for number, commit in sorted(zip(commits, read_ranges(store, ranges), strict=True)):
         try:
@@ -205,11 +205,11 @@ def _number(store: Store, commits: dict[int, ObjectInfo], asked: int | float | N
                 f'Version {number} of the Delta table {place} does not say its time. Give the number as `version`.'
             ) from error
         first = time if first is None else first
-        found = number if time <= asked else found
-    if found < 0:
+        latest = number if time <= chosen else latest
+    if latest < 0:
         begin = dt.datetime.fromtimestamp(first or 0, dt.timezone.utc).isoformat()
         raise FormatError(f'The first version of the Delta table {place} is of {begin}, after `version`. Correct it.')
-    return found
+    return latest
 
 
 def _needed(
@@ -340,7 +340,7 @@ def _write(folder: str, out: Path) -> None:
         pa.concat_arrays(actions[f'partition.{name}'].cast(kind).chunks)
         for name, kind in zip(names, kinds, strict=True)
     ]
-    arrays.append(pa.array(range(len(actions))))  # there may be no keys
+    arrays.append(pa.array(range(len(actions))))  # the table may have no keys
     keys = pa.RecordBatch.from_arrays(arrays, [*names, ''])
     about = {
         'paths': actions['path'].to_pylist(),

@@ -38,7 +38,7 @@ OF_ANY_NAME: Final = ('parquet', 'arrow', 'webdataset', 'tfrecord', 'jsonl', 'cs
 """Formats whose files need nothing beside them: with `format`, those that `remote` names may have any names."""
 _registered: dict[str, SourceFormat] = {}
 _COMMON: Final = ('columns', 'allow_unsafe_types')
-"""Keyword parameters of `SourceFormat.index` that are no options of the format."""
+"""Keyword parameters of `SourceFormat.index` that are not options of the format."""
 _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 """Shards of MDS and its sister formats, which have an index.json."""
 SIDECARS: Final = ('.idx', '.index', '.metadata')  # Endings of files that describe the tokens in the file beside them.
@@ -91,8 +91,8 @@ def format_of(name: str) -> SourceFormat:
             f'The data is of the format {name!r:.80}, which is not known here. Import the module that registers it.'
         )
     module, _, attribute = _MODULES[name].partition(':')
-    found = importlib.import_module(f'headrace.sources.{module}')
-    return cast('SourceFormat', getattr(found, attribute) if attribute else found)
+    reader = importlib.import_module(f'headrace.sources.{module}')
+    return cast('SourceFormat', getattr(reader, attribute) if attribute else reader)
 
 
 def check_format(name: str | None) -> str | None:
@@ -114,10 +114,14 @@ def check_options(name: str | None, options: object) -> dict[str, Any]:
     if name is None or name == 'mds':
         raise StreamError(f'`format_options` are those of a named `format`, but it is {name!r}. Name the format, too.')
     parameters = inspect.signature(format_of(name).index).parameters.values()
-    known = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in _COMMON}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _COMMON
+    }
     for option in given:
-        if option not in known:
-            takes = f'takes {", ".join(known)}' if known else 'takes none'
+        if option not in defaults:
+            takes = f'takes {", ".join(defaults)}' if defaults else 'takes none'
             raise StreamError(
                 f'`format_options` has {option!r:.80}, but the format {name} {takes}. Correct or remove it.'
             )
@@ -128,11 +132,13 @@ def check_options(name: str | None, options: object) -> dict[str, Any]:
             f'`format_options` has values that JSON can express, but is {given!r:.200}: {error}. Use such values.'
         ) from None
     # A default makes no other data.
-    return {name: value for name, value in plain.items() if json.dumps(value) != json.dumps(known[name], default=str)}
+    return {
+        name: value for name, value in plain.items() if json.dumps(value) != json.dumps(defaults[name], default=str)
+    }
 
 
 def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict[str, int]:
-    """The number of files of each format in a listing; none if it has shards of MDS.
+    """The number of files of each format in a listing, which is empty if it has shards of MDS.
 
     `is_named`: whether the user named the files, so that a .json that is alone holds data.
     """
@@ -140,9 +146,9 @@ def formats_in(objects: Sequence[ObjectInfo], *, is_named: bool = False) -> dict
         return {}
     if tables := {name: len(infos) for name in TABLES if (infos := format_of(name).find(objects))}:
         return tables
-    found = {name: format_of(name).find(objects) for name in known_formats() if name not in ('mds', *TABLES)}
-    counts = {name: len(infos) for name, infos in found.items() if infos}
-    if (len(counts) > 1 or not is_named) and any(info.key.lower().endswith('.json') for info in found['jsonl']):
+    formats = {name: format_of(name).find(objects) for name in known_formats() if name not in ('mds', *TABLES)}
+    counts = {name: len(infos) for name, infos in formats.items() if infos}
+    if (len(counts) > 1 or not is_named) and any(info.key.lower().endswith('.json') for info in formats['jsonl']):
         del counts['jsonl']
     others = (info for info in objects if not is_hidden(info.key) and not _BESIDE_TOKENS.fullmatch(info.key))
     if _UNSURE in counts and (len(counts) > 1 or any(others)):
@@ -162,7 +168,7 @@ def one_format(counts: Mapping[str, int], place: str) -> str | None:
 
 
 def how_to_name(keys: Iterable[str]) -> str:
-    """What to do with files of no format that may have samples, as the end of a message; '' if there are none."""
+    """How to read files of unknown format that may have samples, as the end of a message, or ''."""
     keys = list(keys)
     arrays = next((key for key in keys if _ARRAY_RECORD.search(key)), None)
     if arrays is not None:
@@ -229,9 +235,9 @@ def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, sou
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=1)
             meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
-            known = printable(', '.join(names[:_MOST]))
+            listed = printable(', '.join(names[:_MOST]))
             more = f' and {len(names) - _MOST} more' if len(names) > _MOST else ''
-            raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {known}{more}.{meant}')
+            raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {listed}{more}.{meant}')
     return [name for name in names if name in columns]
 
 

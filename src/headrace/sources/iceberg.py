@@ -105,8 +105,8 @@ def index(
 ) -> ParquetSource:
     """See `SourceFormat.index`. The order of rows is that of the files' names.
 
-    `snapshot`: the number of the snapshot; None: the current one.
-    `metadata`: the name or location of a metadata file, as a catalog gives it; None: the newest file of the folder.
+    `snapshot`: the number of the snapshot, by default the current one.
+    `metadata`: the name or location of a metadata file, as a catalog gives it; by default the folder's newest.
     """
     del allow_unsafe_types  # no type of Parquet runs code
     _check(snapshot, metadata)
@@ -118,9 +118,9 @@ def index(
             f'Iceberg tables need pyiceberg, which is not installed, or too old ({error}): pip install '
             f"'headrace[iceberg]'"
         ) from error
-    root, found = _newest(objects, metadata)
+    root, newest = _newest(objects, metadata)
     place = f'{store.url.rstrip("/")}/{root}'.rstrip('/')
-    if not found:
+    if not newest:
         what = (
             f'has no metadata file {metadata!r:.200}'
             if metadata
@@ -128,20 +128,20 @@ def index(
         )
         raise StreamError(f'The Iceberg table {place} {what}. Correct or leave out that option.')
     table = _Table(store, {info.key: info for info in objects}, root, place)
-    infos, files = table.read(_chosen(table, found, place), snapshot)
+    infos, files = table.read(_chosen(table, newest, place), snapshot)
     return index_files(store, infos, columns=columns, table=files, format_name=NAME)
 
 
-def _chosen(table: _Table, found: Sequence[ObjectInfo], place: str) -> ObjectInfo:
+def _chosen(table: _Table, newest: Sequence[ObjectInfo], place: str) -> ObjectInfo:
     """The metadata file to read, of those of the newest number and the hint of a catalog without a server."""
-    files = [info for info in found if not info.key.endswith(_HINT)]
-    if len(files) < len(found):
-        hint = table.bytes_of([found[-1]])[0].strip().decode(errors='replace')
-        known = {
+    files = [info for info in newest if not info.key.endswith(_HINT)]
+    if len(files) < len(newest):
+        hint = table.bytes_of([newest[-1]])[0].strip().decode(errors='replace')
+        by_version = {
             match[3]: info for info in table.objects.values() if (match := _METADATA.fullmatch(info.key)) and match[2]
         }
-        if hint in known:
-            return known[hint]
+        if hint in by_version:
+            return by_version[hint]
     if len(files) > 1:
         names = ', '.join(info.key.rpartition('/')[2] for info in files[:3])
         raise FormatError(
@@ -173,9 +173,9 @@ class _Table:
             number = about.current_snapshot_id if snapshot is None else snapshot
             current = None if number is None else about.snapshot_by_id(number)
             if current is None:
-                known = ', '.join(str(one.snapshot_id) for one in about.snapshots[-8:]) or 'none'
+                listed = ', '.join(str(entry.snapshot_id) for entry in about.snapshots[-8:]) or 'none'
                 raise FormatError(
-                    f'The Iceberg table {self._place} has the snapshots {known}, but '
+                    f'The Iceberg table {self._place} has the snapshots {listed}, but '
                     f'{"no current one" if number is None else f"`snapshot` is {number}"}. Choose one of these.'
                 )
             schema = about.schema()
@@ -191,7 +191,7 @@ class _Table:
             ) from error
 
     def _key(self, path: str) -> str | None:
-        """The key of a location; None: it is outside the table."""
+        """The key of a location, or None outside the table."""
         plain = _plain(path)
         bases = (base for base in (self._location, _plain(self._place)) if plain.startswith(f'{base}/'))
         return next((self._root + plain[len(base) + 1 :] for base in bases), None)
@@ -230,7 +230,9 @@ class _Table:
         (listed,) = self.bytes_of([self._info(snapshot.manifest_list)])
         with _bounded_decoder():
             manifests = list(read_manifest_list(opened(listed)))
-        contents = self.bytes_of([self._info(one.manifest_path, one.manifest_length) for one in manifests])
+        contents = self.bytes_of(
+            [self._info(manifest.manifest_path, manifest.manifest_length) for manifest in manifests]
+        )
         entries: list[Any] = []
         for manifest, content in zip(manifests, contents, strict=True):
             with _bounded_decoder():
@@ -253,12 +255,12 @@ class _Table:
                     f'format {kind}. Rewrite it.'
                 )
         data = [
-            (self._info(one.file_path, one.file_size_in_bytes), one)
-            for one in entries
-            if one.content == DataFileContent.DATA
+            (self._info(entry.file_path, entry.file_size_in_bytes), entry)
+            for entry in entries
+            if entry.content == DataFileContent.DATA
         ]
         data.sort(key=lambda pair: pair[0].key)
-        gone = self._deleted([one for one in entries if one.content != DataFileContent.DATA])
+        gone = self._deleted([entry for entry in entries if entry.content != DataFileContent.DATA])
         infos = [info for info, _ in data]
         deleted = {file: np.unique(gone[info.key]) for file, info in enumerate(infos) if info.key in gone}
         arrow = _with_names(schema_to_pyarrow(schema), about.name_mapping())
@@ -273,7 +275,7 @@ class _Table:
                 if column is not None and str(part.transform) == 'identity':
                     values.setdefault(column.name, [None] * len(data))[file] = entry.partition[number]
         arrays = {name: pa.array(column, arrow.field(name).type) for name, column in values.items()}
-        arrays[''] = pa.nulls(len(data))  # there may be no others
+        arrays[''] = pa.nulls(len(data))  # the table may have no other columns
         table = TableFiles(
             constants=pa.RecordBatch.from_pydict(arrays),
             schema=arrow.with_metadata(BY_ID),
@@ -320,13 +322,13 @@ class _Table:
         from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
         from pyiceberg.table.puffin import PuffinFile
 
-        found: dict[str, list[IntArray]] = {}
+        deleted: dict[str, list[IntArray]] = {}
         sized = ((entry.file_path, entry.file_size_in_bytes) for entry in entries)
         infos = {info.key: info for info in (self._info(path, size) for path, size in sized)}
         for key, content in zip(infos, self.bytes_of(infos.values()), strict=True):
             if not key.endswith('.parquet'):
                 vectors = deletion_vectors_from_puffin_file(PuffinFile(content))
-                rows = {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
+                rows = {vector.referenced_data_file: vector.to_vector().to_numpy() for vector in vectors}
             else:
                 opened = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)  # no threads: workers are forked
                 read = opened.read(['file_path', 'pos'], use_threads=False)
@@ -334,8 +336,8 @@ class _Table:
                 rows = {path: numbers[paths == path] for path in set(paths)}
             for path, gone in rows.items():
                 if (file := self._key(path)) is not None:
-                    found.setdefault(file, []).append(gone.astype(np.int64))
-        return {key: np.concatenate(rows) for key, rows in found.items()}
+                    deleted.setdefault(file, []).append(gone.astype(np.int64))
+        return {key: np.concatenate(rows) for key, rows in deleted.items()}
 
 
 class _Bytes:
@@ -358,10 +360,10 @@ def _plain(location: str) -> str:
 
 def _with_names(schema: pa.Schema, mapping: Any) -> pa.Schema:
     """The columns with the names that they have in files without ids, if the table maps such names."""
-    known = {str(one.field_id): list(one.names) for one in mapping.root} if mapping is not None else {}
+    names_of = {str(field.field_id): list(field.names) for field in mapping.root} if mapping is not None else {}
     for at, field in enumerate(schema):
         about = dict(field.metadata)
-        if names := known.get(about[b'PARQUET:field_id'].decode()):
+        if names := names_of.get(about[b'PARQUET:field_id'].decode()):
             schema = schema.set(at, field.with_metadata({**about, NAMES: json.dumps(names).encode()}))
     return schema
 

@@ -40,8 +40,8 @@ class LanceFile(NamedTuple):
     pieces: Sequence[tuple[int, bytes | memoryview]]  # Content at its offsets. The rest is a hole, which takes no room.
 
 
-def ask_lance(files: Iterable[LanceFile], asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
-    """What `lance_process` answers about a dataset of these files.
+def ask_lance(files: Iterable[LanceFile], request: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
+    """The answer of `lance_process` about a dataset of these files.
 
     ShardError: Lance cannot read the data. StorageError: its process was killed, or cannot start. DiskFullError: the
     files have no room.
@@ -53,13 +53,13 @@ def ask_lance(files: Iterable[LanceFile], asked: Mapping[str, Any], source: str)
     with _folder() as folder:
         for file in files:
             _write(folder, file)
-        yield from _answers(folder, asked, source)
+        yield from _answers(folder, request, source)
 
 
-def _answers(folder: Path, asked: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
+def _answers(folder: Path, request: Mapping[str, Any], source: str) -> Iterator[pa.RecordBatch]:
     pa = import_pyarrow('Lance datasets')
     turn, idle = _idle.setdefault(os.getpid(), (threading.Lock(), []))
-    line = json.dumps({'path': str(folder), **asked}).encode() + b'\n'
+    line = json.dumps({'path': str(folder), **request}).encode() + b'\n'
     has_turn, process, is_done = turn.acquire(timeout=_PATIENCE), None, False
     try:
         process = idle.pop() if idle else _start()
@@ -117,7 +117,7 @@ def _was_killed(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError), process:  # what was not sent is not wanted
+    with contextlib.suppress(OSError), process:  # unsent bytes are not wanted
         process.kill()
 
 

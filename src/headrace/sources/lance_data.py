@@ -67,30 +67,30 @@ def index(
 ) -> LanceSource:
     """See `SourceFormat.index`.
 
-    `version`: of the dataset; None: the latest one.
+    `version`: of the dataset, by default the latest one.
     `nulls`: columns that may hold nulls, of which files of version 2.0 do not tell.
     """
     del allow_unsafe_types  # no type of Lance runs code
     info, root, number = _choose_manifest(objects, version)
     base = store.url.rstrip('/') + f'/{root}'.rstrip('/')
     by_key = {info.key: info for info in objects}
-    about = [info, *(one for one in objects if one.key.startswith(f'{root}_deletions/'))]
-    ranges = (ByteRange(one.key, 0, one.size, one.etag) for one in about)
-    contents = dict(zip((one.key for one in about), read_ranges(store, ranges), strict=True))
-    found = _Described(base, root, contents)
-    _refuse_blobs(found.schema, columns, base)
-    names = list(arrow_columns(found.schema, columns=columns, source=base))
-    wanted = {name: set(found.fields[name]) for name in names}
-    for fragment in found.fragments:
+    about = [info, *(other for other in objects if other.key.startswith(f'{root}_deletions/'))]
+    ranges = (ByteRange(item.key, 0, item.size, item.etag) for item in about)
+    contents = dict(zip((item.key for item in about), read_ranges(store, ranges), strict=True))
+    described = _Described(base, root, contents)
+    _refuse_blobs(described.schema, columns, base)
+    names = list(arrow_columns(described.schema, columns=columns, source=base))
+    wanted = {name: set(described.fields[name]) for name in names}
+    for fragment in described.fragments:
         for file in fragment.files:
             if file.key not in by_key:
                 raise FormatError(f'Version {number} of {base} has the file {file.key}, which is missing. Restore it.')
-    infos = [by_key[file.key] for fragment in found.fragments for file in fragment.files]
+    infos = [by_key[file.key] for fragment in described.fragments for file in fragment.files]
     layouts = dict(zip((info.key for info in infos), _layouts(store, infos, base), strict=True))
-    if not isinstance(nulls, list | tuple) or not all(name in found.schema.names for name in nulls):
+    if not isinstance(nulls, list | tuple) or not all(name in described.schema.names for name in nulls):
         raise StreamError(f'`nulls` of a Lance dataset is a list of columns of {base}, but is {nulls!r:.200}.')
     with_nulls = {*nulls} & {*names}
-    for fragment in found.fragments:
+    for fragment in described.fragments:
         has_nulls: dict[int, bool] = {}
         for file in fragment.files:
             pages = layouts[file.key].pages
@@ -98,12 +98,16 @@ def index(
                 raise FormatError(f'The file {base}/{file.key} lacks columns that its dataset has. Restore it.')
             has_nulls |= {field: pages[column].has_nulls for field, column in file.columns.items()}
         for name, ids in wanted.items():
-            known = [has_nulls[field] for field in ids if field in has_nulls]
-            if any(known) or not known:  # it may have been added later
+            flags = [has_nulls[field] for field in ids if field in has_nulls]
+            if any(flags) or not flags:  # it may have been added later
                 with_nulls.add(name)
-    encodings, meanings = common_columns([(found.schema, base)], columns=columns, with_nulls=with_nulls, what='Lance')
+    encodings, meanings = common_columns(
+        [(described.schema, base)], columns=columns, with_nulls=with_nulls, what='Lance'
+    )
     fields = {field for ids in wanted.values() for field in ids}
-    runs = [run for fragment in found.fragments for run in _runs(fragment, layouts, by_key, fields, encodings, base)]
+    runs = [
+        run for fragment in described.fragments for run in _runs(fragment, layouts, by_key, fields, encodings, base)
+    ]
     return LanceSource(
         base=base,
         root=root,
@@ -113,20 +117,20 @@ def index(
         parts=PartTable.of(run.part for run in runs),
         places=np.array([(run.fragment, run.offset) for run in runs], np.int64).reshape(-1, 2),
         sizes={
-            key: by_key[key].size for run in runs for key in (run.part.key, *(one for one, _, _ in run.part.beside))
+            key: by_key[key].size for run in runs for key in (run.part.key, *(other for other, _, _ in run.part.beside))
         },
         manifest_key=info.key,
         manifest=contents[info.key],
-        schema=found.schema.serialize().to_pybytes(),
-        dropped=[name for name in found.schema.names if name not in encodings],
+        schema=described.schema.serialize().to_pybytes(),
+        dropped=[name for name in described.schema.names if name not in encodings],
     )
 
 
 def load(data: bytes) -> LanceSource:
-    found = unpack_source(data)
-    settings, arrays = dict(found.settings), dict(found.arrays)
+    index = unpack_source(data)
+    settings, arrays = dict(index.settings), dict(index.arrays)
     parts = PartTable(settings.pop('keys'), arrays)
-    manifest, schema = (bytes(piece) for piece in found.pieces)
+    manifest, schema = (bytes(piece) for piece in index.pieces)
     return LanceSource(**settings, parts=parts, places=arrays['places'], manifest=manifest, schema=schema)
 
 
@@ -173,7 +177,7 @@ class LanceSource:
         spans = [*described.beside, *((described.key, begin, size) for begin, size in described.ranges)]
         if sum(size for _, _, size in spans) != len(data):
             raise ShardError(f'{source} has other bytes than its index says. Restore or write it again.')
-        asked = {
+        request = {
             'fragment': fragment,
             'columns': list(self.columns),
             'offset': offset,
@@ -186,11 +190,11 @@ class LanceSource:
             pieces.setdefault(key, []).append((begin, data[at : at + size]))
             at += size
         sizes = {**self.sizes, self.manifest_key: len(self.manifest)}
-        files = (LanceFile(key.removeprefix(self.root), sizes[key], found) for key, found in pieces.items())
+        files = (LanceFile(key.removeprefix(self.root), sizes[key], content) for key, content in pieces.items())
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         columns = arrow_columns(schema, columns=self.columns, with_nulls=self.with_nulls, source=source)
         rows = 0
-        for batch in ask_lance(files, asked, source):
+        for batch in ask_lance(files, request, source):
             yield to_columns(batch, columns, source=source, first_row=rows, fix=_NAME_NULLS)
             rows += batch.num_rows
         if rows != described.rows:
@@ -220,7 +224,7 @@ def _choose_manifest(objects: Sequence[ObjectInfo], version: object) -> tuple[Ob
     """The manifest of a version, the dataset's folder, and the number of the version."""
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
         raise ConfigError(f'`version` of a Lance dataset is a number from 1 on, but is {version!r:.80}.')
-    found: dict[int, tuple[ObjectInfo, str, int]] = {}
+    manifests: dict[int, tuple[ObjectInfo, str, int]] = {}
     roots: dict[str, None] = {}
     for info in objects:
         match = _MANIFEST.fullmatch(info.key)
@@ -228,22 +232,22 @@ def _choose_manifest(objects: Sequence[ObjectInfo], version: object) -> tuple[Ob
             roots[match[1] or ''] = None
             # The newer scheme counts down, so that a listing begins with the latest version.
             number = (1 << 64) - 1 - int(match[2]) if len(match[2]) == 20 else int(match[2])
-            found[number] = info, match[1] or '', number
+            manifests[number] = info, match[1] or '', number
     if len(roots) != 1:
         raise FormatError(
             f'A stream reads one Lance dataset, but the folder has {len(roots)}: {", ".join([*roots][:8])}. Name one '
             f'in `remote`.'
         )
-    chosen = max(found) if version is None else version
-    if chosen not in found:
+    chosen = max(manifests) if version is None else version
+    if chosen not in manifests:
         raise FormatError(
-            f'The Lance dataset has no version {chosen}, but {min(found)} to {max(found)}. Choose one that is there.'
+            f'The Lance dataset has no version {chosen}, but {min(manifests)} to {max(manifests)}. Choose one of these.'
         )
-    return found[chosen]
+    return manifests[chosen]
 
 
 class _Described:
-    """What Lance's process tells of a manifest and the deletion files, which are the contents."""
+    """A manifest as Lance's process describes it; `contents` are those of the manifest and the deletion files."""
 
     def __init__(self, base: str, root: str, contents: Mapping[str, bytes]) -> None:
         pa = import_pyarrow('Lance datasets')
@@ -258,16 +262,18 @@ class _Described:
         self.fragments: list[_Fragment] = []
         for row in (row for batch in batches for row in batch.to_pylist()):
             described = json.loads(row['fragment'])
-            external = [one for one in (*described['files'], described['deletion_file']) if one and one.get('base_id')]
+            external = [
+                file for file in (*described['files'], described['deletion_file']) if file and file.get('base_id')
+            ]
             if external or described.get('overlays'):
                 raise FormatError(
                     f'{base} is a shallow clone, or has overlays: its rows lie in files of other datasets. headrace '
                     f'reads files of its own folder. Make a deep clone.'
                 )
-            own = [_File(f'{root}data/{file["path"]}', _columns_of(file, base)) for file in described['files']]
+            data_files = [_File(f'{root}data/{file["path"]}', _columns_of(file, base)) for file in described['files']]
             deletions_key = described['deletions'] and root + described['deletions']
             self.fragments.append(
-                _Fragment(described['id'], described['physical_rows'], own, deletions_key, row['deleted'])
+                _Fragment(described['id'], described['physical_rows'], data_files, deletions_key, row['deleted'])
             )
 
 
@@ -283,8 +289,8 @@ def _columns_of(file: Mapping[str, Any], base: str) -> dict[int, int]:
 
 def _refuse_blobs(schema: pa.Schema, columns: Collection[str] | None, base: str) -> None:
     for field in schema:
-        known = field.metadata or {}
-        is_blob = known.get(b'lance-encoding:blob') == b'true' or known.get(b'ARROW:extension:name', b'').startswith(
+        about = field.metadata or {}
+        is_blob = about.get(b'lance-encoding:blob') == b'true' or about.get(b'ARROW:extension:name', b'').startswith(
             b'lance.blob'
         )
         if is_blob and (columns is None or field.name in columns):
@@ -301,7 +307,7 @@ class _Pages(NamedTuple):
     """The pages of one column."""
 
     rows: np.ndarray[Any, np.dtype[np.int64]] | None
-    """int64[pages + 1], the first row of each page, and their number; None: pages are not of rows."""
+    """int64[pages + 1], the first row of each page, and their number; None if pages are not of rows."""
     buffers: Sequence[Sequence[tuple[int, int]]]
     """Offset and size of each buffer of each page."""
     others: Sequence[tuple[int, int]]
@@ -359,19 +365,19 @@ def _pages(data: bytes, file_size: int, of_rows: bool) -> _Pages:
     for number, _, value in message_fields(data):
         if number == 2:
             page: dict[int, Any] = {1: [], 2: [], 3: 0, 4: b'', 5: 0}
-            for inner, _, found in message_fields(value):
-                page[inner] = [*page[inner], *_numbers(found)] if inner in (1, 2) else found
+            for inner, _, content in message_fields(value):
+                page[inner] = [*page[inner], *_numbers(content)] if inner in (1, 2) else content
             buffers.append(list(zip(page[1], page[2], strict=True)))
             counts.append(page[3])
             firsts.append(page[5])
             has_nulls |= of_rows and not _levels(page[4]) <= _WITHOUT_NULLS
         elif number in others:
             others[number] += _numbers(value)
-    own = list(zip(others[3], others[4], strict=True))
-    if any(offset + size > file_size for spans in (*buffers, own) for offset, size in spans):
+    outside = list(zip(others[3], others[4], strict=True))
+    if any(offset + size > file_size for spans in (*buffers, outside) for offset, size in spans):
         raise ValueError('a page lies behind the end of the file')
     rows = np.cumsum([0, *counts], dtype=np.int64)
-    return _Pages(rows if of_rows and rows[:-1].tolist() == firsts else None, buffers, own, has_nulls)
+    return _Pages(rows if of_rows and rows[:-1].tolist() == firsts else None, buffers, outside, has_nulls)
 
 
 def _levels(encoding: Any) -> set[int]:
@@ -387,11 +393,11 @@ def _levels(encoding: Any) -> set[int]:
 
 def _numbers(value: int | bytes) -> list[int]:
     """Numbers of a repeated field, packed or one."""
-    found, at = [value] if isinstance(value, int) else [], 0
+    numbers, at = [value] if isinstance(value, int) else [], 0
     while isinstance(value, bytes) and at < len(value):
         number, at = varint(value, at)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 # The parts
@@ -445,8 +451,8 @@ def _runs(
                 needed += pages.others
                 needed += (span for span in _needed(pages, first, last))
             spans[key] = _joined([span for span in needed if span[1]])
-        size = sum(length for found in spans.values() for _, length in found)
-        least = rows * (4 + sum(4 if one is None else one for one in fixed))
+        size = sum(length for ranges in spans.values() for _, length in ranges)
+        least = rows * (4 + sum(4 if size is None else size for size in fixed))
         (own, ranges), *others = spans.items()
         if fragment.deletions is not None:
             others.append((fragment.deletions, ((0, by_key[fragment.deletions].size),)))
@@ -455,7 +461,7 @@ def _runs(
             ranges=ranges,
             rows=rows,
             size=min(least + (2 * size if None in fixed else 0) + 4096, _LARGEST - 1),
-            beside=tuple((key, *span) for key, found in others for span in found),
+            beside=tuple((key, *span) for key, ranges in others for span in ranges),
         )
         yield _Run(part, fragment.number, first - before)
 

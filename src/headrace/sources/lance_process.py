@@ -41,23 +41,23 @@ def describe(dataset: Any) -> Iterable[pa.RecordBatch]:
 
 
 def _ids(field: Any) -> list[int]:
-    return [field.id(), *(found for child in field.children() for found in _ids(child))]
+    return [field.id(), *(number for child in field.children() for number in _ids(child))]
 
 
 def answer(line: str, out: Any) -> None:
     """Write what a request asks for. An error after the first batch is raised: the stream has no end then."""
     writer: Any = None
     try:
-        asked = json.loads(line)
-        dataset: Any = lance.dataset(asked['path'])
+        request = json.loads(line)
+        dataset: Any = lance.dataset(request['path'])
         batches = iter(describe(dataset))
-        if asked['fragment'] is not None:
-            options = {name: asked[name] for name in ('columns', 'offset', 'limit', 'batch_size')}
-            batches = iter(dataset.get_fragment(asked['fragment']).scanner(**options).to_reader())
+        if request['fragment'] is not None:
+            options = {name: request[name] for name in ('columns', 'offset', 'limit', 'batch_size')}
+            batches = iter(dataset.get_fragment(request['fragment']).scanner(**options).to_reader())
         for batch in batches:
             writer = writer or pa.ipc.new_stream(out, batch.schema)
             writer.write_batch(batch)
-    except BaseException as error:  # a panic of Rust is no Exception
+    except BaseException as error:  # a panic of Rust is not an Exception
         if writer is not None:
             raise
         writer = pa.ipc.new_stream(out, pa.schema([], metadata={b'error': str(error).encode()}))
@@ -68,7 +68,7 @@ def main() -> None:
     with pa.PythonFile(sys.stdout.buffer, 'w') as out:
         while select.select([sys.stdin], [], [], _IDLE)[0] and (line := sys.stdin.readline()):
             answer(line, out)
-            sys.stdout.flush()  # what `out` writes into, and does not flush itself
+            sys.stdout.flush()  # `out` writes into it, and does not flush it
 
 
 if __name__ == '__main__':

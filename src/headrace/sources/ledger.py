@@ -37,9 +37,9 @@ class Ledger:
 
     files: int = 0  # Files that were read; 0 for a source without files.
     left_out: tuple[LeftOut, ...] = ()
-    keys: tuple[str, ...] = ()  # Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are no columns.
+    keys: tuple[str, ...] = ()  # Keys of Hive partitions, ``KEY=VALUE`` in the names of folders, that are not columns.
     splits: tuple[str, ...] = ()  # Several splits that a glob names, and that are read as one.
-    classes: tuple[str, ...] = ()  # Columns with numbers of classes, whose names are no values of the data.
+    classes: tuple[str, ...] = ()  # Columns with numbers of classes, whose names are not values of the data.
     dropped: tuple[str, ...] = ()  # Columns of the source that `columns` leaves out.
     nulls: Mapping[str, int] = field(default_factory=dict[str, int])
     """Nulls in each column that has any; of a conversion."""
@@ -48,28 +48,29 @@ class Ledger:
     @property
     def is_suspect(self) -> bool:
         """Whether the user may want something else."""
-        return bool(self.keys or self.splits) or any(one.may_be_data for one in self.left_out)
+        return bool(self.keys or self.splits) or any(group.may_be_data for group in self.left_out)
 
     def lines(self) -> list[str]:
         """Sentences on all that was left out, and on what may be unexpected."""
-        found = [
-            f'Left out {count_text(one.files, "file")} {one.reason}, such as {one.example}.' for one in self.left_out
+        lines = [
+            f'Left out {count_text(group.files, "file")} {group.reason}, such as {group.example}.'
+            for group in self.left_out
         ]
         if self.keys:
-            found.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
+            lines.append(f'Folders name the keys {", ".join(self.keys)}, which are no columns of the data.')
         if self.splits:
-            found.append(f'Several splits are read as one: {", ".join(self.splits)}.')
+            lines.append(f'Several splits are read as one: {", ".join(self.splits)}.')
         if self.classes:
-            found.append(
+            lines.append(
                 f'Numbers of classes are in {", ".join(self.classes)}. A conversion writes their names to classes.json.'
             )
         if self.dropped:
             more = f' and {len(self.dropped) - _MOST:,} more' if len(self.dropped) > _MOST else ''
             names = printable(', '.join(self.dropped[:_MOST]))
-            found.append(f'Left out {count_text(len(self.dropped), "column")}: {names}{more}.')
+            lines.append(f'Left out {count_text(len(self.dropped), "column")}: {names}{more}.')
         if self.nulls:
-            found.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
-        return [*found, *self.notes]
+            lines.append('Nulls: ' + ', '.join(f'{count:,} in {name}' for name, count in self.nulls.items()) + '.')
+        return [*lines, *self.notes]
 
 
 def ledger_of(
@@ -82,8 +83,8 @@ def ledger_of(
     others: str = 'of another split',
 ) -> Ledger:
     """The ledger of a listing. `others`: the reason for those of the format that are not chosen."""
-    known, taken = {info.key for info in of_format}, {info.key for info in chosen}
-    found: dict[str, list[ObjectInfo]] = {}
+    readable, taken = {info.key for info in of_format}, {info.key for info in chosen}
+    by_reason: dict[str, list[ObjectInfo]] = {}
     suspect: set[str] = set()
     for info in listed:
         name = name_of(info.key)
@@ -96,15 +97,15 @@ def ledger_of(
             reason, may_be_data = 'without rows', not info.size
         elif is_hidden(info.key):
             reason = "whose name begins with '.' or '_'"
-        elif info.key in known:
+        elif info.key in readable:
             reason = others
         elif _DATA.search(name) and name not in DESCRIPTIONS:
             reason, may_be_data = 'of another format', True
         else:
             reason = 'of no known format'
-        found.setdefault(reason, []).append(info)
+        by_reason.setdefault(reason, []).append(info)
         if may_be_data:
             suspect.add(reason)
-    left_out = (LeftOut(reason, len(infos), infos[0].key, reason in suspect) for reason, infos in found.items())
+    left_out = (LeftOut(reason, len(infos), infos[0].key, reason in suspect) for reason, infos in by_reason.items())
     keys = {key for name in with_rows for key in _HIVE.findall(name)}
     return Ledger(len(with_rows), tuple(left_out), tuple(sorted(keys.difference(columns))))

@@ -72,7 +72,7 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
 
 
 _SPACE: Final = re.compile(r'[ \t\r\n]*')
-_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}  # What may follow a sign of an array.
+_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}  # What may follow each sign of an array.
 _LITERAL: Final = 16  # More characters than a cut literal or escape has, such as ``-Infinity`` and a surrogate pair.
 
 
@@ -223,8 +223,8 @@ def require_utf8(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     """The chunks of a file, as they are."""
     is_first = True
     for chunk in chunks:
-        if is_first and not (found := json.detect_encoding(chunk)).startswith('utf-8'):
-            name = f'UTF-{found[4:].replace("-", "").upper()}'
+        if is_first and not (detected := json.detect_encoding(chunk)).startswith('utf-8'):
+            name = f'UTF-{detected[4:].replace("-", "").upper()}'
             raise FormatError(
                 f'Text is UTF-8, but {where} is {name} from byte 0 on. Write the file again in UTF-8, such as with '
                 f'`iconv --from-code={name} --to-code=UTF-8`.'
@@ -328,8 +328,8 @@ class TextTypes:
                 kinds[column] |= _text_kind(text)
 
     def encodings(self) -> list[str]:
-        known = {_INT: 'int', _INT | _INEXACT: 'int', _FLOAT: 'float64', _INT | _FLOAT: 'float64'}
-        return [known.get(kind, 'str') for kind in self._kinds]
+        encoding_of = {_INT: 'int', _INT | _INEXACT: 'int', _FLOAT: 'float64', _INT | _FLOAT: 'float64'}
+        return [encoding_of.get(kind, 'str') for kind in self._kinds]
 
     def merge(self, other: TextTypes, places: Sequence[int]) -> None:
         """Add the rows of another one, whose columns are at these places."""
@@ -375,9 +375,9 @@ _CASTS: Final[dict[str, Callable[[str], Any]]] = {'int': int, 'float64': float}
 def text_columns(
     rows: Sequence[Sequence[str]], header: Sequence[str], encodings: dict[str, str]
 ) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     for name, encoding in encodings.items():
         column = header.index(name)
         cast = _CASTS.get(encoding)
-        found[name] = [row[column] for row in rows] if cast is None else [cast(row[column]) for row in rows]
-    return found
+        columns[name] = [row[column] for row in rows] if cast is None else [cast(row[column]) for row in rows]
+    return columns

@@ -59,8 +59,8 @@ class LineFormat:
 
     def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
         shown = [info for info in objects if not is_hidden(info.key)]
-        found = [info for info in shown if self._names.search(info.key)]
-        return found or [info for info in shown if not self.separator and is_plain_json(info.key)]
+        named = [info for info in shown if self._names.search(info.key)]
+        return named or [info for info in shown if not self.separator and is_plain_json(info.key)]
 
     def index(
         self,
@@ -92,19 +92,19 @@ class LineFormat:
         )
         pieces = read_ranges(store, ahead)
         parts = [part for info in objects for part in _parts(reader, info, islice(pieces, -(-info.size // _READ)))]
-        found = reader.encodings()
-        if parts and not found:
+        encodings = reader.encodings()
+        if parts and not encodings:
             raise FormatError(
                 f'A row of {self.NAME} has a value for each of its columns, but all rows of {store.url} are empty, '
                 f'such as the first one of {parts[0].key}. Choose other files with a glob in `remote`.'
             )
-        chosen = choose_columns(list(found), columns, source=f'the {self.NAME} data')
+        chosen = choose_columns(list(encodings), columns, source=f'the {self.NAME} data')
         return LineSource(
             self,
-            {name: found[name] for name in chosen},
+            {name: encodings[name] for name in chosen},
             PartTable.of(parts),
             reader.kept,
-            [name for name in found if name not in chosen],
+            [name for name in encodings if name not in chosen],
         )
 
     def load(self, data: bytes) -> LineSource:
@@ -164,7 +164,7 @@ class LineSource:
     columns: Mapping[str, str]
     parts: Sequence[Part]
     kept: Mapping[str, Any]
-    """What the reader of all records learned, for `batches`; see `_ObjectReader.kept` and `_TextReader.kept`."""
+    """State of the reader of all records that `batches` needs; see `_ObjectReader.kept` and `_TextReader.kept`."""
     dropped: Sequence[str] = ()
 
     @property
@@ -176,19 +176,19 @@ class LineSource:
         return {name: 'bool' for name, encoding in self.columns.items() if encoding == 'uint8'}
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        found = self.parts[part]
-        where = f'{found.key} (part {part})'
+        described = self.parts[part]
+        where = f'{described.key} (part {part})'
         try:
             rows = 0
-            for batch in self._batches(found, data, where):
+            for batch in self._batches(described, data, where):
                 rows += len(batch)
-                yield self._columns(batch, found.key)
+                yield self._columns(batch, described.key)
         except ShardError:
             raise
         except (FormatError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise ShardError(f'{where} differs from what was indexed: {error!s:.300}. Restore the file.') from error
-        if rows != found.rows:
-            raise ShardError(f'{where} has {rows} rows, but the index says {found.rows}. Restore the file.')
+        if rows != described.rows:
+            raise ShardError(f'{where} has {rows} rows, but the index says {described.rows}. Restore the file.')
 
     def _columns(self, batch: list[Any], key: str) -> Mapping[str, Sequence[Any]]:
         columns = dict(self.columns)
@@ -286,11 +286,11 @@ class _TextReader:
             raise FormatError(
                 f'The first row of CSV names the columns, all different, but {info.key} has {header!r:.300}.'
             )
-        known = self.headers[0] if self.headers else header
-        if set(known) != set(header):
+        first_header = self.headers[0] if self.headers else header
+        if set(first_header) != set(header):
             raise FormatError(
                 f'The files of a dataset have the same columns, but {info.key} has {header!r:.200}, and '
-                f'the first one {known!r:.200}. The first row of a file names its columns. Choose '
+                f'the first one {first_header!r:.200}. The first row of a file names its columns. Choose '
                 f'files of one kind with a glob in `remote`.'
             )
         if header not in self.headers:

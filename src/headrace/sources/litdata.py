@@ -84,8 +84,8 @@ def index(
     except UnicodeDecodeError as error:
         raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Restore or write it again.') from None
     _check_depth(value)
-    found = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
-    config, chunks = found.get('config'), found.get('chunks')
+    content = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
+    config, chunks = content.get('config'), content.get('chunks')
     if not isinstance(config, dict) or not isinstance(chunks, list):
         raise FormatError(
             f'{_INDEX} of litdata has `config` and `chunks`, but this has not. Restore or write it again.'
@@ -104,9 +104,11 @@ def _check_depth(value: Any) -> None:
     for _ in range(_MAX_DEPTH):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (cast('dict[str, Any]', one).values() if isinstance(one, dict) else cast('list[Any]', one))
+            for inner in level
+            if isinstance(inner, dict | list)
+            for child in (
+                cast('dict[str, Any]', inner).values() if isinstance(inner, dict) else cast('list[Any]', inner)
+            )
         ]
         if not level:
             return
@@ -173,8 +175,10 @@ def _source(
     columns: Collection[str] | None,
     allow_unsafe_types: bool,
 ) -> LitdataSource:
-    known = item_columns(settings, scalars, allow_unsafe_types=allow_unsafe_types)
-    chosen = [known[name] for name in choose_columns(list(known), columns, source=f'the index of litdata, {_INDEX},')]
+    available = item_columns(settings, scalars, allow_unsafe_types=allow_unsafe_types)
+    chosen = [
+        available[name] for name in choose_columns(list(available), columns, source=f'the index of litdata, {_INDEX},')
+    ]
     for column in chosen:
         if column.problem:
             raise FormatError(
@@ -199,8 +203,8 @@ class LitdataSource:
 
     @property
     def dropped(self) -> Sequence[str]:
-        known = item_columns(self.settings, self.scalars, allow_unsafe_types=self.allow_unsafe_types)
-        return [name for name in known if name not in self.columns]
+        available = item_columns(self.settings, self.scalars, allow_unsafe_types=self.allow_unsafe_types)
+        return [name for name in available if name not in self.columns]
 
     @property
     def meanings(self) -> Mapping[str, str]:
@@ -210,31 +214,33 @@ class LitdataSource:
         return {column.name: 'bool' for column in bools}
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        found = self.parts[part]
-        chunk = _unpack_chunk(data, found.size, found.key)
+        described = self.parts[part]
+        chunk = _unpack_chunk(data, described.size, described.key)
         rows = 0
-        arrow = _arrow_rows(chunk, found.key) if isinstance(self.settings['types'], dict) else None
+        arrow = _arrow_rows(chunk, described.key) if isinstance(self.settings['types'], dict) else None
         if arrow is not None:
             for batch in arrow:
-                values = self._arrow_columns(batch, found.key)
+                values = self._arrow_columns(batch, described.key)
                 rows += batch.num_rows
                 yield {
-                    column.name: arrow_values(column, values.get(column.path[0]), batch.num_rows, found.key)
+                    column.name: arrow_values(column, values.get(column.path[0]), batch.num_rows, described.key)
                     for column in self.chosen
                 }
-            if rows != found.rows:
+            if rows != described.rows:
                 raise ShardError(
-                    f'{found.key} has {rows} rows, but the index says {found.rows}. Restore or write it again.'
+                    f'{described.key} has {rows} rows, but the index says {described.rows}. Restore or write it again.'
                 )
             return
         formats = self.settings['data_format']
         packed = self.settings['compression_level'] == 'sample'
         tokens = self.settings['item_loader'] == 'TokensLoader'
-        for items in _read_items(chunk, found.rows, each_packed=packed, where=found.key):
+        for items in _read_items(chunk, described.rows, each_packed=packed, where=described.key):
             for start in range(0, len(items), _BATCH):
                 run = items[start : start + _BATCH]
-                leaves = [run] if tokens else split_leaves(run, len(formats), found.key)
-                yield {column.name: leaf_values(column, formats, leaves, len(run), found.key) for column in self.chosen}
+                leaves = [run] if tokens else split_leaves(run, len(formats), described.key)
+                yield {
+                    column.name: leaf_values(column, formats, leaves, len(run), described.key) for column in self.chosen
+                }
 
     def _arrow_columns(self, batch: pa.RecordBatch, where: str) -> dict[str, list[Any]]:
         """The values of the columns that are read, as Python objects."""
@@ -265,7 +271,7 @@ def _unpack_chunk(data: memoryview, limit: int, where: str) -> memoryview:
 
 
 def _arrow_rows(data: memoryview, where: str) -> Iterator[pa.RecordBatch] | None:
-    """The rows of a chunk that ends with an Arrow file; None: it has none."""
+    """The rows of a chunk that ends with an Arrow file, or None for another chunk."""
     if len(data) < 12 or bytes(data[-8:]) != _ARROW:
         return None
     size = int.from_bytes(data[-12:-8], 'little')
@@ -295,8 +301,8 @@ def _read_items(data: memoryview, count: int, *, each_packed: bool, where: str) 
     if bytes(data[:8]) == _FRAMED:
         yield from _framed_items(data, count, where)
         return
-    found = int.from_bytes(data[:4], 'little') if len(data) >= 4 else 0
-    _check_count(found, count, where)
+    stored = int.from_bytes(data[:4], 'little') if len(data) >= 4 else 0
+    _check_count(stored, count, where)
     ends = _offsets(data, 4, count, where)
     if ends[0] < 8 + 4 * count or ends[-1] != len(data):
         raise _damaged(where, f'its items end at byte {ends[-1]} of {len(data)}')
@@ -312,12 +318,12 @@ def _read_items(data: memoryview, count: int, *, each_packed: bool, where: str) 
 def _framed_items(data: memoryview, count: int, where: str) -> Iterator[list[memoryview]]:
     if len(data) < _FRAMED_HEAD.size:
         raise _damaged(where, 'it ends within its head')
-    _, version, _, found, _, frames = _FRAMED_HEAD.unpack_from(data)
+    _, version, _, stored, _, frames = _FRAMED_HEAD.unpack_from(data)
     if version != 1:
         raise ShardError(
             f'Frames of a litdata chunk have version 1, but those of {where} have {version}. Write it anew.'
         )
-    _check_count(found, count, where)
+    _check_count(stored, count, where)
     offsets = _offsets(data, _FRAMED_HEAD.size, count, where)
     at = _FRAMED_HEAD.size + 4 * (count + 1)
     if len(data) - at < frames * _FRAME.itemsize:
@@ -346,9 +352,9 @@ def _offsets(data: memoryview, at: int, count: int, where: str) -> np.ndarray[An
     return offsets
 
 
-def _check_count(found: int, count: int, where: str) -> None:
-    if found != count:
-        raise ShardError(f'{where} has {found} items, but the index says {count}. Restore or write it again.')
+def _check_count(stored: int, count: int, where: str) -> None:
+    if stored != count:
+        raise ShardError(f'{where} has {stored} items, but the index says {count}. Restore or write it again.')
 
 
 def _damaged(where: str, reason: str) -> ShardError:

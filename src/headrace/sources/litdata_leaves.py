@@ -83,21 +83,21 @@ def item_columns(
         return {'tokens': encode.column((), 0, 'tokens')}
     if isinstance(root, int):
         return {'value': encode.column((), 0, 'value')}
-    found: dict[str, LitdataColumn] = {}
+    columns: dict[str, LitdataColumn] = {}
     types = config.get('types')
     rows = types if isinstance(types, dict) and isinstance(root, dict) and set(formats) <= {*_PLAIN, 'bytes'} else {}
     for key, node in children(root):
         for column in encode.columns((key,), node):
-            if column.name in found:
+            if column.name in columns:
                 raise FormatError(
                     f'Columns of litdata have different names, but two of these are {column.name!r:.200}.'
                 )
             typed = cast('dict[str, Any]', rows).get(key) if len(column.path) == 1 else None
-            found[column.name] = column if typed is None else _typed(column, typed)
+            columns[column.name] = column if typed is None else _typed(column, typed)
     for key, typed in cast('dict[str, Any]', rows).items():
         if key not in cast('dict[str, Any]', root):  # only Arrow rows have it
-            found[key] = _typed(LitdataColumn(key, 'json', (key,), None), {**_as_dict(typed), 'optional': True})
-    return found
+            columns[key] = _typed(LitdataColumn(key, 'json', (key,), None), {**_as_dict(typed), 'optional': True})
+    return columns
 
 
 class _Encode:
@@ -147,7 +147,7 @@ def _typed(column: LitdataColumn, typed: Any) -> LitdataColumn:
 def _holds_bytes(typed: Any) -> bool:
     kind = _as_dict(typed)
     inner = [*_as_dict(kind.get('fields')).values(), kind.get('value')]
-    return kind.get('type') == 'bytes' or any(_holds_bytes(one) for one in inner if one)
+    return kind.get('type') == 'bytes' or any(_holds_bytes(child) for child in inner if child)
 
 
 def _as_dict(typed: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def data_formats(config: Mapping[str, Any]) -> list[str]:
 def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[list[memoryview]]:
     """The bytes of each leaf of each item: u32 size[count] and the leaves."""
     head = struct.Struct(f'<{count}I')
-    found: list[list[memoryview]] = [[] for _ in range(count)]
+    leaves: list[list[memoryview]] = [[] for _ in range(count)]
     for item in items:
         sizes = head.unpack_from(item) if len(item) >= head.size else ()
         at = head.size
@@ -172,10 +172,10 @@ def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[li
             raise ShardError(
                 f'An item of {where} has not the {len(item)} bytes of its leaves. Restore or write it again.'
             )
-        for values, size in zip(found, sizes, strict=True):
+        for values, size in zip(leaves, sizes, strict=True):
             values.append(item[at : at + size])
             at += size
-    return found
+    return leaves
 
 
 def leaf_values(
@@ -217,21 +217,21 @@ def leaf_values(
 def arrow_values(column: LitdataColumn, rows: Sequence[Any] | None, count: int, where: str) -> Sequence[Any]:
     """The values of a column for its encoding, of rows that litdata stored as Arrow data.
 
-    `rows`: the values of the first key of its path; None: no row has it.
+    `rows`: the values of the first key of its path; None if no row has it.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     for value in [None] * count if rows is None else rows:
         inner = value
         for key in column.path[1:]:
             inner = cast('dict[str, Any]', inner).get(key) if isinstance(inner, dict) else None
         try:
-            found.append(_converted(column.encoding, inner))
+            values.append(_converted(column.encoding, inner))
         except (ValueError, TypeError, OverflowError) as error:
             raise ShardError(
                 f'Column {column.name!r} of {where} is `{column.encoding}`, but a value is {inner!r:.80}: {error}. '
                 f'Leave it out with `columns`.'
             ) from None
-    return found
+    return values
 
 
 _CASTS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -274,7 +274,7 @@ def _python(kind: str, data: memoryview) -> Any:
 
 def scalar_encodings(config: Mapping[str, Any], leaves: Sequence[memoryview]) -> dict[str, str]:
     """The encodings of the arrays without axes in an item, by the number of the leaf, as text."""
-    found: dict[str, str] = {}
+    encodings: dict[str, str] = {}
     for number, (text, data) in enumerate(zip(data_formats(config), leaves, strict=True)):
         if text in {'tensor', 'numpy'}:
             try:
@@ -282,8 +282,8 @@ def scalar_encodings(config: Mapping[str, Any], leaves: Sequence[memoryview]) ->
             except ValueError as error:
                 raise ShardError(f'An array of the first item cannot be read: {error}. Write the data again.') from None
             if array.ndim == 0 and array.dtype.kind != 'c':
-                found[str(number)] = _stored_dtype(str(array.dtype))
-    return found
+                encodings[str(number)] = _stored_dtype(str(array.dtype))
+    return encodings
 
 
 def _dtype(kind: str, number: int) -> str:
@@ -423,14 +423,14 @@ class _ValueReader:
         keys = [self.text() for _ in range(self.count(4))]
         if not keys or rows > (len(self.data) - self.at) // len(keys):
             raise FormatError(f'A value of litdata announces {rows} records of {len(keys)} keys, which do not fit.')
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         for _ in range(rows):
             row: dict[str, Any] = {}
             for key in keys:
                 tag = self.byte()
                 row[key] = None if tag == 0x10 else self.scalar(tag - 0x11, tag)
-            found.append(row)
-        return found
+            records.append(row)
+        return records
 
     def scalar(self, kind: int, tag: int) -> Any:
         if kind == 0:
@@ -448,7 +448,7 @@ class _ValueReader:
         return self.data[self.at - 1]
 
     def count(self, least: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """A count of values that take at least `least` bytes each."""
         number = int.from_bytes(self.take(4), 'little')
         if number * least > len(self.data) - self.at:
             raise FormatError(f'A value of litdata announces {number} items, which do not fit into it.')

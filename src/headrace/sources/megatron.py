@@ -59,9 +59,9 @@ def _prefix(key: str) -> str:
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """The files, if any two belong together; then also those that lack the other one, which `index` refuses."""
-    found = [info for info in objects if info.key.endswith(('.idx', '.bin')) and not is_hidden(info.key)]
-    prefixes = [{_prefix(info.key) for info in found if info.key.endswith(end)} for end in ('.idx', '.bin')]
-    return found if prefixes[0] & prefixes[1] else []
+    infos = [info for info in objects if info.key.endswith(('.idx', '.bin')) and not is_hidden(info.key)]
+    prefixes = [{_prefix(info.key) for info in infos if info.key.endswith(end)} for end in ('.idx', '.bin')]
+    return infos if prefixes[0] & prefixes[1] else []
 
 
 def index(

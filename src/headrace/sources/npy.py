@@ -24,7 +24,7 @@ def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
 
 
 def parse_npy(data: bytes, where: str) -> Array:
-    """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds."""
+    """The array of a .npy file. Unpickles nothing, and allocates at most the file's size."""
     stream = BytesIO(data)
     try:
         shape, fortran, dtype = read_header(stream)

@@ -69,10 +69,10 @@ def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     Raises:
         FormatError: the files are those of a table, whose metadata say which of them are current.
     """
-    if found := next((info.key for info in objects if _OF_TABLES.search(info.key)), None):
-        kind = 'delta' if '_delta_log/' in found else 'iceberg'
+    if key := next((info.key for info in objects if _OF_TABLES.search(info.key)), None):
+        kind = 'delta' if '_delta_log/' in key else 'iceberg'
         raise FormatError(
-            f'This is a table ({found}): its metadata say which of its Parquet files are current. Read it with '
+            f'This is a table ({key}): its metadata say which of its Parquet files are current. Read it with '
             f'`format={kind!r}`, or name the files with a glob in `remote` to read them as they are.'
         )
     return [info for info in objects if info.key.lower().endswith(_ENDINGS) and not is_hidden(info.key)]
@@ -101,35 +101,37 @@ def index_files(
     """Index Parquet files, of which a table may say more; errors as those of `SourceFormat.index`."""
     pa = import_pyarrow('Parquet files')
     base = store.url.rstrip('/')
-    found = _FooterTable(columns, table)
+    footer_table = _FooterTable(columns, table)
     footers: list[bytes] = []
     for info, footer in zip(objects, read_footers(store, objects), strict=True):
         source = f'{base}/{info.key}'
         try:
-            found.add(info, footer, source)
+            footer_table.add(info, footer, source)
         except HeadraceError:
             raise
         except (DamagedFooterError, pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
             raise FormatError(f'The Parquet file {source} cannot be read: {error}. Restore the file.') from error
         footers.append(pack_footer(footer))
-    for wanted, begin in zip(found.gaps, read_ranges(store, found.gaps), strict=True):
+    for wanted, begin in zip(footer_table.gaps, read_ranges(store, footer_table.gaps), strict=True):
         if begin == MAGIC:
             raise FormatError(
                 f'{base}/{wanted.key} holds several Parquet files, joined: one begins at byte {wanted.offset}, and the '
                 f'footer tells of that one only. Store each as a file of its own.'
             )
-    encodings, meanings = common_columns(found.schemas, columns=columns, with_nulls=found.with_nulls, what='Parquet')
-    names = dict.fromkeys(name for schema, _ in found.schemas for name in schema.names)
-    deleted = [group.deleted for group in found.groups]
+    encodings, meanings = common_columns(
+        footer_table.schemas, columns=columns, with_nulls=footer_table.with_nulls, what='Parquet'
+    )
+    names = dict.fromkeys(name for schema, _ in footer_table.schemas for name in schema.names)
+    deleted = [group.deleted for group in footer_table.groups]
     files = [info.key for info in objects]
     return ParquetSource(
         format=format_name,
         base=base,
         columns=encodings,
         meanings=meanings,
-        with_nulls=sorted(found.with_nulls),
-        parts=PartTable.of(_parts(found.groups, encodings)),
-        groups=np.array([group.number for group in found.groups], np.int64),
+        with_nulls=sorted(footer_table.with_nulls),
+        parts=PartTable.of(_parts(footer_table.groups, encodings)),
+        groups=np.array([group.number for group in footer_table.groups], np.int64),
         files=files,
         footers=footers,
         dropped=[name for name in names if columns is not None and name not in columns],
@@ -141,14 +143,14 @@ def index_files(
 
 
 def load(data: bytes) -> ParquetSource:
-    found = unpack_source(data)
-    settings, arrays = found.settings, dict(found.arrays)
+    index = unpack_source(data)
+    settings, arrays = index.settings, dict(index.arrays)
     files, meanings = settings['files'], settings.get('meanings')
     if meanings is None:  # made by an older version
         first = settings['keys'][0]  # has rows
-        footer = unpack_footer(found.pieces[files.index(first)])
+        footer = unpack_footer(index.pieces[files.index(first)])
         meanings = meanings_of(settings['columns'], parse_footer(footer, first).schema.to_arrow_schema())
-    more = found.pieces[len(files) :]
+    more = index.pieces[len(files) :]
     return ParquetSource(
         format=settings.get('format', NAME),
         base=settings['base'],
@@ -158,7 +160,7 @@ def load(data: bytes) -> ParquetSource:
         parts=PartTable(settings['keys'], arrays),
         groups=arrays['groups'],
         files=files,
-        footers=found.pieces[: len(files)],
+        footers=index.pieces[: len(files)],
         table=TableFiles.of_pieces(more[0], more[1], settings['snapshot']) if more else None,
         deleted=arrays.get('deleted', np.zeros(0, np.int64)),
         deleted_ends=arrays.get('deleted_ends', np.zeros(len(settings['keys']), np.int64)),
@@ -176,11 +178,11 @@ class ParquetSource:
     groups: np.ndarray[Any, np.dtype[np.int64]]  # int64[parts], number of each part's row group in its file.
     files: Sequence[str]
     footers: Sequence[bytes | memoryview]  # The compressed footer of each file.
-    table: TableFiles | None  # What is said of the files elsewhere. Its deleted rows are those of `deleted`.
+    table: TableFiles | None  # From a table's log, not from the files. Its deleted rows are those of `deleted`.
     deleted: np.ndarray[Any, np.dtype[np.int64]]
     """int64[n], the deleted rows of each part, ascending from the begin of its row group."""
     deleted_ends: np.ndarray[Any, np.dtype[np.int64]]  # int64[parts], where those of each part end.
-    marks: Mapping[str, str]  # What a table says of each file, as a digest, by its key.
+    marks: Mapping[str, str]  # A digest of the table's facts about each file, by its key.
     dropped: Sequence[str] = ()
     format: str = NAME
 
@@ -194,9 +196,9 @@ class ParquetSource:
 
     @property
     def identity(self) -> str:
-        """What a table says of its files; '' for files without one."""
-        known = [(key.rpartition('/')[2], mark) for key, mark in self.marks.items()]
-        return hashlib.blake2b(json.dumps(known).encode(), digest_size=8).hexdigest() if self.snapshot else ''
+        """A digest of the table's facts about its files; '' for files without one."""
+        marks = [(key.rpartition('/')[2], mark) for key, mark in self.marks.items()]
+        return hashlib.blake2b(json.dumps(marks).encode(), digest_size=8).hexdigest() if self.snapshot else ''
 
     def to_bytes(self) -> bytes:
         names = 'format', 'base', 'columns', 'meanings', 'with_nulls', 'files', 'marks', 'snapshot'
@@ -211,7 +213,7 @@ class ParquetSource:
     def lengths_of(
         self, part: int, column: str, read: Callable[[Sequence[tuple[str, int, int]]], bytes]
     ) -> Iterator[Sequence[Any] | np.ndarray[Any, Any]] | None:
-        """See `Source`: the pages of this column only. None: it is not stored in the file."""
+        """See `Source`: the pages of this column only. None if it is not stored in the file."""
         key = self.parts[part].key
         ranges = self._metadata(self._number[key], column)[1].ranges[int(self.groups[part])]
         if not ranges:
@@ -233,13 +235,13 @@ class ParquetSource:
         stored, first = described.rows + len(deleted), 0
         try:
             metadata, columns = self._metadata(file, column)
-            own = columns.own
-            _refuse_wrapped_times(RangeFile(ranges, data), metadata, own, group, source)
+            stored_fields = columns.stored
+            _refuse_wrapped_times(RangeFile(ranges, data), metadata, stored_fields, group, source)
             opened = pa.PythonFile(RangeFile(ranges, data), mode='r')
             # Without read-ahead by threads of Arrow: the bytes are in memory, and workers are forked.
             reader = pq.ParquetFile(opened, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
             step = max(1, min(stored, 1 << 14, stored * _BATCH // max(1, described.size)))
-            for batch in reader.iter_batches(step, row_groups=[group], columns=own, use_threads=False):
+            for batch in reader.iter_batches(step, row_groups=[group], columns=stored_fields, use_threads=False):
                 begin, first = first, first + batch.num_rows
                 rows = batch
                 gone = deleted[np.searchsorted(deleted, begin) : np.searchsorted(deleted, first)]
@@ -281,7 +283,7 @@ class ParquetSource:
         columns = _Columns(read, physical, schema, by_id=by_id)
         if column is not None:
             paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-            leaves = _leaves(paths, columns.own)
+            leaves = _leaves(paths, columns.stored)
             for group in read_row_groups(footer):
                 chunks = [group.columns[leaf] for leaf, _ in leaves]
                 columns.ranges.append(_joined([(chunk.offset, chunk.size) for chunk in chunks]))
@@ -296,15 +298,15 @@ class _Columns:
 
         self.read, self.physical = read, physical
         self.schema = pa.schema([schema.field(name) for name in read])  # Those of the reader.
-        self.own = list(_own_columns(self.schema, physical, by_id=by_id))
+        self.stored = list(_own_columns(self.schema, physical, by_id=by_id))
         self.ranges: list[tuple[tuple[int, int], ...]] = []
         """Offset and size of the bytes of one column that is read alone, by row group."""
 
 
 def _own_columns(wanted: pa.Schema, physical: pa.Schema, *, by_id: bool) -> dict[str, str]:
     """The columns of a file that hold columns of the reader, with the names of these."""
-    found = ((find_field(field, physical, by_id=by_id), field.name) for field in wanted)
-    return {field.name: name for field, name in found if field is not None}
+    pairs = ((find_field(field, physical, by_id=by_id), field.name) for field in wanted)
+    return {field.name: name for field, name in pairs if field is not None}
 
 
 def _refuse_wrapped_times(
@@ -315,8 +317,8 @@ def _refuse_wrapped_times(
     import pyarrow.parquet as pq
 
     leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    found = _leaves([leaf.path for leaf in leaves], columns)
-    names = list({name: None for number, name in found if leaves[number].physical_type == 'INT96'})
+    leaves_read = _leaves([leaf.path for leaf in leaves], columns)
+    names = list({name: None for number, name in leaves_read if leaves[number].physical_type == 'INT96'})
     if not names:
         return
     file = pa.PythonFile(ranges, mode='r')
@@ -382,13 +384,13 @@ class _FooterTable:
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
         self.with_nulls.update(untyped_columns(schema).intersection(names))
         by_id = self._table is not None and self._table.by_id
-        own = _own_columns(pa.schema([schema.field(name) for name in names]), physical, by_id=by_id)
+        stored = _own_columns(pa.schema([schema.field(name) for name in names]), physical, by_id=by_id)
         if self._table is not None:
-            lacking = set(names).difference(own.values())
+            lacking = set(names).difference(stored.values())
             self.with_nulls.update(name for name in lacking if self._table.has_nulls(name, file))
         deleted = np.zeros(0, np.int64) if self._table is None else self._table.deleted.get(file, np.zeros(0, np.int64))
         paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-        leaves = [(leaf, own[column]) for leaf, column in _leaves(paths, list(own))]
+        leaves = [(leaf, stored[column]) for leaf, column in _leaves(paths, list(stored))]
         first = 0
         for number, group in enumerate(groups):
             if group.rows == 0:
@@ -423,9 +425,9 @@ class _FooterTable:
 
     def _schema(self, schema: pa.Schema, source: str) -> pa.Schema:
         """The columns of a file for its reader; equal schemas are one object."""
-        for known, _ in self.schemas:
-            if known.equals(schema, check_metadata=True):
-                return known
+        for earlier, _ in self.schemas:
+            if earlier.equals(schema, check_metadata=True):
+                return earlier
         self.schemas.append((schema, source))
         return schema
 
@@ -435,11 +437,11 @@ def _parts(groups: Sequence[_Group], encodings: Mapping[str, str]) -> Iterator[P
     fixed = {name: get_mds_encoded_size(encoding) for name, encoding in encodings.items()}
     growth = {name: _GROWTH.get(encoding, 1) for name, encoding in encodings.items()}
     for group in groups:
-        known = 4 + sum(4 if size is None else size for size in fixed.values())
-        least = group.rows * known
+        row_size = 4 + sum(4 if size is None else size for size in fixed.values())
+        least = group.rows * row_size
         if least >= LARGEST:
             raise FormatError(
-                f'Row group {group.number} of {group.file} has {group.rows} rows of {known} bytes and more each: a '
+                f'Row group {group.number} of {group.file} has {group.rows} rows of {row_size} bytes and more each: a '
                 f'shard holds less than 4 GiB. Read fewer `columns`, or write the file with smaller row groups.'
             )
         size = least + sum(growth[name] * size for name, size in group.sizes.items() if fixed[name] is None)
@@ -451,14 +453,14 @@ def _leaves(paths: Sequence[str], names: Sequence[str]) -> list[tuple[int, str]]
 
     As pyarrow chooses them: by the leaf's path, whose parts are joined by dots.
     """
-    found: list[tuple[int, str]] = []
+    leaves: list[tuple[int, str]] = []
     wanted = set(names)
     for number, path in enumerate(paths):
         parts = path.split('.')
         heads = ('.'.join(parts[:count]) for count in range(len(parts), 0, -1))
         if (name := next((head for head in heads if head in wanted), None)) is not None:
-            found.append((number, name))
-    return found
+            leaves.append((number, name))
+    return leaves
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

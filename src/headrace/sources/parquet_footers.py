@@ -115,8 +115,8 @@ class ColumnChunk(NamedTuple):
     offset: int  # The first byte in the file.
     size: int  # Bytes in the file.
     unpacked_size: int  # Bytes of the pages, uncompressed.
-    null_count: int | None  # Nulls and empty lists; None: the writer did not count.
-    end: int  # Where its pages, indexes and Bloom filter end in the file, as far as the footer tells.
+    null_count: int | None  # Nulls and empty lists; None if the writer did not count.
+    end: int  # Where its pages, indexes and Bloom filter end in the file, by the footer.
 
 
 class RowGroup(NamedTuple):
@@ -129,9 +129,9 @@ class RowGroup(NamedTuple):
 def read_row_groups(footer: bytes) -> list[RowGroup]:
     """The row groups of a footer, which is without its size and the magic bytes."""
     try:
-        found, _ = _read_struct(footer, 0, _FILE, 0)
-        groups = [RowGroup(int(group[3]), [*map(_column_chunk, group[1])]) for group in found.get(4, [])]
-        total = int(found[3])
+        fields, _ = _read_struct(footer, 0, _FILE, 0)
+        groups = [RowGroup(int(group[3]), [*map(_column_chunk, group[1])]) for group in fields.get(4, [])]
+        total = int(fields[3])
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise DamagedFooterError(
             f'the row groups of its footer are damaged ({type(error).__name__}: {error})'
@@ -159,7 +159,7 @@ def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:
         null_count=about.get(12, {}).get(3),
         end=max(
             (offset or dictionary) + size,
-            *(int(found.get(key, 0)) + int(found.get(key + 1, 0)) for found, key in indexes),
+            *(int(holder.get(key, 0)) + int(holder.get(key + 1, 0)) for holder, key in indexes),
         ),
     )
 
@@ -188,7 +188,7 @@ def _read_struct(data: bytes, at: int, wanted: _Wanted, depth: int) -> tuple[dic
     """The wanted fields of a struct, and the position after it."""
     if depth > _DEEPEST:
         raise DamagedFooterError(f'its footer nests more than {_DEEPEST} structs')
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     field = 0
     while head := data[at]:
         at += 1
@@ -215,8 +215,8 @@ def _read_struct(data: bytes, at: int, wanted: _Wanted, depth: int) -> tuple[dic
         else:
             value, at = _read_value(data, at, kind, wanted.get(field), depth, keeps=field in wanted)
         if field in wanted:
-            found[field] = value
-    return found, at + 1
+            values[field] = value
+    return values, at + 1
 
 
 def _read_value(data: bytes, at: int, kind: int, wanted: _Wanted | None, depth: int, *, keeps: bool) -> tuple[Any, int]:

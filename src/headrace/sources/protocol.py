@@ -38,8 +38,8 @@ class Source(Protocol):
     table says of its rows something else.
 
     A source may also have ``lengths_of(part, column, read)``, which gives the values of a column, or their lengths as
-    integers, in runs of rows. It reads less than the part: ``read`` gives the bytes of ranges, each a key, offset and
-    size, one after another. None: only the part tells.
+    integers, in runs of rows. It reads less than the part: It reads less than the part: ``read`` gives the bytes of
+    ranges, each a key, offset and size, one after another. It returns None if only the part tells.
 
     A source that was just made may have `notes`, sentences for the ledger on what it left out or decided.
     """
@@ -61,7 +61,7 @@ class Source(Protocol):
 
     @property
     def meanings(self) -> Mapping[str, str]:
-        """What the values of columns mean that their encodings do not say, such as 'timestamp[us]' or 'bool'."""
+        """The meaning of columns beyond their encodings, such as 'timestamp[us]' or 'bool'."""
         ...
 
     @property
@@ -97,15 +97,15 @@ class SourceFormat(Protocol):
         ...
 
     def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """The objects of this format in the listing of a dataset, in the order of their rows; none: another format."""
+        """The objects of this format in the listing of a dataset, ordered as their rows. Empty for another format."""
         ...
 
     @property
     def index(self) -> Callable[..., Source]:
         """A function that indexes the objects that `find` chose, with few and concurrent requests.
 
-        Its call is ``index(store, objects, *, columns, allow_unsafe_types, **options)``. Further keyword parameters are
-        the format's options: the keys of a stream's `format_options`. Their values are what JSON can express.
+        It is called as ``index(store, objects, *, columns, allow_unsafe_types, **options)``. Further keyword parameters
+        are the format's options: the keys of a stream's `format_options`. Their values are what JSON can express.
 
         Args:
             store: the dataset's root.

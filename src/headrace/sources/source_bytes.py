@@ -86,8 +86,8 @@ class PartTable(Sequence[Part]):
         keys: the objects.
         arrays: `object_of`, uint32[parts], number of each part's object; `rows`, int64[parts]; `sizes`, int64[parts],
             estimates of the bytes of shards; `range_starts`, int64[parts + 1], number of each part's first range, then
-            of all ranges; `ranges`, int64[ranges, 2], offset and size. If parts have ranges of other objects,
-            `beside_starts` and `beside`, int64[ranges, 3], number of the object, offset and size. Others are left out.
+            of all ranges; `ranges`, int64[ranges, 2], offset and size. If parts have ranges of other objects:
+            `beside_starts`, and `beside`, int64[ranges, 3], number of the object, offset and size. Others are left out.
     """
 
     def __init__(self, keys: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -161,10 +161,10 @@ def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[
         FormatError: the bytes are damaged, or of another format or version.
     """
     source = unpack_source(data)
-    found = source.settings.get('format')
-    if found != name:
+    stored_format = source.settings.get('format')
+    if stored_format != name:
         raise FormatError(
-            f'This is the index of a {name} source, but it is that of {found!r}. Delete it: it is made anew.'
+            f'This is the index of a {name} source, but it is that of {stored_format!r}. Delete it: it is made anew.'
         )
     settings = source.settings
     return settings['columns'], PartTable(settings['keys'], source.arrays), settings['more']

@@ -38,8 +38,8 @@ def index_name(columns: Collection[str] | None, options: Mapping[str, Any]) -> s
 
 def names_of_classes(source: Source) -> dict[str, list[str]]:
     """The names of the classes of each column that is read and has some, by number. Arrow and Parquet know them."""
-    found: dict[str, list[str]] = getattr(source, 'class_names', {})
-    return {name: names for name, names in found.items() if name in source.columns}
+    class_names: dict[str, list[str]] = getattr(source, 'class_names', {})
+    return {name: names for name, names in class_names.items() if name in source.columns}
 
 
 def _tag(columns: Collection[str] | None, options: Mapping[str, Any]) -> str:
@@ -67,9 +67,9 @@ class SourceIndex:
         self._options = dict(options or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        found = format_of(self.source.format)
+        reader = format_of(self.source.format)
         # A process that is spawned imports the module that registers the format.
-        module = found.__name__ if isinstance(found, ModuleType) else type(found).__module__
+        module = reader.__name__ if isinstance(reader, ModuleType) else type(reader).__module__
         return _restored, (module, self.to_bytes())
 
     def to_bytes(self) -> bytes:
@@ -87,11 +87,11 @@ class SourceIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SourceIndex:
-        found = unpack_source(data)
+        index = unpack_source(data)
         try:
-            settings, sizes = found.settings, found.arrays['sizes'].tolist()
+            settings, sizes = index.settings, index.arrays['sizes'].tolist()
             infos = zip(settings['keys'], sizes, settings['etags'], settings['versions'], strict=True)
-            source = format_of(settings['format']).load(bytes(found.pieces[0]))
+            source = format_of(settings['format']).load(bytes(index.pieces[0]))
             return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'], settings.get('options'))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
@@ -108,10 +108,10 @@ class SourceIndex:
         objects: Any = [(key.rpartition('/')[2], info.size) for key, info in self.objects.items()]
         rows = [part.rows for part in self.source.parts]
         identity, snapshot = getattr(self.source, 'identity', ''), getattr(self.source, 'snapshot', '')
-        known: list[Any] = [self.source.format, identity or objects, rows]
+        identified: list[Any] = [self.source.format, identity or objects, rows]
         if self._options and not (snapshot or identity):
-            known.append(self._options)
-        digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
+            identified.append(self._options)
+        digest = hashlib.blake2b(json.dumps(identified, sort_keys=True).encode(), digest_size=8).hexdigest()
         return f'{digest} ({snapshot})' if snapshot else digest
 
     @cached_property
@@ -201,17 +201,17 @@ def _restored(module: str, data: bytes) -> SourceIndex:
     return SourceIndex.from_bytes(data)
 
 
-def _is_same(one: ObjectInfo, other: ObjectInfo) -> bool:
+def _is_same(first: ObjectInfo, other: ObjectInfo) -> bool:
     """Whether two listings surely tell of one version of an object."""
-    versions = one.version or one.etag, other.version or other.etag
-    return one.size == other.size and versions[0] == versions[1] != ''
+    versions = first.version or first.etag, other.version or other.etag
+    return first.size == other.size and versions[0] == versions[1] != ''
 
 
 _LARGEST: Final = (1 << 32) - 1  # The last offset of an MDS shard.
 
 
 def size_at(rows: int) -> int:
-    """Where an MDS shard of so many rows holds its size, as a little-endian u32: the last offset of its table."""
+    """Where an MDS shard of ``rows`` rows holds its size, as a little-endian u32: the last offset of its table."""
     return 4 + 4 * rows
 
 

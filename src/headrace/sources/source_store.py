@@ -151,7 +151,7 @@ class SourceStore:
         is_local = split_url(above)[0] in {'', 'file'}  # as is 's3:/', above a bucket
         if self._glob or is_local or not self._is_name(name):
             return self._root, None
-        with contextlib.suppress(ConfigError, AccessDeniedError, ObjectNotFoundError):  # above is no place to list
+        with contextlib.suppress(ConfigError, AccessDeniedError, ObjectNotFoundError):  # the parent cannot be listed
             store = open_store(f'{above}/', self._options)
             first = next(iter(store.list(name)), None)  # a folder of this name, as Spark writes them, is behind it
             if first is not None and first.key == name:
@@ -160,10 +160,12 @@ class SourceStore:
 
     def _is_name(self, name: str) -> bool:
         """Whether an object of this name would be read."""
-        one = [ObjectInfo(name, 0, '')]
+        objects = [ObjectInfo(name, 0, '')]
         if self._format in OF_ANY_NAME:
             return bool(name)
-        return bool(formats_in(one, is_named=True) if self._format is None else format_of(self._format).find(one))
+        return bool(
+            formats_in(objects, is_named=True) if self._format is None else format_of(self._format).find(objects)
+        )
 
     @property
     def _store(self) -> Store:
@@ -189,30 +191,30 @@ class SourceStore:
 
     def _find(self) -> tuple[str | None, list[ObjectInfo], list[ObjectInfo], list[ObjectInfo]]:
         """The format, all objects, those of the format, and those to read."""
-        store, one = self._place
-        near = listed = [one, *store.list(f'{one.key}.')] if one else self._listed(store)
-        path = one.key if one else self._glob.rstrip('/')
+        store, target = self._place
+        near = listed = [target, *store.list(f'{target.key}.')] if target else self._listed(store)
+        path = target.key if target else self._glob.rstrip('/')
         pattern, is_glob = glob_pattern(self._glob or '**'), bool(self._glob)
-        one = next((info for info in listed if info.key == path), None)
-        # A path that is there is no glob: on each store, as on a disk.
-        if one or (is_glob and any(info.key.startswith(f'{path}/') for info in listed)):
-            pattern, is_glob = re.compile(re.escape(path) + ('' if one else '/.*'), re.DOTALL), False
+        target = next((info for info in listed if info.key == path), None)
+        # An existing path is not a glob: on each store, as on a disk.
+        if target or (is_glob and any(info.key.startswith(f'{path}/') for info in listed)):
+            pattern, is_glob = re.compile(re.escape(path) + ('' if target else '/.*'), re.DOTALL), False
         listed = [info for info in listed if pattern.fullmatch(info.key)]
         if is_glob and not listed:
             raise EmptyDatasetError(
                 f'No object is named as {self.shown}. In a glob, "*", "?" and "[" stand for other characters: write '
                 f'"[*]", "[?]" and "[[]" for these themselves. Correct `remote`.'
             )
-        name = self._format or one_format(formats_in(listed, is_named=is_glob or one is not None), self.shown)
+        name = self._format or one_format(formats_in(listed, is_named=is_glob or target is not None), self.shown)
         if name is None:
             return None, listed, [], []
         find = format_of(name).find
-        if one:  # what only describes it belongs to it, such as x.ds.index to x.ds
+        if target:  # its descriptions belong to it, such as x.ds.index to x.ds
             listed += [info for info in near if info.key.startswith(f'{path}.') and not find([info])]
         of_format = objects = list(find(listed))
-        if not objects and name in OF_ANY_NAME and (one or is_glob):
+        if not objects and name in OF_ANY_NAME and (target or is_glob):
             beside = [info for info in listed if info.key.endswith(SIDECARS)]
-            named = [one] if one else [info for info in listed if info not in beside]
+            named = [target] if target else [info for info in listed if info not in beside]
             shown = [info for info in named if not is_hidden(info.key)] or named
             of_format = objects = [*shown, *(beside if name == 'tokens' else ())]
         if not objects:
@@ -237,7 +239,7 @@ class SourceStore:
                 check_split(objects, self._split, self.shown)
             check_parts(objects, self.shown, pattern.fullmatch)
             check_once(objects, self.shown)
-        return name, objects if one else listed, of_format, objects
+        return name, objects if target else listed, of_format, objects
 
     def _listed(self, store: Store) -> list[ObjectInfo]:
         """The objects at the glob, or of the split, or all."""
@@ -272,12 +274,12 @@ class SourceStore:
             return self._make_index(out)
         ranges = self._ranges(key)
         end = sum(length for _, _, length in ranges) if size is None else offset + size
-        own = ranges[-1][0].key
-        versions = {own: etag} if etag else {}
+        last = ranges[-1][0].key
+        versions = {last: etag} if etag else {}
         start = self._copy(ranges, out, offset, end, versions)
         if end > start:
             raise ConfigError(f'{key} has {start} bytes, but bytes {offset} to {end} were asked for.')
-        return versions.get(own, '')
+        return versions.get(last, '')
 
     def read(self, spans: Sequence[tuple[str, int, int]]) -> bytes:
         """The bytes of ranges of indexed objects, each a key, offset and size; ChecksumError: one has changed since."""
@@ -308,10 +310,10 @@ class SourceStore:
 
     def _current(self, info: ObjectInfo) -> ObjectInfo:
         """An object as this mount of its store names it, if it is the version that was indexed."""
-        found = self._store.head(info.key)
-        if (found.size, found.version) != (info.size, info.version):
+        current = self._store.head(info.key)
+        if (current.size, current.version) != (info.size, info.version):
             raise self._has_changed(info)
-        return found
+        return current
 
     def _has_changed(self, info: ObjectInfo) -> ChecksumError:
         return ChecksumError(f'{self.root_url}/{info.key} has changed since it was indexed.')
@@ -325,11 +327,11 @@ class SourceStore:
             raise self._has_changed(info) from error  # to ask again is of no use
         except ConfigError as error:
             # The store refused the range: the object has become shorter, unless it is the caller who errs.
-            found = self._store.head(info.key).size
-            if found == info.size:
+            current = self._store.head(info.key).size
+            if current == info.size:
                 raise
             raise ChecksumError(
-                f'{self._store.url.rstrip("/")}/{info.key} has {found} bytes, but had {info.size} when it was indexed.'
+                f'{self._store.url.rstrip("/")}/{info.key} has {current} bytes, but had {info.size} when indexed.'
             ) from error
 
     def _ranges(self, key: str) -> list[tuple[ObjectInfo, int, int]]:

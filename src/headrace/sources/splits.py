@@ -45,19 +45,19 @@ _SHOWN: Final = 5
 
 
 def splits_of(objects: Sequence[ObjectInfo]) -> list[str]:
-    """The names of the splits among the objects of a dataset; none if all are of one split, or of no split."""
+    """The names of the splits among the objects of a dataset, empty if all are of one split or of none."""
     names: dict[str, str] = {}
     parts: dict[str, set[str]] = defaultdict(set)
     for info in objects:
         folder, name = folder_of(info.key), name_of(info.key)
-        own = next((one for one in folder.split('/') if one.lower() in _ROLES), '')
+        role = next((part_name for part_name in folder.split('/') if part_name.lower() in _ROLES), '')
         part = _PART.fullmatch(name)
-        found = _NAME.search(own or (part['label'] if part else name))
-        if part and part['label'] and not own:
-            parts[folder].add(found[0] if found else part['label'])
-        found = found or _NAME.search(folder)
-        if found:
-            names[found[0]] = _ROLES[found[1].lower()]
+        match = _NAME.search(role or (part['label'] if part else name))
+        if part and part['label'] and not role:
+            parts[folder].add(match[0] if match else part['label'])
+        match = match or _NAME.search(folder)
+        if match:
+            names[match[0]] = _ROLES[match[1].lower()]
     # Beside a split of such a name, all files of such names are splits.
     beside = {name for labels in parts.values() if len(labels) > 1 and labels & {*names} for name in labels}
     return sorted({*names, *beside}) if len({*names.values()}) > 1 or beside else []
@@ -73,8 +73,8 @@ def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[
         if chosen:
             return chosen
     some = ', '.join(info.key for info in objects[:3]) + ', ...' * (len(objects) > 3)
-    known = splits_of(objects)
-    has = f'the splits {", ".join(known)}' if known else f'the files {some}'
+    splits = splits_of(objects)
+    has = f'the splits {", ".join(splits)}' if splits else f'the files {some}'
     raise EmptyDatasetError(
         f'The files of split {split!r} are in its folder, or have its name, but {place} has {has}. Correct `split`, or '
         f'name the files with a glob in `remote`.'
@@ -83,11 +83,11 @@ def choose_split(objects: Sequence[ObjectInfo], split: str, place: str) -> list[
 
 def check_split(objects: Sequence[ObjectInfo], split: str | None, place: str) -> None:
     """Refuse objects of several splits, unless `split` names one."""
-    if not (split and _NAME.search(split)) and (found := splits_of(objects)):
-        one = 'train' if 'train' in found else found[0]
+    if not (split and _NAME.search(split)) and (splits := splits_of(objects)):
+        example = 'train' if 'train' in splits else splits[0]
         raise StreamError(
-            f'A stream reads one split, but {place} has several: {", ".join(found)}. Choose one, such as '
-            f'`split={one!r}`. To read all of them as one, name the files with a glob in `remote`.'
+            f'A stream reads one split, but {place} has several: {", ".join(splits)}. Choose one, such as '
+            f'`split={example!r}`. To read all of them as one, name the files with a glob in `remote`.'
         )
 
 
@@ -113,12 +113,12 @@ def check_parts(objects: Sequence[ObjectInfo], place: str, is_wanted: Callable[[
                 f'Remove the old files, or name the files to read with a glob in `remote`.'
             )
     for (folder, _, _), same in sets.items():
-        one = next(iter(same.values()))
-        count = int(one['count'])
+        example = next(iter(same.values()))
+        count = int(example['count'])
         begin = int(0 not in same and count in same)  # some count from 1
         lacks = (number for number in range(begin, min(begin + count, _MOST)) if number not in same)
-        width, begin_of_name = len(one['number']), f'{folder}/{one[0][: one.start("number")]}'.lstrip('/')
-        names = (f'{begin_of_name}{number:0{width}}-of-{one["count"]}{one["rest"]}' for number in lacks)
+        width, begin_of_name = len(example['number']), f'{folder}/{example[0][: example.start("number")]}'.lstrip('/')
+        names = (f'{begin_of_name}{number:0{width}}-of-{example["count"]}{example["rest"]}' for number in lacks)
         missing = list(islice(filter(is_wanted, names), _SHOWN + 1))
         if missing:
             more = ' and more' * (len(missing) > _SHOWN)
@@ -131,9 +131,9 @@ def check_parts(objects: Sequence[ObjectInfo], place: str, is_wanted: Callable[[
 
 def check_once(objects: Sequence[ObjectInfo], place: str) -> None:
     """Refuse a file beside itself in another compression, such as ``a.jsonl`` beside ``a.jsonl.gz``."""
-    found: dict[str, str] = {}
+    first: dict[str, str] = {}
     for info in objects:
-        other = found.setdefault(_PACKED.sub('', re.sub(r'\.tgz$', '.tar', info.key)), info.key)
+        other = first.setdefault(_PACKED.sub('', re.sub(r'\.tgz$', '.tar', info.key)), info.key)
         if other != info.key:
             raise StreamError(
                 f'A file is read once, but {place} has {other} and {info.key}, which differ in their compression only. '

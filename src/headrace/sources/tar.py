@@ -81,9 +81,9 @@ def index(
     del allow_unsafe_types
     scans = in_parallel(lambda info: _Scan(store, info, columns), objects)
     parts = PartTable.of(part for scan in scans for part in scan.parts)
-    known = [_KEY, *sorted({name for scan in scans for name in scan.seen})]
-    chosen = _columns(scans, known, columns)
-    return TarSource(chosen, parts, [name for name in known if name not in chosen])
+    available = [_KEY, *sorted({name for scan in scans for name in scan.seen})]
+    chosen = _columns(scans, available, columns)
+    return TarSource(chosen, parts, [name for name in available if name not in chosen])
 
 
 def load(data: bytes) -> TarSource:
@@ -101,13 +101,13 @@ class TarSource:
     meanings = MappingProxyType({})
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
-        found = self.parts[part]
-        where = f'{found.key} (part {part})'
+        described = self.parts[part]
+        where = f'{described.key} (part {part})'
         window: Window = MemoryWindow(data, where)
-        if not found.ranges:
-            window = StreamWindow(unpacked(_chunks(data), found.key, where)[1], where)
+        if not described.ranges:
+            window = StreamWindow(unpacked(_chunks(data), described.key, where)[1], where)
         try:
-            yield from self._batches(window, found, where)
+            yield from self._batches(window, described, where)
         except FormatError as error:
             raise ShardError(str(error)) from error
 
@@ -233,18 +233,18 @@ class _Scan:
             )
 
 
-def _columns(scans: Sequence[_Scan], known: Sequence[str], columns: Collection[str] | None) -> dict[str, str]:
+def _columns(scans: Sequence[_Scan], available: Sequence[str], columns: Collection[str] | None) -> dict[str, str]:
     """The columns to read of those that are known, which each sample has."""
-    chosen = choose_columns(known, columns, source='the samples of the tars')
+    chosen = choose_columns(available, columns, source='the samples of the tars')
     lacking: dict[str, str] = {}
     for scan in scans:
-        for name in known[1:] if scan.first else ():
+        for name in available[1:] if scan.first else ():
             sample = scan.lacking.get(name) if name in scan.seen else scan.first
             if sample is not None:
                 lacking.setdefault(name, sample)
     for name in chosen:
         if name in lacking:
-            common = [other for other in known if other not in lacking]
+            common = [other for other in available if other not in lacking]
             raise FormatError(
                 f'Each sample has every column, but sample {lacking[name]} has no {name!r}. Read the columns that all '
                 f'samples have, with columns={common[:20]}, or write the tars again.'
@@ -294,7 +294,7 @@ def read_members(window: Window, where: str, *, has_end: bool) -> Iterator[Membe
     """The files of a tar, or of several that were joined, in order. Folders are left out.
 
     `has_end`: whether the window has the end of the tar, and not only a run of its members. FormatError: the bytes are
-    no tar, or end too early; or a member has no content, such as a link.
+    not a tar, or end too early; or a member has no content, such as a link.
     """
     at = start = 0
     name: str | None = None

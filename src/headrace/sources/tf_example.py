@@ -41,7 +41,7 @@ _Array: TypeAlias = 'np.ndarray[Any, np.dtype[Any]]'
 
 
 class RecordError(Exception):
-    """Record `record` of a block is no Example, or has other values than its column; `reason` ends a sentence."""
+    """Record `record` of a block is not an Example, or has other values than its column; `reason` ends a sentence."""
 
     def __init__(self, record: int, reason: str) -> None:
         super().__init__(record, reason)
@@ -66,18 +66,18 @@ class _Lists:
     def counts(self, data: bytes) -> _Array:
         """The number of values of each record: 0, 1, or 2 for more."""
         sizes = self.stops - self.starts
-        found = np.where(self.kinds == _BYTES, 1, np.minimum(sizes // 4, 2))
+        counts = np.where(self.kinds == _BYTES, 1, np.minimum(sizes // 4, 2))
         for row in np.flatnonzero(self.kinds == _MANY).tolist():
-            found[row] = min(2, len(self.values_of(data, row)))
+            counts[row] = min(2, len(self.values_of(data, row)))
         integers = self.kinds == _INTS
-        found[integers] = np.where(sizes[integers] > 0, 2, 0)
+        counts[integers] = np.where(sizes[integers] > 0, 2, 0)
         short = np.flatnonzero(integers & (sizes > 0) & (sizes <= 10))
         if len(short):
             is_end = np.frombuffer(b''.join(self.pieces(data, short)), np.uint8) < 0x80
-            found[short] = np.minimum(
+            counts[short] = np.minimum(
                 np.add.reduceat(is_end, np.cumsum(sizes[short]) - sizes[short], dtype=np.int64), 2
             )
-        return found
+        return counts
 
     def values_of(self, data: bytes, row: int) -> list[bytes]:
         """All values of bytes of a record."""
@@ -104,13 +104,13 @@ class _Lists:
         edges = [*np.unique(np.searchsorted(bounds[:-1], np.arange(0, max(1, len(flat)), _CHUNK))).tolist(), len(rows)]
         for first, last in pairwise(edges):
             some_bounds = bounds[first : last + 1] - bounds[first]
-            found, ends = _integers(flat[bounds[first] : bounds[last]])
-            if found is None:
+            numbers, ends = _integers(flat[bounds[first] : bounds[last]])
+            if numbers is None:
                 row = first + int(np.searchsorted(some_bounds, ends[0], 'right')) - 1
                 raise RecordError(int(rows[row]), 'is no tf.train.Example: an integer has more than 10 bytes')
-            values.append(found)
+            values.append(numbers)
             places.append(np.searchsorted(ends, some_bounds[1:]) + done)
-            done += len(found)
+            done += len(numbers)
         return np.concatenate(values), np.concatenate(places).tolist()
 
 
@@ -130,7 +130,7 @@ def _integers(flat: _Array) -> tuple[_Array | None, _Array]:
 
 
 class Examples:
-    """The features of the records of a block; RecordError: a record is no Example.
+    """The features of the records of a block; RecordError: a record is not an Example.
 
     Records lie at `starts` to `stops` of the data, int64[records]. `wanted`: names of features; None: all.
     """
@@ -231,8 +231,8 @@ class Examples:
         kind = _KINDS[dtype]
         self._require(name, encoding, lists.kinds == kind, lists)
         if kind == _BYTES:
-            found = lists.pieces(data)
-            return found if encoding != 'str' else self._texts(name, found)
+            pieces = lists.pieces(data)
+            return pieces if encoding != 'str' else self._texts(name, pieces)
         flat, bounds = lists.numbers(data, np.arange(self.count), dtype)
         counts = np.diff(bounds)
         if dtype not in ('float32', 'int64', 'int'):
@@ -253,12 +253,14 @@ class Examples:
         bad = np.flatnonzero(~good)
         if len(bad):
             row = int(bad[0])
-            found = {_BYTES: 'one value of bytes', _MANY: 'none or several values of bytes'}.get(int(lists.kinds[row]))
+            problem = {_BYTES: 'one value of bytes', _MANY: 'none or several values of bytes'}.get(
+                int(lists.kinds[row])
+            )
             for kind, dtype in _NUMBERS:
                 if lists.kinds[row] == kind:
                     count = len(lists.numbers(self._data, bad[:1], dtype)[0])
-                    found = f'{"one value" if count == 1 else f"{count} values"} of {dtype}'
-            raise RecordError(row, f'has {found or "no values"} in feature {name!r}, but its column is `{encoding}`')
+                    problem = f'{"one value" if count == 1 else f"{count} values"} of {dtype}'
+            raise RecordError(row, f'has {problem or "no values"} in feature {name!r}, but its column is `{encoding}`')
 
     def _texts(self, name: str, values: list[bytes]) -> list[str]:
         try:
@@ -269,23 +271,23 @@ class Examples:
 
     def _plain_values(self, lists: _Lists, *, is_single: bool) -> list[Any]:
         """Lists of numbers and texts; None where the record does not have the feature."""
-        found: list[Any] = [None] * self.count
+        plain: list[Any] = [None] * self.count
         for kind, dtype in _NUMBERS:
             rows = np.flatnonzero(lists.kinds == kind)
             flat, bounds = lists.numbers(self._data, rows, dtype)
             for row, (begin, end) in zip(rows.tolist(), pairwise(bounds), strict=True):
-                found[row] = flat[begin:end].tolist()
+                plain[row] = flat[begin:end].tolist()
         for row in np.flatnonzero((lists.kinds == _BYTES) | (lists.kinds == _MANY)).tolist():
             values = lists.values_of(self._data, row)
             if not all(map(_is_text, values)):
                 raise RecordError(row, 'has bytes in a column of `json` that are not UTF-8 text')
-            found[row] = [value.decode() for value in values]
+            plain[row] = [value.decode() for value in values]
         if not is_single:
-            return found
-        several = next((row for row, values in enumerate(found) if values and len(values) > 1), None)
+            return plain
+        several = next((row for row, values in enumerate(plain) if values and len(values) > 1), None)
         if several is not None:
             raise RecordError(several, 'has several values in a column of one value or none')
-        return [values[0] if values else None for values in found]
+        return [values[0] if values else None for values in plain]
 
 
 def _parsed(encoding: str) -> tuple[bool, str, tuple[int, ...]]:
@@ -324,14 +326,14 @@ class FeatureTypes:
             values.records += len(rows)
             values.least, values.most = min(values.least, int(counts.min())), max(values.most, int(counts.max()))
             if values.is_text:
-                one = b'\n'.join(lists.pieces(data, np.flatnonzero(lists.kinds == _BYTES)))
+                single = b'\n'.join(lists.pieces(data, np.flatnonzero(lists.kinds == _BYTES)))
                 many = np.flatnonzero(lists.kinds == _MANY).tolist()
-                values.is_text = all(map(_is_text, [one, *(v for row in many for v in lists.values_of(data, row))]))
+                values.is_text = all(map(_is_text, [single, *(v for row in many for v in lists.values_of(data, row))]))
         if len(self._values) > MAX_FEATURES:
             raise _too_many(0)
 
     def encodings(self) -> dict[str, str | None]:
-        """The encoding of each feature, sorted by name; None: no encoding can hold its values."""
+        """The encoding of each feature, sorted by name, or None if no encoding can hold its values."""
         return {name: self._encoding(values) for name, values in sorted(self._values.items())}
 
     def singles(self) -> list[str]:
@@ -339,12 +341,12 @@ class FeatureTypes:
         return [name for name, values in self._values.items() if values.most < 2]
 
     def _encoding(self, values: _Values) -> str | None:
-        one = _ENCODINGS.get(values.kinds)
-        if one is not None and values.records == self._records and values.least > 0:
+        encoding = _ENCODINGS.get(values.kinds)
+        if encoding is not None and values.records == self._records and values.least > 0:
             if values.most == 1:
-                return one
-            if one != 'bytes':
-                return f'ndarray:{one}'
+                return encoding
+            if encoding != 'bytes':
+                return f'ndarray:{encoding}'
         return None if values.kinds & 1 << _BYTES and not values.is_text else 'json'
 
 
@@ -416,7 +418,7 @@ def message_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    return (value for found, _, value in message_fields(data) if found == number and isinstance(value, bytes))
+    return (value for field, _, value in message_fields(data) if field == number and isinstance(value, bytes))
 
 
 def _in_usual_form(record: bytes, row: int) -> bytes:
@@ -433,9 +435,9 @@ def _in_usual_form(record: bytes, row: int) -> bytes:
         if len(features) > MAX_FEATURES:
             raise ValueError(f'it has more than {MAX_FEATURES} features')
         entries = [
-            _packed(1, _packed(1, name) + _packed(2, found))
+            _packed(1, _packed(1, name) + _packed(2, values))
             for name, feature in features.items()
-            if (found := _usual_list(feature))
+            if (values := _usual_list(feature))
         ]
     except ValueError as error:
         raise RecordError(row, f'is no tf.train.Example: {error}') from None
@@ -466,11 +468,11 @@ def _usual_list(feature: bytes) -> bytes:
 
 
 def _as_varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _packed(number: int, content: bytes) -> bytes:

@@ -3,8 +3,8 @@
 A record has a u64 size, a masked CRC-32C of the size, the data, and a masked CRC-32C of the data. The data are a
 `tf.train.Example`, whose features are columns; see `headrace.sources.tf_example`.
 
-There is no index. `index` reads all data once, and a column has a type if all records have it. If the types are given,
-or records are read as they are, it reads the heads of records only. A part is a run of records of about 32 MiB, or a
+It has no index. `index` reads all data once, and a column has a type if all records have it. If the types are given, or
+records are read as they are, it reads the heads of records only. A part is a run of records of about 32 MiB, or a
 compressed file.
 """
 
@@ -83,7 +83,7 @@ def index(
 ) -> TfRecordSource:
     """See `SourceFormat.index`. No column runs code.
 
-    `features`: the encodings of the features to read; None: all features are read, and their types are found.
+    `features`: the encodings of the features to read; by default all features are read, and their types are found.
     `raw`: whether records are read as they are, into the column ``record``.
     """
     del allow_unsafe_types
@@ -105,14 +105,14 @@ def index(
             )
         chosen = choose_columns(list(encodings), columns, source='the TFRecord data')
         _require_encodings(encodings, chosen, store.url)
-        known = encodings
+        available = encodings
         read = {name: encodings[name] or '' for name in chosen}
     else:
-        parts = [part for found in in_parallel(lambda info: _read_heads(store, info), objects) for part in found]
+        parts = [part for heads in in_parallel(lambda info: _read_heads(store, info), objects) for part in heads]
         chosen = choose_columns(list(given), columns, source='`record`' if raw else '`features`')
         read = {name: given[name] for name in chosen}
-        known = given if raw or not parts else {**given, **_try(store, objects, parts[0].key, read)}
-    dropped = [name for name in known if name not in read]
+        available = given if raw or not parts else {**given, **_try(store, objects, parts[0].key, read)}
+    dropped = [name for name in available if name not in read]
     return TfRecordSource(read, PartTable.of(parts), raw, singles, dropped)
 
 
@@ -133,21 +133,23 @@ class TfRecordSource:
     meanings = MappingProxyType({})
 
     def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | _Array]]:
-        found = self.parts[part]
+        described = self.parts[part]
         rows = 0
         try:
-            if found.ranges:
-                window: Window = MemoryWindow(data, found.key)
+            if described.ranges:
+                window: Window = MemoryWindow(data, described.key)
             else:
-                _, window = _unpacked((bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)), found.key)
-            for block in _blocks(window, found.key, found.ranges[0][0] if found.ranges else 0):
+                _, window = _unpacked(
+                    (bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)), described.key
+                )
+            for block in _blocks(window, described.key, described.ranges[0][0] if described.ranges else 0):
                 rows += len(block.starts)
                 yield self._columns(block)
         except FormatError as error:
             raise ShardError(str(error)) from error
-        if rows != found.rows:
+        if rows != described.rows:
             raise ShardError(
-                f'{found.key} (part {part}) has {rows} records, but the index says {found.rows}. Restore the file.'
+                f'{described.key} (part {part}) has {rows} records, but its index says {described.rows}. Restore it.'
             )
 
     def _columns(self, block: _Block) -> Mapping[str, Sequence[Any] | _Array]:
@@ -230,22 +232,22 @@ def _frames(data: bytes, at: int, where: str) -> tuple[_Array, _Array, int]:
     if len(bad):
         raise _bad_head(at + int(heads[bad[0]]), where)
     _require_size(next_size, at + end, where)
-    found = np.array(begins, np.int64), np.array(ends, np.int64)
-    bad = _bad(data, found[0] + _HEAD, found[1] - 4)
+    bounds = np.array(begins, np.int64), np.array(ends, np.int64)
+    bad = _bad(data, bounds[0] + _HEAD, bounds[1] - 4)
     if len(bad):
         raise FormatError(
             f'The record at byte {at + begins[bad[0]]} of {where} is damaged: the checksum of its data is wrong. '
             f'Restore or write it again.'
         )
-    return *found, next_size
+    return *bounds, next_size
 
 
 def _bad(data: bytes, starts: _Array, stops: _Array) -> _Array:
     """The numbers of the pieces of data whose masked CRC-32C is not that behind them."""
     pieces = [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-    found = np.fromiter(map(_crc32c(), pieces), np.uint32, len(pieces))
+    checksums = np.fromiter(map(_crc32c(), pieces), np.uint32, len(pieces))
     stored = np.frombuffer(data, np.uint8)[stops[:, None] + np.arange(4)].view('<u4')[:, 0]
-    return np.flatnonzero(_masked(found) != stored)
+    return np.flatnonzero(_masked(checksums) != stored)
 
 
 def _masked(checksum: _Array | int) -> Any:

@@ -66,7 +66,7 @@ class TokenFile:
 class TokenRuns:
     file: TokenFile
     parts: Sequence[Part]
-    length: int  # Tokens of each sample, but for the last of a file of blocks; 0: documents differ.
+    length: int  # Tokens of each sample, except the last of a file of blocks; 0: documents differ.
     is_blocks: bool = False  # Whether documents are not known.
     rest: int = 0  # Tokens at the end that fill no block.
     empty: int = 0  # Documents without tokens, which are left out.
@@ -76,7 +76,7 @@ class TokenRuns:
 def runs_of_blocks(file: TokenFile, length: int, *, keep_last: bool = False, empty: int | None = None) -> TokenRuns:
     """Parts of samples of one length. `keep_last`: whether the last ones are a sample, if they are fewer.
 
-    `empty`: the samples are documents, and so many others have no token.
+    the samples are documents, beside this number without tokens.
     """
     rest = file.count % length
     count = file.count if keep_last else file.count - rest
@@ -118,10 +118,10 @@ def cut_documents(chunks: Iterable[Integers], step: int) -> Cuts:
     if last is None:
         return Cuts(np.zeros((1, 3), np.int64), 0, 0)
     begin, end = np.zeros((1, 2 + last.shape[1]), np.int64), [[documents, samples, *last[0]]]
-    found = np.concatenate([begin, *places, end])
+    runs = np.concatenate([begin, *places, end])
     # A first run without samples belongs to the next one.
-    kept = np.concatenate([[True], np.diff(found[:, 1]) > 0])
-    return Cuts(found[kept], lengths.pop() if len(lengths) == 1 else 0, documents - samples)
+    kept = np.concatenate([[True], np.diff(runs[:, 1]) > 0])
+    return Cuts(runs[kept], lengths.pop() if len(lengths) == 1 else 0, documents - samples)
 
 
 def runs_of_documents(
@@ -154,9 +154,9 @@ def source_of(
     for run in runs:
         keys.setdefault(run.file.dtype, run.file.name)
     if len(keys) > 1:
-        (one, key), (other, other_key), *_ = keys.items()
+        (dtype, key), (other, other_key), *_ = keys.items()
         raise FormatError(
-            f'The tokens of a dataset have one dtype, but {key} has {one}, and {other_key} has {other}. Read them as '
+            f'The tokens of a dataset have one dtype, but {key} has {dtype}, and {other_key} has {other}. Read them as '
             f'several streams.'
         )
     lengths = {0 if run.rest and keep_last else run.length for run in runs}
@@ -173,18 +173,18 @@ def source_of(
 
 def _notes(runs: Sequence[TokenRuns], keep_last: bool) -> list[str]:
     """Facts that a user may not expect."""
-    found: list[str] = []
+    notes: list[str] = []
     blocks = [run for run in runs if run.is_blocks and run.file.count]
     rests = [run for run in blocks if run.rest]
     if blocks:
-        one = blocks[0]
-        found.append(
-            f'Samples of {_files(blocks)}, are blocks of {one.length:,} tokens, since no documents are known or wanted.'
+        first = blocks[0]
+        notes.append(
+            f'Samples of {_files(blocks)}, are blocks of {first.length:,} tokens, without regard to documents.'
         )
     if rests:
         tokens = sum(run.rest for run in rests)
         what = 'they are shorter samples' if keep_last else 'left out'
-        found.append(f'{tokens:,} tokens at the end of {_files(rests)}, fill no block: {what}.')
+        notes.append(f'{tokens:,} tokens at the end of {_files(rests)}, fill no block: {what}.')
         if not keep_last and not any(run.parts for run in runs):
             raise StreamError(
                 f'A sample has {blocks[0].length:,} tokens, but all files have fewer, such as {rests[0].file.name} '
@@ -196,10 +196,10 @@ def _notes(runs: Sequence[TokenRuns], keep_last: bool) -> list[str]:
                 f'`end_of_document` is the token that ends each document, but {_files(whole)}, have no such token. '
                 f'Correct it, or `token_dtype`; or leave it out to read blocks.'
             )
-        found.append(f'The token `end_of_document` is not in {_files(whole)}: each is one sample.')
+        notes.append(f'The token `end_of_document` is not in {_files(whole)}: each is one sample.')
     if empty := sum(run.empty for run in runs):
-        found.append(f'Left out {count_text(empty, "document")} without tokens.')
-    return found
+        notes.append(f'Left out {count_text(empty, "document")} without tokens.')
+    return notes
 
 
 def _files(runs: Sequence[TokenRuns]) -> str:
@@ -210,11 +210,11 @@ _SETTINGS: Final = ('format', 'dtype', 'length', 'end_of_document')
 
 
 def load_tokens(data: bytes) -> TokenSource:
-    found = unpack_source(data)
+    index = unpack_source(data)
     try:
-        settings = {name: found.settings[name] for name in _SETTINGS}
+        settings = {name: index.settings[name] for name in _SETTINGS}
         return TokenSource(
-            **settings, parts=PartTable(found.settings['keys'], found.arrays), lengths=found.arrays['lengths']
+            **settings, parts=PartTable(index.settings['keys'], index.arrays), lengths=index.arrays['lengths']
         )
     except KeyError as error:
         raise FormatError(
@@ -232,7 +232,7 @@ class TokenSource:
     end_of_document: int | None  # The token that ends a document, where no ranges beside a part tell the lengths.
     parts: PartTable
     lengths: Integers
-    """int64[parts], tokens of each sample of a part, but for the last of a file of blocks; 0: documents differ."""
+    """int64[parts], tokens of each sample of a part, except the last of a file of blocks; 0: documents differ."""
     notes: Sequence[str] = ()  # For the ledger. A loaded source does not know them.
 
     dropped = ()
@@ -278,7 +278,7 @@ class TokenSource:
     def lengths_of(
         self, part: int, column: str, read: Callable[[Sequence[tuple[str, int, int]]], bytes]
     ) -> list[Integers] | None:
-        """See `Source`: of the files beside the tokens. None: only the tokens tell where documents end."""
+        """See `Source`: of the files beside the tokens. None if only the tokens tell where documents end."""
         del column  # there is one
         described, length = self.parts[part], int(self.lengths[part])
         spans = [span for span in described.beside if span[0].endswith(SIDECARS)]

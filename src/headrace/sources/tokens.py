@@ -186,11 +186,11 @@ def _open(
         shape, dtype, begin = _read_npy(head, info.key)
         count, width = math.prod(shape), shape[1] if len(shape) > 1 else 0
     elif magic in _LLM_C:
-        known, dtype = _LLM_C[magic]
+        expected, dtype = _LLM_C[magic]
         begin = _LLM_C_HEAD
-        if version != known:
+        if version != expected:
             raise FormatError(
-                f"llm.c's files of {dtype} tokens have version {known}, but {info.key} has {version}. Write it again."
+                f"llm.c's files of {dtype} tokens have version {expected}, but {info.key} has {version}. Rewrite it."
             )
     elif magic == _LLM_C_QUESTIONS:
         raise FormatError(
