@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from headrace.cli.datasets import ORIGINALS
 from headrace.convert import ConversionReport
 from headrace.inspect import verify
-from headrace.originals import Original
+from headrace.originals.original import Original
 from tests.support.originals import text_originals as text
 from tests.support.originals import vision_originals as vision
 from tests.support.originals.laion_originals import make_laion

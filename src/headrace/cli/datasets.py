@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import (
     add_format_arguments,
@@ -24,17 +24,12 @@ from headrace.cli.arguments import (
 from headrace.cli.commands import Command, command
 from headrace.display import count_text, human_size, printable
 from headrace.errors import ConfigError
-from headrace.multimodal.convert import LAION400M, WEBVID, WEBVID_OUTSIDE
-from headrace.originals import add_arguments, run
+from headrace.originals.original import add_arguments, run
+from headrace.originals.table import ORIGINALS
 from headrace.redaction import without_credentials
-from headrace.text.convert import C4, ENWIKI, PILE
-from headrace.vision.convert import ADE20K, CIFAR10, COCO, IMAGENET
 
 if TYPE_CHECKING:
     from headrace.convert import ConversionReport
-
-_KNOWN = (ADE20K, C4, CIFAR10, COCO, ENWIKI, IMAGENET, LAION400M, PILE, WEBVID, WEBVID_OUTSIDE)
-ORIGINALS: Final = {original.name: original for original in _KNOWN}  # the known datasets, by name
 
 
 def _add_cp(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.multimodal.datasets import (
+    from headrace.originals.media_datasets import (
         StreamingInsideWebVid,
         StreamingLAION,
         StreamingOutsideDTWebVid,
         StreamingOutsideGIWebVid,
     )
-    from headrace.multimodal.video import decode_frames
+    from headrace.originals.video import decode_frames
 
 __all__ = [
     'StreamingInsideWebVid',
@@ -25,5 +25,8 @@ __all__ = [
 
 if not TYPE_CHECKING:
     # The converters import this package, too, and need no torch.
-    _HOMES = {**dict.fromkeys(__all__, 'headrace.multimodal.datasets'), 'decode_frames': 'headrace.multimodal.video'}
+    _HOMES = {
+        **dict.fromkeys(__all__, 'headrace.originals.media_datasets'),
+        'decode_frames': 'headrace.originals.video',
+    }
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,13 +1,11 @@
-"""Known datasets in the layout of their owners' distribution: how each becomes shards, by one call or one command.
+"""Known datasets: how the original of each becomes shards, by one call or one command, and the classes that read these.
 
-1. `original`: an `Original` describes a dataset: its splits, its options, and the module that lists its records. Its
-   command lines have headrace's arguments, and MosaicML Streaming's.
-2. `splits`: converts the splits of one, each into a folder of its own; keeps those that an earlier call has finished.
+1. `table`: the datasets, an `Original` (`original`) each: its splits, its options, and the function that lists its
+   records. A description and its command line load no numpy, so that a help is quick.
+2. `images`, `imagenet`, `cifar10`, `texts`, `enwiki`, `laion`, `webvid`: how the original of each is laid out and read.
+   `members` reads files in folders and tars, and `downloads` those of other hosts.
+3. `splits`: converts the splits of one, each into a folder of its own; keeps those that an earlier call has finished.
+4. `image_datasets`, `text_datasets`, `media_datasets`: classes with MosaicML Streaming's names.
 
-The descriptions are in `headrace.vision.convert`, `headrace.text.convert` and `headrace.multimodal.convert`. A
-description and its command line load no numpy, so that a help is quick.
+The public names are in `headrace.vision`, `headrace.text` and `headrace.multimodal`.
 """
-
-from headrace.originals.original import Option, Original, add_arguments, flag, run
-
-__all__ = ['Option', 'Original', 'add_arguments', 'flag', 'run']

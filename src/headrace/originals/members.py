@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.sources.tar import read_members
 from headrace.storage.stores.local import mapped_path_errors
 
 
@@ -66,11 +69,26 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
     info = (root / path).stat()
     version = f'{info.st_size:x}-{info.st_mtime_ns:x}'
     size = info.st_size - begin if size is None else size
-    from headrace.sources.tar import read_members  # it loads numpy, and help needs none of it
-
     with open(root / path, 'rb') as file:
         for member in read_members(_TarWindow(file, path, begin, size), path, has_end=True):
             yield Member(path, begin + member.data, member.size, version, member.name)
+
+
+def read_packed(path: Path, name: str, limit: int) -> bytes:
+    """A file of a compressed tar; FormatError: it is not there, is damaged, or unpacks to more than `limit` bytes."""
+    try:
+        with tarfile.open(path, 'r|gz') as tar:
+            for info in tar:
+                if info.name == name and (file := tar.extractfile(info)) is not None:
+                    if info.size > limit:  # a few packed bytes can unpack to more than the memory holds
+                        raise FormatError(
+                            f'A packed file of a known dataset has at most {limit} bytes, but {path.name}:{name} has '
+                            f'{info.size}. Fetch it again.'
+                        )
+                    return file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise FormatError(f'The archive {path.name} is damaged: {error}. Fetch it again.') from error
+    raise FormatError(f'The archive {path.name} has no {name}. Fetch it again.')
 
 
 class _TarWindow:

@@ -1,7 +1,7 @@
 """Known datasets: the description of one, and its command lines.
 
-A description has the splits of a dataset, its options, and the module that lists its records. Its commands are
-``headrace convert NAME IN OUT``, and the program of that module.
+A description has the splits of a dataset, its options, and the function that lists its records. Its commands are
+``headrace convert NAME IN OUT``, and a program of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from headrace.convert import ConversionReport
     from headrace.storage import StoreOptions
 
-_PROGRESS = {'0': False, '1': True}
-
 
 def flag(text: str) -> bool:
     """The value of an option that is 0 or 1; ValueError: it is neither."""
     if text not in ('0', '1'):
         raise ValueError(text)
     return text == '1'
+
+
+def pixels(text: str) -> int | None:
+    """The value of an option that is a number of pixels; None for 0."""
+    return int(text) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,9 @@ class Original:
 
     name: str  # As in ``headrace convert NAME``.
     title: str  # For the command's help: the full name, and what IN holds.
-    module: str
-    """Name of the module whose function `records` lists the records. It takes the folder or file IN, the split (`None`
-    for a dataset without splits), and the options by name. It raises `ObjectNotFoundError` if IN has no such split."""
+    records: str
+    """Module and function, as in ``a.b:c``, that lists the records. The function takes the folder or file IN, the split
+    (None for a dataset without splits), and the options by name. `ObjectNotFoundError`: IN has no such split."""
     splits: tuple[str, ...] = ()
     """Splits of the distribution, in the order of conversion. Each becomes a folder of OUT. Empty: there are none."""
     options: tuple[Option, ...] = ()
@@ -110,20 +113,17 @@ class Original:
         """
         from headrace.originals.splits import convert_splits  # loads numpy, which no help needs
 
-        known = {option.name: option.default for option in self.options}
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            own = f'those of {self.name} are {", ".join(known)}' if known else f'{self.name} has none of its own'
-            raise ArgumentError(f'The option `{unknown[0]}` is not known; {own}. Correct its name.')
+        defaults = {option.name: option.default for option in self.options}
+        for name in options.keys() - defaults:
+            allowed = f'those of {self.name} are {", ".join(defaults)}' if defaults else f'{self.name} has none'
+            raise ArgumentError(f'The option `{name}` is not known; {allowed}. Correct its name.')
         return convert_splits(
-            self.name,
-            self.module,
-            self.splits,
+            self,
             str(source),
             str(out),
             splits=splits,
             limit=limit,
-            options={**known, **options},
+            options={**defaults, **options},
             workers=workers,
             on_error=on_error,
             compression=compression,
@@ -136,7 +136,7 @@ class Original:
         )
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """The program of its module, with the names of MosaicML Streaming's arguments.
+        """The dataset's own program, with the names of MosaicML Streaming's arguments.
 
         Args:
             arguments: of the command line; None: those of the process.
@@ -187,7 +187,7 @@ def _add_settings(parser: argparse.ArgumentParser, original: Original) -> None:
     )
     parser.add_argument('--limit', type=int, help='number of records of each split to convert, from the first')
     parser.add_argument('--exist-ok', '--exist_ok', action='store_true', help='empty the folders of the splits')
-    parser.add_argument('--progress-bar', '--progress_bar', choices=list(_PROGRESS), help='1 to show one, 0 for none')
+    parser.add_argument('--progress-bar', '--progress_bar', choices=['0', '1'], help='1 to show one, 0 for none')
     parser.add_argument('--json', action='store_true', help='print the reports as JSON, by split')
     for option in original.options:
         names = dict.fromkeys(f'--{name}' for name in (option.name.replace('_', '-'), option.name))
@@ -218,7 +218,7 @@ def run(original: Original, arguments: argparse.Namespace) -> int:
             size_limit=arguments.size_limit,
             limit=arguments.limit,
             exist_ok=arguments.exist_ok,
-            progress_bar=shows if arguments.progress_bar is None else _PROGRESS[arguments.progress_bar],
+            progress_bar=shows if arguments.progress_bar is None else flag(arguments.progress_bar),
             **{option.name: getattr(arguments, f'option_{option.name}') for option in original.options},
         )
     if arguments.json:

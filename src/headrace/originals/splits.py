@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final
 
 from headrace.convert.apart import check_apart
@@ -20,6 +20,7 @@ from headrace.convert.report import ConversionReport, InputError
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.format import bytes_to_int, parse_index
+from headrace.originals.original import Original
 from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 
@@ -28,9 +29,7 @@ _log = logger_of(__name__)
 
 
 def convert_splits(
-    name: str,
-    module: str,
-    known: Sequence[str],
+    original: Original,
     source: str,
     out: str,
     *,
@@ -39,15 +38,14 @@ def convert_splits(
     options: Mapping[str, Any],
     **settings: Any,
 ) -> dict[str, ConversionReport]:
-    records = import_module(module).records
-    path = local_path(source)
+    records = resolve_name(original.records)
+    name, known, path = original.name, original.splits, local_path(source)
     if path is None:
         raise ConfigError(
             f'The source of a known dataset is a folder or file of this machine, but is {source!r}. Copy it there '
             f'first, as its owners distribute it.'
         )
-    wrong = [split for split in splits or () if split not in known]
-    if wrong:
+    if wrong := [split for split in splits or () if split not in known]:
         has = f'has the splits {", ".join(known)}' if known else 'has no splits'
         raise ConfigError(f'The dataset {name} {has}, but got {wrong[0]!r}.')
     if not Path(path).exists():
@@ -67,8 +65,8 @@ def convert_splits(
     for error in missing:
         _log.warning('Left out a split that is not there. %s', error)
     reports: dict[str, ConversionReport] = {}
-    for split, found in listed.items():
-        inputs = found.first(limit)
+    for split, all_inputs in listed.items():
+        inputs = all_inputs.first(limit)
         place = f'{out.rstrip("/")}/{split}' if split else out
         made_of = {
             'original': name,

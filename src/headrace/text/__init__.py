@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.text.datasets import StreamingC4, StreamingEnWiki, StreamingPile, StreamingText
+    from headrace.originals.text_datasets import StreamingC4, StreamingEnWiki, StreamingPile, StreamingText
 
 __all__ = ['StreamingC4', 'StreamingEnWiki', 'StreamingPile', 'StreamingText']
 
 if not TYPE_CHECKING:
     # The converters import this package, too, and need no torch.
-    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, 'headrace.text.datasets'))
+    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, 'headrace.originals.text_datasets'))

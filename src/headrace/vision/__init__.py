@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.vision.datasets import (
+    from headrace.originals.image_datasets import (
         StandardTransform,
         StreamingADE20K,
         StreamingCIFAR10,
@@ -27,4 +27,4 @@ __all__ = [
 
 if not TYPE_CHECKING:
     # The converters import this package, too, and need no torch.
-    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, 'headrace.vision.datasets'))
+    __getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, 'headrace.originals.image_datasets'))

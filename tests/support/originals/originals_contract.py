@@ -12,7 +12,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import ConversionError
-from headrace.originals import Original
+from headrace.originals.original import Original
 from tests.support.programs.killed_children import in_a_child
 from tests.support.sources.sources_to_convert import digests, rows_of
 

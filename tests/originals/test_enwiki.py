@@ -1,4 +1,4 @@
-"""Pages of a dump."""
+"""Pages of a dump, and the plain text of wikitext."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.originals.text_originals import make_enwiki, page_xml
 def test_runs_of_a_multistream_dump_have_each_page_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_enwiki(tmp_path / 'in', broken=False)
     from headrace.convert.inputs.records import BadRow
-    from headrace.text.convert.enwiki import is_multistream, pages, parse_page
+    from headrace.originals.enwiki import is_multistream, pages, parse_page
 
     for path in (tmp_path / 'in').glob('*multistream?.xml*'):
         assert is_multistream(path)
@@ -35,3 +35,16 @@ def test_a_page_cannot_bring_entities_of_its_own(tmp_path: Path) -> None:
     report = ENWIKI.convert(tmp_path, tmp_path.parent / 'bomb', progress_bar=False)['']
     assert report.rows == 1
     assert 'undefined entity' in report.errors[0].error
+
+
+@pytest.mark.usefixtures('parser')
+def test_markup_becomes_words() -> None:
+    from headrace.originals.enwiki import plain_text
+
+    assert plain_text("''Two'' [[London|cities]] and [https://a.org a link].{{cite|x}}<ref name=a/>") == (
+        'Two cities and a link.'
+    )
+    assert plain_text('[[File:a.png|thumb|A [[cat]]]]Text<math>x^2</math>\n\n\n\n* one\n* two') == 'Text\n\none\ntwo'
+    assert plain_text('[[:Category:Cats]] [[Category:Cats]]') == ':Category:Cats'
+    assert plain_text('{{unclosed [[link') == '{{unclosed [[link'
+    assert plain_text('') == ''

@@ -19,8 +19,8 @@ from PIL import Image
 
 from headrace.cli import main
 from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
-from headrace.originals import Original
 from headrace.originals.members import Member, tar_members
+from headrace.originals.original import Original
 from headrace.vision import StreamingADE20K, StreamingCIFAR10, StreamingCOCO, StreamingImageNet
 from headrace.vision.convert.ade20k import ORIGINAL as ADE20K
 from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10

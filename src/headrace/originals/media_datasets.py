@@ -17,8 +17,8 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format.encodings.images import in_mode, open_image
-from headrace.multimodal.video import check_frames, decode_frames
 from headrace.order import BatchPlan
+from headrace.originals.video import check_frames, decode_frames
 from headrace.storage import Retry, StoreOptions, open_store
 
 _FETCHES: Final = 8  # videos that a worker fetches at the same time

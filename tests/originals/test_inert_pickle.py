@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import FormatError
+from headrace.originals.inert_pickle import read_inert_pickle
 from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10
-from headrace.vision.convert.inert_pickle import read_inert_pickle
 from tests.support.originals.vision_originals import make_cifar10, python2_pickle
 
 CONTENT = {'labels': [3, 1], 'data': np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072), 'filenames': ['a', 'b']}

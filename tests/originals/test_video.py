@@ -10,7 +10,7 @@ from headrace.errors import FormatError
 from headrace.multimodal import (
     decode_frames,
 )
-from headrace.multimodal.video import check_video
+from headrace.originals.video import check_video
 
 pytest.importorskip('av')
 from tests.support.originals.webvid_originals import video

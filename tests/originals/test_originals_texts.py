@@ -13,7 +13,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.originals import Original
+from headrace.originals.original import Original
 from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.c4 import main as main_c4
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI

@@ -13,7 +13,7 @@ from tests.support.servers.image_server import ImageServer, image_server, jpeg
 pytest.importorskip('aiohttp')
 
 from headrace.errors import ConfigError
-from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all
+from headrace.originals.downloads import AnswerError, DownloadError, Limits, download_all
 
 LIMITS = Limits(user_agent='headrace-tests/1 (+https://example.org)', private_hosts=True, max_bytes=50_000, seconds=60)
 
