@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.convert.record import LOCKS
+from headrace.convert.job import JobFolder
+from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConversionError
+from headrace.storage import Retry
+from headrace.storage.stores.local import LocalStore
 from tests.support.programs.waiting import until
 from tests.support.sources.converted import convert
 from tests.support.sources.sources_to_convert import rows_of
@@ -55,7 +58,7 @@ def test_the_next_conversion_waits_for_workers_of_a_killed_one(tmp_path: Path, m
 @contextlib.contextmanager
 def claim_of_workers(out: Path) -> Iterator[bool]:
     """Whether the lock for which the next conversion waits is free."""
-    (name,) = (name for name in LOCKS if 'workers' in name)
+    (name,) = (name for name in JobFolder(StorePlace(LocalStore(out), Retry())).locks if 'workers' in name)
     with open(out / name, 'rb') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

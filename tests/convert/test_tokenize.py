@@ -21,9 +21,9 @@ from pyarrow import parquet
 
 from headrace import MDSWriter, StreamingDataLoader
 from headrace.convert import convert, tokenize
+from headrace.convert.inputs.converted import RECORDS
 from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.tasks import cut_by_content
-from headrace.convert.tokenize import RECORDS
 from headrace.errors import ConfigError, ConversionError
 from headrace.inspect.verify import verify
 from headrace.packing import PackedDataset, Packing
@@ -357,7 +357,7 @@ def test_a_killed_second_call_leaves_a_dataset(
         assert tokens_in(out) == loop(texts_in(lines))
         assert verify(str(out), jobs=1).is_good
         assert changes_again or digests(out) == digests(whole)
-        assert not {path.name for path in out.iterdir()} & {'.headrace-convert', '.headrace-converted'}
+        assert not {path.name for path in out.iterdir()} & {'.headrace-convert', '.headrace-convert-done'}
         if changes_again:
             shutil.copytree(sources, lines, dirs_exist_ok=True)
             remove(lines)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from headrace.convert.inputs.records import Place
-from headrace.convert.record import PLAN
+from headrace.convert.job import PLAN
 from headrace.errors import ConfigError
 from headrace.sources.source_store import glob_pattern, has_glob, split_glob
 from headrace.storage import Store, local_path, split_url

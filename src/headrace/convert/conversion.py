@@ -13,13 +13,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -30,26 +28,21 @@ from tqdm import tqdm
 
 from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.inputs.choose import choose_inputs
-from headrace.convert.inputs.converted import SHARD, new_inputs, write_converted
-from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
-from headrace.convert.inputs.records import BadRow, Inputs
-from headrace.convert.merge import check_finished, keep_index, replace_index
-from headrace.convert.record import (
-    BASE,
-    DONE,
-    FIRST_SHARD,
-    FOLDER,
-    LOCKS,
-    PLAN,
-    REPORT,
-    ROW_BYTES,
-    TaskRecord,
-    check_plan,
-    claimed,
+from headrace.convert.inputs.converted import (
+    RECORDS,
+    SHARD,
+    new_inputs,
+    read_kept,
+    write_converted,
+    write_kept,
 )
-from headrace.convert.report import ConversionReport, InputError
+from headrace.convert.inputs.programs import ENOUGH, IterableSamples, RowInputs, columns_of, measure
+from headrace.convert.inputs.records import BadRow, Inputs, digest_of
+from headrace.convert.job import CONVERSION, JobFolder, difference
+from headrace.convert.merge import check_finished, keep_index, replace_index
+from headrace.convert.report import ConversionReport, TaskRecord
 from headrace.convert.stored_dataset import INDEX
-from headrace.convert.tasks import Job, News, OnError, Task, cut, run_tasks, tasks_of_rows
+from headrace.convert.tasks import Job, News, OnError, Task, cut, cut_by_content, run_tasks, tasks_of_rows
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ConversionError
@@ -57,17 +50,20 @@ from headrace.format import MDSEncoder, Schema, parse_index
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import dump_entries
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
-from headrace.redaction import logger_of, warn
-from headrace.sources.ledger import Ledger, LeftOut
+from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
-from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 _VERSION: Final = 1  # of the plan: another version of headrace may cut tasks in another way
 _NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
-_RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
 _SHOWN: Final = 10  # errors that are logged, and returned, with `on_error='skip'`
-_THREADS: Final = 16
+
+# Facts of the plan.
+_ROW_BYTES: Final = 'row_bytes'  # an estimate, which a restart must not make again: rows may be random
+_BASE: Final = 'base'  # the name of the kept index of the dataset that is added to
+_FIRST_SHARD: Final = 'first_shard'  # the number in the names of the first task's shards
+_CUT: Final = 'cut'  # the digest of all tasks of `tokenize`: numbers of shards hold for these tasks only
+_FACTS: Final = (_ROW_BYTES, _BASE, _FIRST_SHARD, _CUT)
 _log = logger_of(__name__)
 
 
@@ -185,7 +181,7 @@ def convert(
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit, cost=cost)
     new = inputs if before is None or append == 'all' else new_inputs(inputs, place)
     if new is not inputs:
-        if not len(new) and not (place.has(PLAN) or place.has(DONE)):
+        if not len(new) and not JobFolder(place).read():
             return _nothing_new(inputs, encodings, place, seconds=time.monotonic() - begin)
         chosen = new
     job = Job(
@@ -198,6 +194,8 @@ def convert(
         hashes=encoder.hashes,
         size_limit=encoder.size_limit,
         cost=cost,
+        settings={} if cost is None else {'cost': cost},
+        source_columns=encodings,
         on_error=on_error,
         retry=attempts,
     )
@@ -327,30 +325,32 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
 
 
 class Conversion:
+    """One call: it begins a job or continues one, does the tasks that are left, and finishes the dataset."""
+
     def __init__(self, job: Job, place: StorePlace, source: Inputs | IterableSamples) -> None:
         self._job, self._place, self._source = job, place, source
-        self._found: dict[int, TaskRecord] = {}  # records of an earlier call
-        self._records: dict[int, TaskRecord] = {}  # records that are part of the dataset
-        self._kept = 0
-        self._plan: dict[str, Any] = {}  # as it is stored
+        self._folder = JobFolder(place)
+        self._tasks: Iterable[Task] = ()
+        self._kept: dict[str, TaskRecord] = {}  # by the digest of the inputs: tasks of the dataset that is kept current
+        self._records: dict[int, TaskRecord] = {}  # of all tasks of this call
+        self._done_before = 0
         self._base: str | None = None  # the kept index of the dataset that is added to
 
     def do(
         self, *, exist_ok: bool, append: bool, workers: int, start_method: str | None, progress_bar: bool
     ) -> ConversionReport:
-        store = self._place.store
-        check_keeps(self._source.places(), store, are_files=self._job.inputs.are_files)
-        with claimed(store):
+        check_keeps(self._source.places(), self._place.store, are_files=self._job.inputs.are_files)
+        with self._folder.claimed():
             report = self._begin(exist_ok=exist_ok, append=append)
             if report is None:
                 self._run(workers=workers, start_method=start_method, progress_bar=progress_bar)
                 report = self._finish()
-            self._remove_records()
+            self._folder.remove()
         return report
 
     def _settings(self) -> dict[str, Any]:
         job = self._job
-        plan = {
+        settings = {
             'version': _VERSION,
             'kind': self._source.kind,
             'inputs': dict(self._source.identity),
@@ -358,129 +358,117 @@ class Conversion:
             'compression': job.compression,
             'hashes': list(job.hashes),
             'size_limit': job.size_limit,
-            **({} if job.cost is None else {'cost': job.cost}),
+            **job.settings,
         }
-        return json.loads(json.dumps(plan))
+        return json.loads(json.dumps(settings))
 
     def _begin(self, *, exist_ok: bool, append: bool) -> ConversionReport | None:
-        """Write the plan; or, for a restart, find the finished tasks. Returns the report if all is done."""
-        place, plan = self._place, self._settings()
-        there = [key for key in place.sizes() if key not in LOCKS]
-        keys = set(there)
-        if found := keys & {PLAN, DONE}:
-            try:
-                self._plan = check_plan(place.read(min(found)), plan, place.shown, append=append)
-            except ConfigError:
-                if not exist_ok:
-                    raise
-            else:
-                self._find_records(there)
-                if INDEX in keys and REPORT in self._plan and self._is_indexed():
-                    _log.warning(
-                        'The conversion to %s had finished. Only what it had left is removed now.', place.shown
-                    )
-                    return _report_of(self._plan[REPORT])
-                self._set_row_bytes()
-                self._add_behind()
-                return None
-        elif append and INDEX in keys:
+        """Store the plan, or continue with the one that is there. Returns the report if all tasks are done."""
+        place, folder, settings = self._place, self._folder, self._settings()
+        is_new = not folder.read()
+        keys = [key for key in place.sizes() if key not in folder.locks]
+        is_added = append and is_new and INDEX in keys
+        try:
+            if not is_new:
+                _check_same(folder, settings, place.shown, append=append)
+            if self._job.keeps_records and {RECORDS, INDEX}.issubset(keys):
+                self._kept = read_kept(place, settings, is_finished=is_new)
+            elif keys and is_new and not is_added:
+                raise FileExistsError(_not_empty(place, keys, can_append=not self._job.keeps_records))
+        except (ConfigError, FileExistsError):
+            if not exist_ok:
+                raise
+            folder.empty(keys, INDEX)
+            keys = []
+        facts = dict(folder.facts)
+        if folder.result is not None and INDEX in keys and self._is_indexed(facts.get(_BASE)):
+            _log.warning('The conversion to %s had finished. Only what it had left is removed now.', place.shown)
+            return ConversionReport.of(folder.result)
+        if is_added or _BASE in facts:
+            self._check_files()
+        if is_added:
             check_finished(place)
-            plan[BASE] = keep_index(place, place.read(INDEX))
-            plan[FIRST_SHARD] = next_shard(keys)
-            self._plan = plan
-            self._add_behind()
-            keys = set()
-        elif there and not exist_ok:
-            raise FileExistsError(
-                f'Directory is not empty: {place.shown} holds {there[0]} and {len(there) - 1} more. Choose another '
-                f'`out`, or pass `exist_ok=True` to have it emptied. `append=True` adds to a finished dataset.'
-            )
-        self._empty(keys)
-        self._set_plan(plan, self._job.columns)
-        place.write(PLAN, json.dumps(plan, indent=1).encode())
+            facts |= {_BASE: keep_index(place, place.read(INDEX)), _FIRST_SHARD: next_shard(keys)}
+        if isinstance(self._source, RowInputs) and _ROW_BYTES not in facts:
+            facts[_ROW_BYTES] = measure(len(self._source), self._source.read, self._job.source_columns)
+        self._cut(facts, keys)
+        self._base = facts.get(_BASE)
+        self._job = replace(self._job, first_shard=facts.get(_FIRST_SHARD, 0))
+        folder.begin(settings, **{name: facts[name] for name in _FACTS if name in facts})
         return None
 
-    def _set_plan(self, plan: dict[str, Any], columns: Mapping[str, str]) -> None:
-        if isinstance(self._source, RowInputs):
-            plan.setdefault(ROW_BYTES, measure(len(self._source), self._source.read, columns))
-        self._plan = plan
-        self._set_row_bytes()
+    def _cut(self, facts: dict[str, Any], keys: Collection[str]) -> None:
+        """Cut the inputs into tasks. Tasks of a dataset that is kept current may have changed: see `tokenize`."""
+        job = self._job
+        if isinstance(job.inputs, RowInputs):
+            job = self._job = replace(job, inputs=job.inputs.with_mean(facts.get(_ROW_BYTES)))
+        inputs = job.inputs
+        if isinstance(self._source, IterableSamples):
+            self._tasks = tasks_of_rows(self._source.chunks(job.size_limit))
+        elif not job.keeps_records or job.size_limit is None or not inputs.sizes or inputs.digest(0, 1) is None:
+            self._tasks = cut(inputs, job.size_limit)
+        else:
+            self._tasks = cut_by_content(inputs, job.size_limit)
+        if not job.keeps_records:
+            return
+        digest = None
+        if not isinstance(self._source, IterableSamples):
+            self._tasks = list(self._tasks)
+            digest = digest_of([task.digest for task in self._tasks])
+        if _FIRST_SHARD not in facts or facts.get(_CUT) != digest:
+            facts |= {_CUT: digest, _FIRST_SHARD: next_shard(keys)}
+        for record in self._folder.records.values():
+            if record['digest']:
+                self._kept[record['digest']] = TaskRecord.of(record)
 
-    def _empty(self, keys: set[str]) -> None:
-        # The index goes first: from here on this is no dataset.
-        for key in (INDEX, PLAN):
-            self._delete({key} & keys)
-        self._delete(keys)
-
-    def _is_indexed(self) -> bool:
+    def _is_indexed(self, base: str | None) -> bool:
         """Whether the index is that of the whole dataset: of an append, not the one that it began with."""
-        base = self._plan.get(BASE)
         return base is None or self._place.read(INDEX) != self._place.read(base)
 
-    def _add_behind(self) -> None:
-        """Add to the dataset whose index the plan names as its base, if it does."""
-        self._base = self._plan.get(BASE)
-        self._job = replace(self._job, first_shard=self._plan.get(FIRST_SHARD, 0))
-        for name, data in self._job.inputs.files.items() if self._base is not None else ():
+    def _check_files(self) -> None:
+        """Refuse to add samples whose further files, such as the names of classes, differ from those of the dataset."""
+        for name, data in self._job.inputs.files.items():
             if self._place.read_if_there(name) not in (data, None):
                 raise ConfigError(
                     f'Samples that are appended share {name} with the dataset, but that of {self._place.shown} differs '
                     f'from that of the source. Give the source the same classes, or choose another `out`.'
                 )
 
-    def _delete(self, keys: Collection[str]) -> None:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(self._place.delete, keys))
-
-    def _set_row_bytes(self) -> None:
-        if isinstance(self._job.inputs, RowInputs):
-            self._job = replace(self._job, inputs=self._job.inputs.with_mean(self._plan.get(ROW_BYTES)))
-
-    def _find_records(self, keys: Iterable[str]) -> None:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            for data in threads.map(self._place.read, filter(_RECORD.fullmatch, keys)):
-                record = TaskRecord.of(json.loads(data))
-                self._found[record.task] = record
-
     def _run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
         job = self._job
-        if isinstance(self._source, IterableSamples):
-            tasks, total, counts_rows = tasks_of_rows(self._source.chunks(job.size_limit)), None, True
-        else:
-            tasks, counts_rows = self._cut(), job.inputs.rows is not None
-            total = job.inputs.rows or len(job.inputs)
+        is_iterable = isinstance(self._source, IterableSamples)
+        counts_rows = is_iterable or job.inputs.rows is not None
         with tqdm(
             desc='convert',
             unit='samples' if counts_rows else 'inputs',
             unit_scale=True,
-            total=total,
+            total=None if is_iterable else job.inputs.rows or len(job.inputs),
             disable=not progress_bar,
         ) as bar:
 
             def news(inputs: int, rows: int) -> None:
                 bar.update(rows if counts_rows else inputs)
 
-            left = self._left(tasks, news)
-            for record in run_tasks(job, left, news, workers=workers, start_method=start_method):
+            for record in run_tasks(job, self._left(news), news, workers=workers, start_method=start_method):
                 self._records[record.task] = record
 
-    def _cut(self) -> Iterator[Task]:
-        return cut(self._job.inputs, self._job.size_limit)
-
-    def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
-        stops = self._job.on_error == 'stop'
-        for task in tasks:
-            record = self._found.get(task.number)
-            inputs = (task.begin, task.end, task.digest)
-            if record is None or (record.begin, record.end, record.digest) != inputs or (stops and record.errors):
-                if record is not None:
-                    # It names shards that the task is about to replace: a restart must not take it for finished.
-                    self._place.delete(TaskRecord.key(task.number))
+    def _left(self, news: News) -> Iterator[Task]:
+        """The tasks without a record that still holds."""
+        for task in self._tasks:
+            record = self._kept.get(task.digest or '') or self._record_of(task)
+            if record is None or (self._job.on_error == 'stop' and record.errors):
+                self._folder.reopen(task.number)
                 yield task
-            else:
-                self._records[task.number] = record
-                self._kept += 1
-                news(record.end - record.begin, record.rows)
+                continue
+            self._records[task.number] = replace(record, task=task.number, begin=task.begin, end=task.end)
+            self._done_before += 1
+            news(task.end - task.begin, record.rows)
+
+    def _record_of(self, task: Task) -> TaskRecord | None:
+        plain = self._folder.records.get(task.number)
+        record = None if plain is None else TaskRecord.of(plain)
+        is_same = record and (record.begin, record.end, record.digest) == (task.begin, task.end, task.digest)
+        return record if is_same else None
 
     def _finish(self) -> ConversionReport:
         """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
@@ -496,7 +484,7 @@ class Conversion:
         if base is not None and place.read_if_there(INDEX) not in (old, index):
             raise ConversionError(
                 f'{place.shown}/{INDEX} was replaced while the conversion added to the dataset, so it stays. Bring '
-                f'{base} back, or remove {FOLDER} there and convert again.'
+                f'{base} back, or remove {CONVERSION} there and convert again.'
             )
         errors = tuple(error for record in records for error in record.errors)
         for error in errors[:_SHOWN]:
@@ -506,7 +494,7 @@ class Conversion:
         files = dict(job.inputs.files)
         name = 'errors.jsonl' if base is None else f'errors.{job.first_shard:05}.jsonl'
         if job.on_error != 'collect' or not errors:
-            self._delete([name] if place.has(name) else [])  # of an earlier call
+            self._folder.delete([name] if place.has(name) else [])  # of an earlier call
         else:
             files[name] = ''.join(f'{json.dumps(asdict(error))}\n' for error in errors).encode()
         for name, data in files.items():
@@ -522,7 +510,7 @@ class Conversion:
             raw_bytes=sum(record.raw_bytes for record in records),
             stored_bytes=sum(record.stored_bytes for record in records),
             seconds=0,
-            tasks_done_before=self._kept,
+            tasks_done_before=self._done_before,
             errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
             num_errors=len(errors),
             ledger=replace(
@@ -535,49 +523,51 @@ class Conversion:
             tokens=sum(record.tokens for record in records),
             without_tokens=sum(record.without_tokens for record in records),
         )
-        self._publish(index, {(entry['zip_data'] or entry['raw_data'])['basename'] for entry in entries}, report)
+        names = {(entry['zip_data'] or entry['raw_data'])['basename'] for entry in entries}
+        if job.keeps_records:  # the old dataset is whole until its index is replaced
+            write_kept(place, self._settings(), records)
+            if place.read_if_there(INDEX) != index:
+                place.write(INDEX, index)
+            self._remove_leftovers(names, first_shard=0)
+        else:
+            self._remove_leftovers(names, job.first_shard)
+            write_converted(job.inputs, records, place, is_added=base is not None)
+            self._folder.finish(asdict(report))
+            replace_index(place, index)
         return report
-
-    def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
-        self._remove_leftovers(names, self._job.first_shard)
-        records = [self._records[number] for number in sorted(self._records)]
-        write_converted(self._job.inputs, records, self._place, is_added=self._base is not None)
-        self._place.write(PLAN, json.dumps({**self._plan, REPORT: asdict(report)}, indent=1).encode())
-        replace_index(self._place, index)
 
     def _remove_leftovers(self, names: Collection[str], first_shard: int) -> None:
         """Remove shards of killed workers that no later task has replaced."""
-        shards = filter(None, (SHARD.fullmatch(info.key) for info in self._place.list('shard.')))
-        left = [found[0] for found in shards if found[0] not in names]
-        self._delete([key for key in left if int(key.split('.')[1]) >= first_shard])
+        shards = [info.key for info in self._place.list('shard.') if SHARD.fullmatch(info.key)]
+        self._folder.delete([key for key in shards if key not in names and int(key.split('.')[1]) >= first_shard])
         self._place.remove_unfinished()
 
-    def _remove_records(self) -> None:
-        """Remove the records, then the plan. The dataset is whole already, so an error is a warning."""
-        store = self._place.store
-        try:
-            self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
-            self._place.remove_unfinished(['', FOLDER])
-            if not isinstance(store, LocalStore):
-                self._delete([PLAN])
-                return
-            with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
-                (store.root / PLAN).replace(store.root / DONE)  # `claimed` removes it
-        except OSError as error:
-            warn(
-                f'{store.url} has its whole dataset, but files in {FOLDER} could not be removed. The same conversion '
-                f'removes them. The reason: {error}'
+
+def _check_same(folder: JobFolder, settings: Mapping[str, Any], out: str, *, append: bool) -> None:
+    """Refuse an unfinished conversion with other inputs or settings."""
+    again = 'pass `exist_ok=True` to begin again'
+    if _BASE in folder.facts:
+        again = f'remove {CONVERSION} there to give the new samples up'
+        if not append:
+            raise ConfigError(
+                f'A restart continues an unfinished conversion with the same settings, but {out} holds one that adds '
+                f'to a finished dataset. Pass `append=True`, choose another `out`, or {again}.'
             )
+    differs = difference(folder.settings, settings)
+    if differs:
+        raise ConfigError(
+            f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '
+            f'{differs}. Repeat the first call, choose another `out`, or {again}.'
+        )
+
+
+def _not_empty(place: StorePlace, keys: Sequence[str], *, can_append: bool) -> str:
+    return (
+        f'Directory is not empty: {place.shown} holds {keys[0]} and {len(keys) - 1} more. Choose another `out`, or '
+        f'pass `exist_ok=True` to have it emptied.{" `append=True` adds to a finished dataset." if can_append else ""}'
+    )
 
 
 def next_shard(keys: Collection[str]) -> int:
     numbers = (_NUMBERED.fullmatch(key) for key in keys)
     return 1 + max((int(number[1]) for number in numbers if number), default=-1)
-
-
-def _report_of(found: dict[str, Any]) -> ConversionReport:
-    errors = tuple(InputError(**error) for error in found.pop('errors'))
-    ledger = found.pop('ledger')
-    ledger['left_out'] = [LeftOut(**one) for one in ledger['left_out']]
-    ledger.update({name: tuple(value) for name, value in ledger.items() if isinstance(value, list)})
-    return ConversionReport(**found, errors=errors, ledger=Ledger(**ledger))

@@ -4,15 +4,14 @@ A shard with such rows is written again, under another name, with empty values i
 `erased`, so readers leave them out. All indexes that list the shard are replaced: the dataset's, those that a merge or
 an append has kept, and those of merged parts. Then the old shards go.
 
-A plan beside the index makes this restartable. At first it names the new shards, and a later call removes what a killed
-one has written of them. When all are stored, it is their index, and a later call goes on to the end.
+It is a job (`job`) with a task for each such shard. Its plan names the rows and the new shards, so any later call can
+do the rest. When all are stored, the plan has their index, which is put into all others, and last into the dataset's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.convert.record import FOLDER
+from headrace.convert.job import CONVERSION, JobFolder
 from headrace.convert.stored_dataset import (
     INDEX,
     PATIENT,
@@ -59,7 +58,7 @@ from headrace.format.encodings.arrays import DTYPES
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import after_erasure, dump_entries
 from headrace.format.shards import Erasure
-from headrace.redaction import warn, without_credentials
+from headrace.redaction import logger_of, warn, without_credentials
 from headrace.sources.source_store import SourceStore
 from headrace.storage import CacheStats, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex, is_from
@@ -69,8 +68,9 @@ from headrace.storage.cache.limit import drop_ledger
 from headrace.storage.cache.mapped_file import delete_file
 
 Place = str | os.PathLike[str]
+_log = logger_of(__name__)
 _INDEX: Final = re.compile(r'(?:(?!\.headrace).*/)?index(\.\d{5,})?\.json')
-_UNFINISHED: Final = re.compile(rf'(.*/)?({JOURNAL.pattern}|{re.escape(MARK)}|{re.escape(FOLDER)}/.*)')
+_UNFINISHED: Final = re.compile(rf'(.*/)?({JOURNAL.pattern}|{re.escape(MARK)}|{re.escape(CONVERSION)}/.*)')
 """Files of writers and conversions, in the dataset's folder or in that of a merged part."""
 _TEMPORARY: Final = re.compile('[0-9a-f]{32}')  # Names of cache folders in the system's folder for temporary files.
 
@@ -137,11 +137,13 @@ def erase(
         hits, found = erasure.search(wanted, jobs, progress)
     else:
         with _claimed(dataset, erasure.place, erasure.folders, resume) as check:
-            erasure.go_on(check)
+            if erasure.is_begun():
+                _log.warning('Finishing the erasure of %s that was stopped before.', erasure.place.shown)
+                erasure.go_on(check, jobs)
             hits, found = erasure.search(wanted, jobs, progress)
             if hits:
-                erasure.write(hits, jobs)
-                erasure.go_on(check)
+                erasure.begin(hits)
+                erasure.go_on(check, jobs)
         cleaned += _clean_caches(erasure.stores(options), caches)
     samples = sum(len(rows) for _, rows in hits)
     place = without_credentials(os.fspath(dataset))
@@ -181,7 +183,8 @@ class _Erasure:
                     f'others, but they are {column!r} and {list(keep)}, and the columns are {columns}.'
                 )
         self.place = StorePlace(stored.store, PATIENT)
-        self._column, self._keep = column, frozenset(keep)
+        self._job = JobFolder(self.place, ERASURE)
+        self._column, self._keep = column, sorted(keep)
         self._list()
         for key in self._keys:
             sign = _UNFINISHED.fullmatch(key)
@@ -284,25 +287,40 @@ class _Erasure:
                     progress(number, len(shards))
         return hits, found
 
-    def write(self, hits: Hits, jobs: int) -> None:
+    def is_begun(self) -> bool:
+        """Whether an erasure that was killed is left to finish. Lists again: from now on nobody else writes."""
+        self._list()
+        return self._job.read()
+
+    def begin(self, hits: Hits) -> None:
         last: dict[str, int] = {}
         for folder, _, name in (key.rpartition('/') for key in self._keys):
             last[folder] = max(last.get(folder, -1), shard_number(name))
-        names: list[str] = []
-        for shard, _ in hits:
+        tasks: list[dict[str, Any]] = []
+        for shard, rows in hits:
             folder = _name(shard).rpartition('/')[0]
             last[folder] += 1
-            names.append(f'{folder}/shard.{last[folder]:05}.mds'.lstrip('/'))
-        files = [f'{name}{ending}' for name, (shard, _) in zip(names, hits, strict=True) for ending in _endings(shard)]
-        self.place.write(ERASURE, dump_entries([], {'new': files}))
-        with ThreadPoolExecutor(jobs, thread_name_prefix='headrace-erase') as pool:
-            new = list(pool.map(self._write_again, hits, names))
-        erased = {_name(shard): shard.erasure._asdict() for shard in new}
-        own = {'erased': erased, 'old': [_files(shard) for shard, _ in hits]}
-        self.place.write(ERASURE, dump_entries((shard.entry() for shard in new), own))
+            name = f'{folder}/shard.{last[folder]:05}.mds'.lstrip('/')
+            tasks.append({'shard': _name(shard), 'rows': rows, 'new': [name + ending for ending in _endings(shard)]})
+        self._job.begin({}, keep=self._keep, tasks=tasks)
 
-    def _write_again(self, hit: tuple[ShardInfo, list[int]], name: str) -> ShardInfo:
-        shard, rows = hit
+    def _do_tasks(self, jobs: int) -> dict[str, Any]:
+        job, shards, tasks = self._job, self._shards(), self._job.facts['tasks']
+
+        def do(number: int) -> None:
+            shard = self._write_again(shards[tasks[number]['shard']], tasks[number]['rows'], tasks[number]['new'])
+            job.add(number, {'shard': shard.entry(), 'erased': shard.erasure._asdict()})
+
+        with ThreadPoolExecutor(jobs, thread_name_prefix='headrace-erase') as pool:
+            list(pool.map(do, [number for number in range(len(tasks)) if number not in job.records]))
+        records = [job.records[number] for number in range(len(tasks))]
+        erased = {record['shard']['raw_data']['basename']: record['erased'] for record in records}
+        index = dump_entries((record['shard'] for record in records), {'erased': erased})
+        result = {'index': index.decode(), 'old': [_files(shards[task['shard']]) for task in tasks]}
+        job.finish(result)
+        return result
+
+    def _write_again(self, shard: ShardInfo, rows: list[int], files: list[str]) -> ShardInfo:
         (data,) = buffers = raw_files(self.place.store, shard, PATIENT)
         reader = open_shard(with_stored_values(shard), buffers, source=_name(shard))  # checks the offsets
         offsets = np.frombuffer(data, '<u4', shard.samples + 1, 4).astype(np.int64)
@@ -317,10 +335,10 @@ class _Erasure:
         table = offset_table(array('Q', sizes.astype(np.uint64).tobytes()), int(offsets[0]))
         new = b''.join([table, *pieces, data[at:]])
         (file,) = shard.files
-        made = ShardFile(_described(name, new, file.raw), None)
+        made = ShardFile(_described(files[0], new, file.raw), None)
         if file.zip is not None:
             new = compress(shard.compression or '', new)
-            made = ShardFile(made.raw, _described(name + _endings(shard)[-1], new, file.zip))
+            made = ShardFile(made.raw, _described(files[1], new, file.zip))
         self.place.upload((made.zip or made.raw).basename, io.BytesIO(new), len(new))
         return replace(shard, files=(made,), erasure=Erasure(tuple(sorted({*shard.erasure.rows, *rows}))))
 
@@ -328,7 +346,7 @@ class _Erasure:
         """An erased row: the values of `keep`, and empty ones of all other columns."""
         sizes, values = list[bytes](), list[bytes]()
         for name, encoding, size in zip(shard.schema.names, shard.schema.encodings, shard.schema.sizes, strict=True):
-            if name not in self._keep:
+            if name not in self._job.facts['keep']:
                 value = bytes(size) if size is not None else empty_value(encoding)
             elif isinstance(sample[name], np.ndarray | np.generic):
                 value = sample[name].tobytes()
@@ -339,31 +357,24 @@ class _Erasure:
             values.append(value)
         return b''.join([*sizes, *values])
 
-    def go_on(self, check: Callable[[], None]) -> None:
-        self._list()  # again: from now on nobody else writes
-        data = self.place.read_if_there(ERASURE)
-        if data is None:
-            return
-        plan = json.loads(data)
-        if 'old' not in plan:  # its shards are not all stored
-            listed = {name for shard in self._shards().values() for name in _files(shard)}
-            old = [[name] for name in plan['new'] if name not in listed]
-        else:
-            made = parse_index(data, source=f'{self.place.shown}/{ERASURE}', allow_unsafe_types=True)
-            instead = {files[0]: shard for files, shard in zip(plan['old'], made, strict=True)}
-            for key, (index, table) in self._indexes.items():
-                names = zip(map(_name, table), map(_name, _at_root(table, key)), strict=True)
-                folder = key.rpartition('/')[0]
-                new = {name: _below(instead[at_root], folder) for name, at_root in names if at_root in instead}
-                if new:
-                    check()
-                    self.place.write(key, after_erasure(index, new))
-            old = plan['old']
+    def go_on(self, check: Callable[[], None], jobs: int) -> None:
+        """Do what is left of the job: shards, indexes, the old shards."""
+        result: dict[str, Any] = self._job.result or self._do_tasks(jobs)
+        index, old = result['index'], result['old']
+        made = parse_index(index.encode(), source=f'{self.place.shown}/{ERASURE}', allow_unsafe_types=True)
+        instead = {files[0]: shard for files, shard in zip(old, made, strict=True)}
+        for key, (data, table) in self._indexes.items():
+            names = zip(map(_name, table), map(_name, _at_root(table, key)), strict=True)
+            folder = key.rpartition('/')[0]
+            new = {name: _below(instead[at_root], folder) for name, at_root in names if at_root in instead}
+            if new:
+                check()
+                self.place.write(key, after_erasure(data, new))
         for files in old:
             with self._not_unpacked(files):
                 for name in files:
                     self.place.delete(name)
-        self.place.delete(ERASURE)
+        self._job.remove()
         self._list()
 
     @contextlib.contextmanager

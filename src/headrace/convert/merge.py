@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from headrace.convert.record import PLAN
+from headrace.convert.job import PLAN
 from headrace.convert.stored_dataset import INDEX, PATIENT
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK

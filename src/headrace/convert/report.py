@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.display import count_text
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConversionError
-from headrace.sources.ledger import Ledger
+from headrace.sources.ledger import Ledger, LeftOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,32 @@ class InputError:
     """The path, URL or row."""
     error: str
     """Class and message of the exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """What a finished task has written."""
+
+    task: int
+    begin: int
+    end: int
+    digest: str | None  # of its inputs
+    rows: int
+    raw_bytes: int  # bytes of its shards before compression
+    stored_bytes: int  # bytes of its shards as they are stored
+    shards: tuple[dict[str, Any], ...]  # their entries in the index
+    errors: tuple[InputError, ...]
+    nulls: Mapping[str, int] = field(default_factory=dict[str, int])  # of each column that has any
+    dropped: tuple[str, ...] = ()  # columns of samples that are not converted
+    tokens: int = 0  # of all rows; of `tokenize`
+    without_tokens: int = 0  # documents that were left out, since they have no token
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> TaskRecord:
+        fields = dict(plain)
+        fields['errors'] = tuple(InputError(**error) for error in plain['errors'])
+        fields |= {name: tuple(plain[name]) for name in ('shards', 'dropped')}
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +88,16 @@ class ConversionReport:
     """Documents that were left out, since they have no token; of `tokenize`."""
     inputs_there: int = 0
     """Inputs that were left out, since the dataset has their rows already; with `append`."""
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> ConversionReport:
+        """The report of its plain values."""
+        fields, ledger = dict(plain), dict[str, Any](plain['ledger'])
+        ledger['left_out'] = tuple(LeftOut(**entry) for entry in ledger['left_out'])
+        ledger |= {name: tuple(ledger[name]) for name in ('keys', 'splits', 'classes', 'dropped', 'notes')}
+        fields['ledger'] = Ledger(**ledger)
+        fields['errors'] = tuple(InputError(**error) for error in plain['errors'])
+        return cls(**fields)
 
 
 @mapping_errors

@@ -23,7 +23,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice, pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -34,8 +34,8 @@ import numpy as np
 
 from headrace.convert.inputs.programs import RowInputs
 from headrace.convert.inputs.records import BadRow, Inputs
-from headrace.convert.record import TaskRecord, claimed_by_worker
-from headrace.convert.report import InputError
+from headrace.convert.job import JobFolder
+from headrace.convert.report import InputError, TaskRecord
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import (
     ConfigError,
@@ -152,6 +152,10 @@ class Job:
     first_shard: int = 0  # The number in the names of the first task's shards.
     meanings: Mapping[str, str] = field(default_factory=dict[str, str])  # What columns mean; see `Schema.meanings`.
     cost: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])  # Further ones that a restart compares.
+    source_columns: Mapping[str, str] = field(default_factory=dict[str, str])  # Encodings that tell the size of a row.
+    keeps_records: bool = False
+    """Whether a finished dataset keeps the records of its tasks, so that the same call does only what has changed."""
     encoder: Callable[[], Encode] | None = None
     """Makes, in each worker, the function between the columns that are read and those that are written. None: none."""
 
@@ -283,7 +287,7 @@ class _Worker:
             tokens=shards.tokens,
             without_tokens=shards.without_tokens,
         )
-        self._put(TaskRecord.key(task.number), record.dump())
+        JobFolder(self._out).add(task.number, asdict(record))
         return record
 
     def _add(self, read: Callable[[], _Samples], shards: _Shards) -> Iterator[tuple[str, Exception]]:
@@ -515,7 +519,7 @@ def _work(connection: Connection, job: Job, counts: _Counts) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    claimed_by_worker(open_store(job.out, job.options))
+    JobFolder(StorePlace(open_store(job.out, job.options), job.retry)).claim_by_worker()
     if not parent.is_alive():  # the next conversion may have begun before the claim
         return
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()

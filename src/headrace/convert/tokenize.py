@@ -12,33 +12,28 @@ It is a conversion with a tokenizer between reading and writing. A finished data
 from __future__ import annotations
 
 import functools
-import json
 import multiprocessing
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headrace.convert.apart import check_apart
-from headrace.convert.conversion import Conversion, check_settings, next_shard
+from headrace.convert.conversion import Conversion, check_settings
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.files import ShardInputs
 from headrace.convert.inputs.programs import IterableSamples
-from headrace.convert.inputs.records import digest_of
-from headrace.convert.record import CUT, DONE, FIRST_SHARD, LOCKS, PLAN, ROW_BYTES, TaskRecord, check_plan, difference
 from headrace.convert.report import ConversionReport
 from headrace.convert.stored_dataset import INDEX, open_stored
-from headrace.convert.tasks import Encode, Job, News, OnError, Task, cut, cut_by_content
+from headrace.convert.tasks import Encode, Job, OnError
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, DocumentError
 from headrace.format import MDSEncoder
 from headrace.sources.source_store import has_glob
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
-
-RECORDS: Final = '.headrace-tokenized.json'
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,6 @@ class _Encoder:
     tokenizer: Any
     column: str
     dtype: str
-
-    fingerprint: str  # of the tokenizer
 
     def __call__(self) -> Encode:
         import torch
@@ -194,7 +187,10 @@ def tokenize(
         inputs=inputs,
         columns=columns,
         meanings={'tokens': meaning_of_tokens(tokenizer)},
-        encoder=_Encoder(tokenizer, column, dtype, fingerprint(tokenizer)),
+        encoder=_Encoder(tokenizer, column, dtype),
+        settings={'tokenizer': fingerprint(tokenizer), 'column': column},
+        source_columns={column: 'str'},
+        keeps_records=True,
         out=str(out),
         options=out_options or StoreOptions(),
         compression=encoder.compression,
@@ -204,7 +200,7 @@ def tokenize(
         on_error=on_error,
         retry=attempts,
     )
-    report = _Tokenization(job, StorePlace(open_store(job.out, job.options), attempts), chosen).do(
+    report = Conversion(job, StorePlace(open_store(job.out, job.options), attempts), chosen).do(
         exist_ok=exist_ok, append=False, workers=workers, start_method=start_method, progress_bar=progress_bar
     )
     return replace(report, seconds=time.monotonic() - begin)
@@ -231,102 +227,3 @@ def _shards_at(
         return None
     dataset = open_stored(url, options, retry=retry)
     return ShardInputs(dataset, column, limit=limit, allow_unsafe_types=allow_unsafe_types, retry=retry)
-
-
-class _Tokenization(Conversion):
-    _tasks: list[Task] | None  # all tasks; None: an iterable gives them
-    _by_digest: dict[str, TaskRecord]  # records of an earlier call, by the digest of the task's inputs
-
-    def _settings(self) -> dict[str, Any]:
-        encoder, settings = self._encoder, super()._settings()
-        del settings['cost']  # it is always the same, and plans of older versions lack it
-        return {**settings, 'tokenizer': encoder.fingerprint, 'column': encoder.column}
-
-    @property
-    def _encoder(self) -> _Encoder:
-        assert isinstance(self._job.encoder, _Encoder)
-        return self._job.encoder
-
-    def _begin(self, *, exist_ok: bool, append: bool) -> None:
-        del append
-        place, plan = self._place, self._settings()
-        there = [key for key in place.sizes() if key not in LOCKS]
-        keys, before = set(there), dict[str, Any]()
-        self._by_digest = {}
-        try:
-            if found := keys & {PLAN, DONE}:
-                before = check_plan(place.read(min(found)), plan, place.shown, append=False)
-            if {RECORDS, INDEX} <= keys:
-                self._find_kept(plan, is_finished=not found)
-            elif there and not found:
-                raise FileExistsError(
-                    f'Directory is not empty: {place.shown} holds {there[0]} and {len(there) - 1} more. Choose another '
-                    f'`out`, or pass `exist_ok=True` to have it emptied.'
-                )
-        except (ConfigError, FileExistsError):
-            if not exist_ok:
-                raise
-            self._empty(keys)
-            keys, before = set(), {}
-        self._find_records(key for key in there if key in keys)
-        self._by_digest |= {record.digest: record for record in self._found.values() if record.digest}
-        if ROW_BYTES in before:
-            plan[ROW_BYTES] = before[ROW_BYTES]
-        self._set_plan(plan, {self._encoder.column: 'str'})
-        self._tasks = None if isinstance(self._source, IterableSamples) else [*self._cut_anew()]
-        plan[CUT] = None if self._tasks is None else digest_of([task.digest for task in self._tasks])
-        is_same = bool(before) and before.get(CUT) == plan[CUT]
-        plan[FIRST_SHARD] = before[FIRST_SHARD] if is_same else next_shard(keys)
-        self._job = replace(self._job, first_shard=plan[FIRST_SHARD])
-        place.write(PLAN, json.dumps(plan, indent=1).encode())
-
-    def _find_kept(self, plan: Mapping[str, Any], *, is_finished: bool) -> None:
-        """Read the records of the dataset; `is_finished`: no later call has begun to bring it up to date."""
-        place = self._place
-        anew = 'choose another `out`, or pass `exist_ok=True` to begin anew'
-        try:
-            kept = json.loads(place.read(RECORDS))
-            records = [TaskRecord.of(record) for record in kept['records']]
-            names = {entry['raw_data']['basename'] for record in records for entry in record.shards}
-            indexed = {entry['raw_data']['basename'] for entry in json.loads(place.read(INDEX))['shards']}
-            differs = difference(kept['plan'], plan)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f'{RECORDS} of {place.shown} is damaged: {error!r}. Correct it, {anew}.') from error
-        if differs:
-            raise ConfigError(
-                f'Tokens are brought up to date with the same source, tokenizer and settings, but {place.shown} has '
-                f'{differs}. Repeat the first call, {anew}.'
-            )
-        if is_finished and names != indexed:
-            raise ConfigError(
-                f'Tokens are brought up to date if nothing else has written to the dataset, but the index of '
-                f'{place.shown} lists other shards than {RECORDS}, such as {min(names ^ indexed)}. To go on, {anew}.'
-            )
-        self._by_digest = {record.digest: record for record in records if record.digest}
-
-    def _cut_anew(self) -> Iterator[Task]:
-        inputs, limit = self._job.inputs, self._job.size_limit
-        is_known = len(inputs) and inputs.sizes is not None and inputs.digest(0, 1) is not None
-        return cut_by_content(inputs, limit) if is_known and limit is not None else cut(inputs, limit)
-
-    def _cut(self) -> Iterator[Task]:
-        return iter(self._tasks or ())
-
-    def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
-        for task in tasks:
-            record = self._by_digest.get(task.digest or '')
-            if record is None or (self._job.on_error == 'stop' and record.errors):
-                yield from super()._left(iter((task,)), news)
-                continue
-            self._records[task.number] = replace(record, task=task.number, begin=task.begin, end=task.end)
-            self._kept += 1
-            news(task.end - task.begin, record.rows)
-
-    def _publish(self, index: bytes, names: Collection[str], report: ConversionReport) -> None:
-        del report
-        records = [asdict(self._records[number]) for number in sorted(self._records)]
-        kept = json.dumps({'plan': self._settings(), 'records': records}).encode()
-        for name, data in ((RECORDS, kept), (INDEX, index)):
-            if self._place.read_if_there(name) != data:
-                self._place.write(name, data)
-        self._remove_leftovers(names, first_shard=0)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headrace.convert.apart import check_apart
 from headrace.convert.conversion import convert
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.record import FOLDER, LOCKS, PLAN, claimed
+from headrace.convert.job import CONVERSION, JobFolder
 from headrace.convert.report import ConversionReport, InputError
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ObjectNotFoundError
@@ -91,17 +91,15 @@ def _finished(out: str, made_of: Mapping[str, Any], options: StoreOptions | None
     place = StorePlace(open_store(out, options or StoreOptions()), Retry())
     try:
         index = place.read('index.json')
-        left = [info.key for info in place.list(f'{FOLDER}/')]
-        if PLAN in left:
+        if JobFolder(place).read():
             return None  # killed just before its end: `convert` does the rest
         if json.loads(place.read(_ORIGINAL)) != made_of:
             return None
     except (ObjectNotFoundError, ValueError):
         return None
-    if left:
-        with claimed(place.store):
-            for key in set(left) - LOCKS:
-                place.delete(key)
+    if place.list(f'{CONVERSION}/'):
+        with JobFolder(place).claimed():
+            pass  # removes what a killed call has left
     lines = (place.read_if_there('errors.jsonl') or b'').splitlines()
     errors = tuple(InputError(**json.loads(line)) for line in lines)
     parse_index(index, source=f'{place.shown}/index.json', allow_empty=True)

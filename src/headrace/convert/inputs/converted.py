@@ -1,8 +1,11 @@
-"""The files whose rows a dataset has, so that an append takes new ones only.
+"""The inputs that a finished dataset has, so that a later call does only what is new.
 
+For `convert`, the files whose rows it has, so that an append takes new ones only.
 ``.headrace-inputs.json`` lists the tasks of all conversions to the dataset: their shards, and for each input a digest
 of its file's place and one of its version. It is written before the index, and a task counts while the index lists its
 shards, or what an erasure has made of them. So neither a kill nor a rollback loses an input.
+
+For `tokenize`, ``.headrace-tokenized.json`` keeps the records of all tasks, with the digests of their inputs.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from headrace.convert.inputs.records import Inputs, digest_of
-from headrace.convert.record import TaskRecord
+from headrace.convert.job import difference
+from headrace.convert.report import TaskRecord
 from headrace.convert.stored_dataset import INDEX
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError
@@ -22,6 +26,7 @@ from headrace.errors import ConfigError
 SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
 """Names of the shards of conversions."""
 CONVERTED: Final = '.headrace-inputs.json'
+RECORDS: Final = '.headrace-tokenized.json'
 _DIGITS: Final = 16  # of each of the two digests of an input
 
 
@@ -107,6 +112,36 @@ def write_converted(inputs: Inputs, records: Collection[TaskRecord], place: Stor
         tasks.append({'shards': shards, 'inputs': ''.join(digests)})
     if tasks:
         place.write(CONVERTED, json.dumps({'tasks': tasks}).encode())
+
+
+def read_kept(place: StorePlace, settings: Mapping[str, Any], *, is_finished: bool) -> dict[str, TaskRecord]:
+    """The records of a dataset of tokens, by digest; `is_finished`: no later call has begun to bring it up to date."""
+    again = 'choose another `out`, or pass `exist_ok=True` to begin again'
+    try:
+        kept = json.loads(place.read(RECORDS))
+        records = list(map(TaskRecord.of, kept['records']))
+        names = {entry['raw_data']['basename'] for record in records for entry in record.shards}
+        indexed = {entry['raw_data']['basename'] for entry in json.loads(place.read(INDEX))['shards']}
+        differs = difference(kept['plan'], settings)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f'{RECORDS} of {place.shown} is damaged: {error!r}. Correct it, {again}.') from error
+    if differs:
+        raise ConfigError(
+            f'Tokens are brought up to date with the same source, tokenizer and settings, but {place.shown} has '
+            f'{differs}. Repeat the first call, {again}.'
+        )
+    if is_finished and names != indexed:
+        raise ConfigError(
+            f'Tokens are brought up to date if nothing else has written to the dataset, but the index of '
+            f'{place.shown} lists other shards than {RECORDS}, such as {min(names ^ indexed)}. To go on, {again}.'
+        )
+    return {record.digest: record for record in records if record.digest}
+
+
+def write_kept(place: StorePlace, settings: Mapping[str, Any], records: Iterable[TaskRecord]) -> None:
+    data = json.dumps({'plan': settings, 'records': list(map(asdict, records))}).encode()
+    if place.read_if_there(RECORDS) != data:
+        place.write(RECORDS, data)
 
 
 def _digests(inputs: Inputs, number: int) -> tuple[str, str]:

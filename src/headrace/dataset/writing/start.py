@@ -8,7 +8,9 @@ of some shards, because stores cannot append to an object.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import Final
 
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import Place, delete_or_warn
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.format import ShardInfo, dump_index, parse_index
 from headrace.format.compression import LONGEST_BLOCK, unpack_head
 from headrace.format.costs import stored_costs
@@ -105,8 +107,8 @@ _SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newl
 _ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
 PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
 """Names of the folders of parts, which a writer of parts makes."""
-ERASURE: Final = '.headrace-erasing'  # Name of the plan of an erasure, an index of the shards that it has written.
-_REPLACED: Final = re.compile(rf'index\.\d{{5,}}\.json|{re.escape(ERASURE)}')
+ERASURE: Final = '.headrace-erasing'  # The job folder of an erasure, whose plan names the shards that it writes.
+_REPLACED: Final = re.compile(r'index\.\d{5,}\.json')
 """Names of indexes beside the dataset's, whose shards stay: those that were replaced, and can be brought back."""
 _FILE: Final = (
     r'(shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?|index\.json\.tmp'
@@ -174,6 +176,7 @@ def find_start(
         replaced = frozenset(
             _roots(shard for name in filter(_REPLACED.fullmatch, sizes) for shard in _read(place, name))
         )
+        replaced |= _planned(place, sizes)
         start = _behind_index(place, sizes, beside, marked, terms, _read(place, INDEX), replaced, is_left=is_left)
         return dataclasses.replace(start, replaced=replaced)
     foreign = [name for name in sizes if name != MARK and not (is_left and is_ours(name))]
@@ -211,9 +214,19 @@ def _behind_index(
             f'A writer with `append=True` was killed while it added to {place.shown}. Pass `append=True` too, beside '
             f'`resume=True`.'
         )
-    first = max(_above(index), *(shard_number(name) + 1 for name in sizes if name not in leftovers))
+    taken = {*sizes, *replaced}.difference(leftovers)
+    first = max(_above(index), *(shard_number(name) + 1 for name in taken))
     whole = _whole(added, first, sizes, beside) if terms.resume else []
     return _check_settings(place, _unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
+
+
+def _planned(place: Place, sizes: Mapping[str, int]) -> set[str]:
+    """The files that an unfinished erasure has written, or is going to write."""
+    if ERASURE not in map(_root, sizes):
+        return set()
+    with contextlib.suppress(ObjectNotFoundError):
+        return {name for task in json.loads(place.read(f'{ERASURE}/plan.json'))['tasks'] for name in task['new']}
+    return set()
 
 
 def _read(place: Place, name: str) -> list[ShardInfo]:

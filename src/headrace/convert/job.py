@@ -1,0 +1,215 @@
+"""A job folder: the plan of a job, the records of its finished tasks, and the locks of the processes that do them.
+
+A job is cut into numbered tasks, such as one for each shard. Any process may do a task, and `add` its record.
+
+- ``plan.json`` has the settings of the job, which `difference` compares with those of a restart. It is written before
+  the first task, and removed last.
+- ``task-00000007.json`` is the record of a finished task: what it wrote, with bytes and hashes. It comes after all that
+  the task wrote, and each file appears whole or not at all, in folders and in stores. So a task without a record is
+  done again, and what it writes replaces what a killed process has left.
+- After the last task the plan gets the result of all (`finish`), so no record is needed from then on. The caller's last
+  step stores it, as a new index does. A restart that finds a result repeats that step. Then `remove` takes the records,
+  and last the plan. In a folder, the plan stands beside the job's folder until that is gone.
+
+In a folder, kernel locks keep two jobs apart, and a new one waits for the workers of a killed one. They end with their
+processes. Stores have no locks: the user sees to it that one job at a time writes to a prefix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Collection, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.dataset.writing.place import StorePlace
+from headrace.errors import ConversionError
+from headrace.redaction import warn
+from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
+from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.stores.local import LocalStore, mapped_output_errors
+
+CONVERSION: Final = '.headrace-convert'  # The folder of a conversion.
+PLAN: Final = f'{CONVERSION}/plan.json'
+_SETTINGS: Final = 'settings'
+_RESULT: Final = 'result'
+_THREADS: Final = 16
+
+
+class JobFolder:
+    """The files of a job, in a folder beside those that it makes. `name`: of that folder."""
+
+    def __init__(self, place: StorePlace, name: str = CONVERSION) -> None:
+        self.place, self._name = place, name
+        self._plan_key, self._done = f'{name}/plan.json', f'{name}-done'  # The other one: while the folder is removed.
+        self._parent, self._workers = f'{name}/parent.lock', f'{name}/workers.lock'
+        self._task = re.compile(rf'{re.escape(name)}/task-(\d{{8}})\.json')
+        self._plan: dict[str, Any] | None = None
+        self.records: dict[int, dict[str, Any]] = {}  # Of the finished tasks, by number.
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is an unfinished job."""
+        return self._plan is not None
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the job; of one that an older headrace has begun, that it is such a job."""
+        return (self._plan or {}).get(_SETTINGS, {'version': 'of an older headrace, or damaged'})
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a restart takes over, and does not compare."""
+        return self._plan or {}
+
+    @property
+    def result(self) -> Any:
+        """The result of all tasks; None: some may be left to do."""
+        return self.facts.get(_RESULT)
+
+    @property
+    def locks(self) -> frozenset[str]:
+        """Keys of the files whose locks claim the job."""
+        return frozenset({self._parent, self._workers})
+
+    def read(self) -> bool:
+        """Read the plan and the records of an unfinished job; whether there is one."""
+        keys = [info.key for info in self.place.list(self._name)]
+        plans = sorted({self._plan_key, self._done}.intersection(keys))
+        self._plan = {} if plans else None
+        with contextlib.suppress(ValueError):
+            self._plan = json.loads(self.place.read(plans[0])) if plans else None
+        tasks = {int(match[1]): match[0] for match in map(self._task.fullmatch, keys) if match}
+        with ThreadPoolExecutor(_THREADS) as threads:
+            self.records = dict(zip(tasks, map(json.loads, threads.map(self.place.read, tasks.values())), strict=True))
+        return self.has_plan
+
+    def begin(self, settings: Mapping[str, Any], **facts: Any) -> None:
+        self._write({_SETTINGS: dict(settings), **facts})
+
+    def finish(self, result: Any) -> None:
+        """Store the result of all tasks, before the last step shows it."""
+        self._write({**self.facts, _RESULT: result})
+
+    def add(self, number: int, record: Mapping[str, Any]) -> None:
+        """Store the record of a task, after all that it wrote."""
+        self.place.write(self._task_key(number), json.dumps(record).encode())
+        self.records[number] = dict(record)
+
+    def reopen(self, number: int) -> None:
+        """Forget a record whose files are about to be replaced: a restart must not take its task for finished."""
+        if self.records.pop(number, None) is not None:
+            self.place.delete(self._task_key(number))
+
+    def delete(self, keys: Collection[str]) -> None:
+        """Delete files beside the job, many at a time."""
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(self.place.delete, keys))
+
+    def empty(self, keys: Collection[str], first: str) -> None:
+        """Delete everything at the place, and `first` what makes it a dataset; then the plan."""
+        for key in (first, self._plan_key):
+            self.delete({key} & set(keys))
+        self.delete(keys)
+        self._plan, self.records = None, {}
+
+    def remove(self) -> None:
+        """Remove the records, then the plan. The job is done, so an error is a warning."""
+        store = self.place.store
+        self._plan, self.records = None, {}
+        try:
+            kept = {*self.locks, self._plan_key}
+            self.delete([info.key for info in self.place.list(f'{self._name}/') if info.key not in kept])
+            self.place.remove_unfinished(['', self._name])
+            if not isinstance(store, LocalStore):
+                self.place.delete(self._plan_key)
+                return
+            with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
+                (store.root / self._plan_key).replace(store.root / self._done)
+            self._remove_folder(store.root)
+        except OSError as error:
+            warn(
+                f'The job at {store.url} is done, but files in {self._name} could not be removed. The same call '
+                f'removes them. The reason: {error}'
+            )
+
+    @contextlib.contextmanager
+    def claimed(self) -> Generator[None]:
+        """Hold a folder for one job, once workers of a killed one have ended; a ConversionError if another one runs."""
+        store = self.place.store
+        if not isinstance(store, LocalStore):
+            yield
+            return
+        root = store.root
+        make_folder(root / self._name)
+        path = root / self._parent
+        parent = _open(path)
+        with held(parent):
+            # Another one may have ended, and removed the file, after it was opened here.
+            with mapped_lock_errors(path):
+                is_free = try_lock_file(parent, path)
+            if not is_free or not _is_there(parent, path):
+                raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
+            workers = _open(root / self._workers)
+            with held(workers), mapped_lock_errors(root / self._workers):
+                lock_file(workers, root / self._workers)
+            try:
+                yield
+            finally:
+                if (root / self._name).exists() and not any(map(self.place.has, (self._plan_key, self._done))):
+                    self.remove()  # of a call that began nothing
+
+    def claim_by_worker(self) -> None:
+        """Have the next job wait for the end of this worker process."""
+        if isinstance(self.place.store, LocalStore):
+            path = self.place.store.root / self._workers
+            handle = _open(path)
+            hold(handle)
+            lock_file(handle, path, shared=True)
+
+    def _task_key(self, number: int) -> str:
+        return f'{self._name}/task-{number:08}.json'
+
+    def _write(self, plan: Mapping[str, Any]) -> None:
+        self._plan = dict(plan)
+        self.place.write(self._plan_key, json.dumps(plan, indent=1).encode())
+
+    def _remove_folder(self, root: Path) -> None:
+        with mapped_output_errors(root):
+            for name in self.locks:
+                (root / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                (root / self._name).rmdir()
+            (root / self._done).unlink(missing_ok=True)
+
+
+def difference(before: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The first setting in which two jobs differ, with both values; '' if there is none."""
+    name = next((name for name in {**before, **settings} if before.get(name) != settings.get(name)), None)
+    if name is None:
+        return ''
+    old, new = before.get(name), settings.get(name)
+    return f'{name} {_shown(old, new)}, and got {_shown(new, old)}'
+
+
+def _shown(value: object, other: object) -> str:
+    """A setting, or only those of its keys that differ."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        value = {key: value[key] for key in value if value[key] != other.get(key)}
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f'{text[:200]}...'
+
+
+def _is_there(handle: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
+
+
+def _open(path: Path) -> int:
+    with mapped_output_errors(path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
