@@ -170,10 +170,14 @@ def _benchmarks() -> str:
 
 def _tutorial(notebook: Path) -> str:
     """The cells of a notebook as a page. Its links lead to other pages."""
-    cells = [
-        cell.source if cell.cell_type == 'markdown' else f'```python\n{cell.source}\n```'
-        for cell in jupytext.read(notebook).cells
-    ]
+    cells: list[str] = []
+    for cell in jupytext.read(notebook).cells:
+        cells.append(cell.source if cell.cell_type == 'markdown' else f'```python\n{cell.source}\n```')
+        for output in cell.get('outputs', ()):
+            if output.output_type == 'stream':
+                cells.append(f'```text\n{output.text.rstrip()}\n```')
+            elif 'image/png' in output.get('data', {}):
+                cells.append(f'![](data:image/png;base64,{output.data["image/png"].strip()})')
     return re.sub(r'(\]\(\w+)\.ipynb', r'\1.md', '\n\n'.join(cells)).replace('](../../docs/', '](../')
 
 

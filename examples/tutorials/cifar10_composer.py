@@ -7,16 +7,17 @@
 #
 # The same network and data as [under Lightning](cifar10_lightning.ipynb), with Composer's trainer. You learn to make
 # a `DataSpec` of a dataset, and to resume from a checkpoint in the middle of an epoch. It takes 1 minute on a laptop's
-# CPU, and less with `--small`. It needs `pip install '.[composer,vision]'` in a checkout of headrace, and Python 3.10
-# to 3.12.
+# CPU, and less with `--small`. It needs `pip install '.[composer,vision,demo]'` in a checkout of headrace, and
+# Python 3.10 to 3.12.
 
 # %%
 import os
 
 import torch
 from composer.models import ComposerClassifier
-from tutorial_data import SMALL, fresh_folder, make_cifar10
+from tutorial_data import SHAPES, SMALL, fresh_folder, make_cifar10
 from tutorial_models import small_resnet
+from tutorial_pictures import show_images
 
 from composer import Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
@@ -95,3 +96,20 @@ images = int(trainer.state.timestamp.sample)
 right = float(trainer.state.eval_metrics['eval']['MulticlassAccuracy'].compute())
 print(f'trained on {images:,} images in {epochs} epochs')
 print(f'{right:.1%} of the validation images are right. By chance it would be 10%.')
+
+# %% [markdown]
+# ## 4. Look at it
+#
+# Images of the validation, with the class that the network names. A wrong one is followed by the right one.
+
+# %%
+PHOTOGRAPHS = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
+names = PHOTOGRAPHS if os.environ.get('CIFAR10') else SHAPES
+images, classes = next(iter(loaders()['eval_dataloader'].dataloader))
+with torch.no_grad():
+    guesses = trainer.state.model.eval()((images, classes)).argmax(1)
+titles = [
+    names[guess] if guess == label else f'{names[guess]}\n({names[label]})'
+    for guess, label in zip(guesses[:10], classes[:10], strict=True)
+]
+axes = show_images(images[:10], titles, work / 'guesses.png')

@@ -7,7 +7,7 @@
 #
 # From the files of CIFAR-10 to a trained network. You learn to convert a known dataset, to read it with its class,
 # and to augment images while they are decoded. It takes 1 minute on a laptop's CPU, and seconds with `--small`. It
-# needs `pip install '.[lightning,vision]'` in a checkout of headrace.
+# needs `pip install '.[lightning,vision,demo]'` in a checkout of headrace.
 
 # %%
 import os
@@ -15,8 +15,9 @@ import os
 import torch
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
-from tutorial_data import SMALL, fresh_folder, make_cifar10
+from tutorial_data import SHAPES, SMALL, fresh_folder, make_cifar10
 from tutorial_models import small_resnet
+from tutorial_pictures import show_images
 
 import lightning as L
 from headrace import without_padding
@@ -116,3 +117,20 @@ trainer.fit(Classifier(), datamodule=data)
 # %%
 right = float(trainer.callback_metrics['right'])
 print(f'{right:.1%} of the validation images are right. By chance it would be 10%.')
+
+# %% [markdown]
+# ## 6. Look at it
+#
+# Images of the validation, with the class that the network names. A wrong one is followed by the right one.
+
+# %%
+PHOTOGRAPHS = 'airplane automobile bird cat deer dog frog horse ship truck'.split()
+names = PHOTOGRAPHS if os.environ.get('CIFAR10') else SHAPES
+images, classes = next(iter(trainer.val_dataloaders))
+with torch.no_grad():
+    guesses = trainer.model.eval().network(images).argmax(1)
+titles = [
+    names[guess] if guess == label else f'{names[guess]}\n({names[label]})'
+    for guess, label in zip(guesses[:10], classes[:10], strict=True)
+]
+axes = show_images(images[:10], titles, work / 'guesses.png')

@@ -7,7 +7,7 @@
 #
 # Images with keypoints, in the layout of FaceSynthetics: a network learns where the 70 landmarks of a face are. You
 # learn to convert files of your own layout by a `Dataset`, and to train on a column of arrays. It takes 1 minute on a
-# laptop's CPU, and seconds with `--small`. It needs `pip install '.[lightning,vision]'` in a checkout of headrace.
+# laptop's CPU, and seconds with `--small`. It needs `pip install '.[lightning,vision,demo]'` in a checkout of headrace.
 
 # %%
 import os
@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import nn
 from tutorial_data import SMALL, fresh_folder, make_faces
+from tutorial_pictures import show_images
 
 import lightning as L
 from headrace import NormalizeImages, without_padding
@@ -140,3 +141,16 @@ trainer.fit(model, datamodule=data)
 # %%
 without = float((torch.from_numpy(known[last:]) - mean_face).norm(dim=-1).mean())
 print(f'Landmarks of new faces are off by {model.error:.1%} of the width. The mean face is off by {without:.1%}.')
+
+# %% [markdown]
+# ## 6. Look at it
+#
+# Faces that it has not seen, with the landmarks that it places.
+
+# %%
+batch = next(iter(trainer.val_dataloaders))
+with torch.no_grad():
+    placed = model.cpu().eval()(batch['image']) * batch['image'].shape[-1]
+for place, points in zip(show_images(batch['image'][:6], [''] * 6, work / 'faces.png'), placed, strict=False):
+    place.plot(*points.T, '.', color='cyan', markersize=2)
+place.figure.savefig(work / 'faces.png')

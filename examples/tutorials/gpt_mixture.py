@@ -7,12 +7,13 @@
 #
 # A small GPT trains on prose first, and more and more on code. You learn to mix streams by a schedule, to pack
 # documents into sequences, and to see the loss of each stream. It takes 1 minute on a laptop's CPU, and seconds with
-# `--small`. It needs `pip install '.[lightning,text]'` in a checkout of headrace.
+# `--small`. It needs `pip install '.[lightning,text,demo]'` in a checkout of headrace.
 
 # %%
 import json
 import math
 
+import matplotlib.pyplot as plt
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
@@ -121,6 +122,7 @@ class GPT(L.LightningModule):
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
         self.losses = PerStreamMean(['prose', 'code'])
         self.shares = []
+        self.history = []
         self.totals = {}
 
     def loss_of_tokens(self, batch):
@@ -143,6 +145,7 @@ class GPT(L.LightningModule):
         if self.global_step % every == 0:
             means = {name: float(loss) for name, loss in self.losses.compute().items()}
             share = sum(self.shares[-every:]) / every
+            self.history.append((self.global_step, share, means['prose'], means['code']))
             print(
                 f'step {self.global_step:3}: {share:.0%} of the tokens are code; '
                 f'loss of prose {means["prose"]:.2f}, of code {means["code"]:.2f}'
@@ -194,3 +197,15 @@ print(
     f'Loss of new documents: prose {losses["prose"]:.2f}, code {losses["code"]:.2f}. '
     f'Without training it is {math.log(VOCABULARY):.2f}.'
 )
+
+# %%
+steps, shares, *means = zip(*model.history, strict=True)
+figure, (above, below) = plt.subplots(2, 1, figsize=(5, 4), sharex=True)
+above.plot(steps, shares, color='gray')
+above.set(ylabel='tokens that are code', ylim=(0, 1))
+for name, values in zip(('prose', 'code'), means, strict=True):
+    below.plot(steps, values, marker='o', label=name)
+below.set(xlabel='step', ylabel='loss')
+below.legend()
+figure.tight_layout()
+figure.savefig(work / 'losses.png')

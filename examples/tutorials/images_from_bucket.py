@@ -7,7 +7,7 @@
 #
 # A folder of pictures goes to a bucket, and a network trains on it from there. You learn to convert to a URL, to crop
 # and flip images while they are decoded, and to see what is downloaded. It takes 1 minute on a laptop's CPU, and
-# seconds with `--small`. It needs `pip install '.[lightning,vision,s3]' 'moto[server]'` in a checkout of headrace.
+# seconds with `--small`. It needs `pip install '.[lightning,vision,s3,demo]' 'moto[server]'` in a checkout of headrace.
 
 # %%
 import os
@@ -18,6 +18,7 @@ from moto.server import ThreadedMotoServer
 from torch.nn.functional import cross_entropy
 from tutorial_data import SMALL, fresh_folder, make_pictures
 from tutorial_models import small_resnet
+from tutorial_pictures import show_images
 
 import lightning as L
 from headrace import without_padding
@@ -80,8 +81,11 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.network = small_resnet(classes=4)
         self.downloaded = []
+        self.seen = []
 
     def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.seen.append(batch['image'][:4])
         return cross_entropy(self.network(batch['image']), batch['label'])
 
     def on_train_epoch_end(self):
@@ -117,3 +121,10 @@ if server:
 right = float(torch.cat(model.right).float().mean())
 print('Downloaded in each epoch:', ', '.join(f'{count / 1e3:,.0f} kB' for count in model.downloaded))
 print(f'{right:.1%} of the validation pictures are right. By chance it would be 25%.')
+
+# %% [markdown]
+# The first four pictures of each epoch, as the network saw them: in another order each time, cropped and flipped.
+
+# %%
+titles = [f'epoch {epoch}' if number == 0 else '' for epoch in range(4) for number in range(4)]
+axes = show_images(torch.cat(model.seen[:4]).cpu(), titles, work / 'crops.png')

@@ -7,9 +7,10 @@
 #
 # A network learns to read numbers: "four hundred six thousand twelve" is 406,012. You learn to write a dataset of
 # your own with `MDSWriter`, to look into it, and to make tensors of samples. It takes 1 minute on a
-# laptop's CPU, and seconds with `--small`. It needs `pip install '.[lightning]'` in a checkout of headrace.
+# laptop's CPU, and seconds with `--small`. It needs `pip install '.[lightning,demo]'` in a checkout of headrace.
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch import nn
@@ -111,6 +112,7 @@ class Reader(L.LightningModule):
         self.words = nn.Embedding(len(WORDS), 32)
         self.network = nn.GRU(32, 128, batch_first=True)
         self.digits = nn.Linear(128, 10 * digits)
+        self.shares = []
 
     def forward(self, words):
         _, last = self.network(self.words(words.flip(1)))
@@ -129,6 +131,7 @@ class Reader(L.LightningModule):
     def on_validation_epoch_end(self):
         if not self.trainer.sanity_checking:
             share = torch.cat(self.right).float().mean()
+            self.shares.append(float(share))
             print(f'epoch {self.current_epoch}: {share:.1%} of the new numbers are read without a mistake')
 
     def configure_optimizers(self):
@@ -158,3 +161,10 @@ words = data.transform(sample, 'val')['words']
 read = ''.join(str(int(digit)) for digit in model.cpu()(words[None]).argmax(-1)[0])
 print(f'"{sample["words"]}" is read as {int(read):,}')
 print(f'{right:.1%} of {len(dataset)} new numbers are read without a mistake.')
+
+# %%
+figure, axes = plt.subplots(figsize=(5, 2.5))
+axes.plot(range(1, len(model.shares) + 1), model.shares, marker='o')
+axes.set(xlabel='epochs', ylabel='new numbers read', ylim=(0, 1.05))
+figure.tight_layout()
+figure.savefig(work / 'shares.png')

@@ -6,10 +6,11 @@
 # ```
 #
 # A network trains on Parquet files as they are. You learn to choose columns and rows, and what is fetched of a file.
-# It takes 30 seconds on a laptop's CPU, and less with `--small`. It needs `pip install '.[lightning,arrow]'` in a
+# It takes 30 seconds on a laptop's CPU, and less with `--small`. It needs `pip install '.[lightning,arrow,demo]'` in a
 # checkout of headrace.
 
 # %%
+import matplotlib.pyplot as plt
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,6 +112,19 @@ right = float(torch.cat(model.right).float().mean())
 fetched = trainer.train_dataloader.stats().bytes_downloaded
 print(f'{fetched / 1e3:,.0f} of {size / 1e3:,.0f} kB were fetched.')
 print(f'{right:.1%} of the test points are right. By chance it would be 33%.')
+
+# %% [markdown]
+# What the network says of each place, and the test points.
+
+# %%
+sides = torch.linspace(-1.2, 1.2, 200)
+with torch.no_grad():
+    places = model.cpu().network(torch.cartesian_prod(sides, sides)).argmax(1).reshape(200, 200)
+rows = pq.read_table(table / 'test-00000-of-00001.parquet').to_pydict()
+figure, axes = plt.subplots(figsize=(4, 4))
+axes.imshow(places.T, extent=(-1.2, 1.2, -1.2, 1.2), origin='lower', cmap='Pastel1', vmin=0, vmax=8)
+axes.scatter(*np.array(rows['point']).T, c=rows['arm'], cmap='Set1', vmin=0, vmax=8, s=4)
+figure.savefig(work / 'spirals.png')
 
 # %% [markdown]
 # ## 4. Choose rows

@@ -7,11 +7,13 @@
 #
 # A run on 2 ranks is stopped, continues with 4, and then with 1. Its batches are those of a run without interruption.
 # You learn what a checkpoint holds, and why the number of GPUs does not matter. It takes 1 minute on a laptop: the
-# ranks are processes on the CPU, and talk by gloo. It needs `pip install '.[lightning]'` in a checkout of headrace.
+# ranks are processes on the CPU, and talk by gloo. It needs `pip install '.[lightning,demo]'` in a checkout of
+# headrace.
 
 # %%
 import json
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -130,3 +132,14 @@ whole = train('without interruption', 1, STEPS, work / 'other checkpoints')
 same = sum(resumed[step][0] == whole[step][0] for step in whole)
 difference = max(abs(resumed[step][1] - whole[step][1]) for step in whole)
 print(f'{same} of {len(whole)} steps trained on the same ids. The losses differ by at most {difference:.1e}.')
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 2.5))
+axes.plot(whole.keys(), [loss for _, loss in whole.values()], color='lightgray', linewidth=5, label='uninterrupted')
+for ranks, begin, end in ((2, 0, first), (4, first, second), (1, second, STEPS)):
+    steps = range(begin + 1, end + 1)
+    axes.plot(steps, [resumed[step][1] for step in steps], label=f'{ranks} ranks' if ranks > 1 else '1 rank')
+axes.set(xlabel='step', ylabel='loss', yscale='log')
+axes.legend(ncols=4, loc='lower center', bbox_to_anchor=(0.5, 1))
+figure.tight_layout()
+figure.savefig(work / 'losses.png')
