@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import warnings
 from importlib.metadata import PackageNotFoundError
@@ -15,6 +16,7 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, T
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.mixing import build_loader, load_config
+from headrace.packing import PackedDataset, Packing
 from headrace.watching import RecordedRun, RunHistory, RunRecorder, record
 from headrace.watching.record import RECORD, RecordFile, read_record
 from tests.support.trainers.recorded_runs import Process
@@ -89,7 +91,7 @@ def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
         RecordFile(tmp_path / 'file')
 
 
-def test_a_packed_run_is_explained_with_its_configuration(tmp_path, capsys) -> None:
+def test_a_packed_run_is_explained(tmp_path, capsys) -> None:
     with MDSWriter(out=str(tmp_path / 'data'), columns={'tokens': 'ndarray:int32'}, size_limit=2000) as writer:
         for number in range(60):
             writer.write({'tokens': np.full(5 + number % 11, number + 1, np.int32)})
@@ -112,12 +114,37 @@ def test_a_packed_run_is_explained_with_its_configuration(tmp_path, capsys) -> N
             if record.step == saved:
                 record.checkpoint()
                 state = loader.state_dict()
-    run = RecordedRun(tmp_path / 'run', config=config)
-    assert {step: sorted(set(run.step(step).report.batches[0].ids.tolist())) for step in trained} == trained
-    assert main(['explain', '--run', str(tmp_path / 'run'), '--step', '4']) == 1
-    assert 'Name its configuration: headrace explain CONFIG --run' in capsys.readouterr().err
-    with pytest.raises(ConfigError, match='without `packing`, got 3'):
-        list(run.uses(3))
+        record.flush()
+    for given in (config, None):
+        run = RecordedRun(tmp_path / 'run', config=given)
+        assert {step: sorted(set(run.step(step).report.batches[0].ids.tolist())) for step in trained} == trained
+        reached = run.history.segments[-1].reached  # a killed process may not have written its last steps
+        for document in range(60):
+            seen = {use.step for use in run.uses(document)}
+            assert seen == {step for step in range(reached) if document in trained[step]}
+    document = trained[4][0]
+    assert main(['explain', '--run', str(tmp_path / 'run'), '--sample', str(document)]) == 0
+    assert 'step 4: seen in segment 2' in capsys.readouterr().out
+    (tmp_path / 'c.json').write_text(json.dumps({'train': train}))
+    assert main(['explain', str(tmp_path / 'c.json'), '--sample', str(document)]) == 0
+    first = min(step for step, documents in trained.items() if document in documents)
+    assert f'in global batch {first}.' in capsys.readouterr().out
+
+
+def test_a_run_that_packs_texts_is_explained_with_its_configuration(tmp_path, capsys) -> None:
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'text': 'str'}) as writer:
+        for number in range(40):
+            writer.write({'text': f'a b c {number}'})
+    packing = Packing(sequence_length=16, tokenizer=lambda texts: [np.arange(9) for _ in texts])
+    dataset = PackedDataset(local=str(tmp_path / 'data'), batch_size=2, packing=packing)
+    loader, record = StreamingDataLoader(dataset), RunRecorder(tmp_path / 'run')
+    record.begin({'': loader})
+    next(iter(loader))
+    record.batch_done()
+    record.end()
+    assert main(['explain', '--run', str(tmp_path / 'run'), '--step', '0']) == 1
+    assert 'it packs texts' in (said := capsys.readouterr().err)
+    assert 'Name its configuration: headrace explain CONFIG --run' in said
 
 
 @pytest.mark.parametrize('weights_count', ['tokens', 'documents'])

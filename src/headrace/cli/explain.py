@@ -191,7 +191,9 @@ def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
         )
     if len(uses) > _SHOWN_USES:
         print(f'  and {len(uses) - _SHOWN_USES} more; --json prints all')
-    if len(uses) == past:
+    if run.last_loader.dataset.is_packed:
+        print('  Later uses of documents are not known before they are packed.')
+    elif len(uses) == past:
         later = 'this epoch. Later ones depend on what is appended' if run.follows_growth else 'the next 1,000 epochs'
         print(f'  It is not seen again in {later}.')
     return 0 if uses else 1
@@ -273,6 +275,7 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
 
 
 _EPOCHS = 1000  # looked through for a sample
+_PACKED = 1000  # batches that are packed to find a document
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
@@ -386,23 +389,28 @@ def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, a
     from headrace.packing import PackedDataset
 
     dataset, sample, epoch = loader.dataset, arguments.sample, plan.order.epoch
-    if isinstance(dataset, PackedDataset):
-        raise ConfigError(
-            f'--sample needs a loader without `packing`, got {sample}: which sequence a document is in is not known '
-            f'before it is tokenised. Remove `packing` from a copy of the configuration to see its place in the order.'
-        )
     if not 0 <= sample < dataset.num_samples:
         raise ConfigError(f'--sample must be an id in [0, {dataset.num_samples}), got {sample}.')
-    use = next_use(
-        lambda later: plan if later == epoch else loader.plan(later), sample, epoch=epoch, batch=number, epochs=_EPOCHS
-    )
+    searched = f'{_EPOCHS} epochs'
+    if isinstance(dataset, PackedDataset):  # whose documents are read and tokenised
+        end = min(plan.num_batches, number + _PACKED)
+        use = next(iter(dataset.uses_of(plan, sample, number, end)), None)
+        searched = count_text(end - number, 'batch')
+    else:
+        use = next_use(
+            lambda later: plan if later == epoch else loader.plan(later),
+            sample,
+            epoch=epoch,
+            batch=number,
+            epochs=_EPOCHS,
+        )
     place = _place_of(dataset, sample)
     if arguments.json:
         print(json.dumps({**place, 'next': None if use is None else dataclasses.asdict(use)}))
     else:
         _print_place(place)
         print(
-            f'It is not seen in {_EPOCHS} epochs from batch {number} of epoch {epoch} on.'
+            f'It is not seen in {searched} from batch {number} of epoch {epoch} on.'
             if use is None
             else f'From batch {number} of epoch {epoch} on it is first seen in epoch {use.epoch}, at position '
             f'{use.position}: row {use.row} of rank {use.rank} in global batch {use.batch}.'

@@ -23,6 +23,7 @@ from headrace.order import (
     MixtureChange,
     OrderConfig,
     Run,
+    SampleUse,
     Topology,
     documents_skip,
     parse_skip,
@@ -298,6 +299,25 @@ class PackedDataset(StreamingDataset):
             sequences=sequences,
             is_known=sequences.is_padding | np.array([number in known for number in numbers]),
         )
+
+    def uses_of(self, plan: BatchPlan, sample_id: int, begin: int, end: int) -> list[SampleUse]:
+        """The sequences that hold a document, or a piece of it, in batches [begin, end) of a plan.
+
+        Reads and tokenises the documents of these batches, as `explain` does.
+        """
+        places: dict[int, SampleUse] = {}
+        for k in range(begin, end):
+            batch = plan.explain(k)
+            rows = zip(batch.positions, batch.ranks, batch.rows, batch.is_padding, strict=True)
+            for position, rank, row, is_padding in rows:
+                if not is_padding:
+                    where = {'position': int(position), 'rank': int(rank), 'row': int(row)}
+                    use = SampleUse(epoch=batch.epoch, batch=k, **where)
+                    places.setdefault(int(position) + first_sequence(plan), use)
+        lanes = self.run.lanes_for(plan.global_batch_size)
+        pieces = self._known_pieces([*places], lanes)
+        pieces |= self._read_pieces(plan, lanes, {*places}.difference(pieces))
+        return [use for number, use in places.items() if number in pieces and (pieces[number][:, 0] == sample_id).any()]
 
     def _known_pieces(self, numbers: list[int], lanes: Lanes) -> dict[int, PieceTable]:
         whole, documents = self.run.whole, self.run.documents

@@ -24,6 +24,7 @@ from headrace.metrics import StepReport, explain_step
 from headrace.metrics.step_report import skip_with
 from headrace.mixing import LoaderConfig, build_loader, load_config
 from headrace.order import BatchExplanation, BatchPlan, SampleUse, Topology, next_use
+from headrace.packing import PackedDataset
 from headrace.watching.record import RECORD, read_record
 
 _FORMAT = 1
@@ -372,7 +373,7 @@ class RecordedRun:
         config = self._config
         if config is None and place.config is None:
             raise ConfigError(
-                f'The record in {self.folder} cannot describe the data of this run: it packs documents, or selects '
+                f'The record in {self.folder} cannot describe the data of this run: it packs texts, or selects '
                 f'samples by a function. Name its configuration: headrace explain CONFIG --run {self.folder}.'
             )
         if config is None:
@@ -498,22 +499,18 @@ class RecordedRun:
     def uses(self, sample_id: int) -> Iterator[SampleSeen]:
         """The uses of a sample in the steps that the run's weights have, then the first use afterwards.
 
+        Documents of a packed run are read to find them, without later uses.
+
         Args:
             sample_id: a global sample id of `last_loader`.
 
         Raises:
-            ConfigError: there is no such sample; or the run packs documents.
+            ConfigError: there is no such sample.
         """
         last = self.last_loader.dataset
-        if last.is_packed:
-            raise ConfigError(
-                f'--sample needs a run without `packing`, got {sample_id}: the sequence of a document is not known '
-                f'before it is tokenised. Use --step.'
-            )
         if not 0 <= sample_id < last.num_samples:
             raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
-        sample = _Sample.of(last, sample_id)
-        kept = self.history.kept()
+        sample, kept = _Sample.of(last, sample_id), self.history.kept()
         for segment, end in kept:
             passes = [one for one in segment.passes if one.loader == self.loader_name and one.first_step < end]
             ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
@@ -521,9 +518,11 @@ class RecordedRun:
                 loader = self.loader(segment, one)
                 found = sample.id_in(loader.dataset)
                 if found is not None:
-                    plan = loader.plan(one.epoch, one.sample)
-                    for use in _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number):
-                        yield replace(use, data=_data_of(loader.dataset)[sample.stream.name])
+                    plan, data = loader.plan(one.epoch, one.sample), _data_of(loader.dataset)[sample.stream.name]
+                    for use in _uses(loader.dataset, plan, found, after - one.first_step):
+                        yield replace(_seen(use, one.first_step + use.batch, segment.number, is_past=True), data=data)
+        if isinstance(last, PackedDataset):
+            return
         for segment, end in reversed(kept):
             place = segment.pass_of(end, self.loader_name)
             if place is not None:  # a resume may have no pass yet, and continues with that of the checkpoint
@@ -587,10 +586,15 @@ def _seen(use: SampleUse, step: int, segment: int, *, is_past: bool) -> SampleSe
     return SampleSeen(step=step, segment=segment, **where, is_past=is_past, data='')
 
 
-def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:
+def _uses(dataset: StreamingDataset, plan: BatchPlan, sample_id: int, end: int) -> Iterator[SampleUse]:
+    """The uses of a sample in the batches of a plan before `end`."""
+    if isinstance(dataset, PackedDataset):
+        yield from dataset.uses_of(plan, sample_id, 0, end)
+        return
+    batch = 0
     while batch < end:
         use = next_use(lambda _: plan, sample_id, epoch=plan.order.epoch, batch=batch, epochs=1)
         if use is None or use.batch >= end:
             return
-        yield _seen(use, first_step + use.batch, segment, is_past=True)
+        yield use
         batch = use.batch + 1

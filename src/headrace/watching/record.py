@@ -30,6 +30,8 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import load_config, to_mapping
 from headrace.order import BatchPlan, StreamSize, with_more
 from headrace.order.config import ORDER_ARGUMENTS
+from headrace.order.skip import documents_skip
+from headrace.packing import PackedDataset, Packing, StreamPacking
 from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
 from headrace.watching.status import RankStatus
@@ -130,15 +132,20 @@ _OF_STREAM = (
 def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
     """A training loader's configuration as YAML, without credentials and store options; None if YAML cannot say it."""
     dataset = loader.dataset
-    if dataset.is_packed:
+    run = dataset.run.documents if isinstance(dataset, PackedDataset) else dataset.run
+    packing = dataset.packing if isinstance(dataset, PackedDataset) else None
+    if any(
+        settings is not None and settings.tokenizer for settings in (packing, *(s.packing for s in dataset.streams))
+    ):
         return None
-    asked = dataset.run.asked
+    asked = run.asked
     order = asked.order
     values: dict[str, Any] = {
         'streams': [
             {**_stream_config(stream), **_weight_config(size)}
-            for stream, size in zip(dataset.streams, dataset.mixture.streams, strict=True)
+            for stream, size in zip(dataset.streams, run.mixture.streams, strict=True)
         ],
+        'packing': _packing_config(packing),
         'global_batch_size': loader.global_batch_size,
         'remainder': loader.remainder,
         'uneven': dataset.uneven,
@@ -146,7 +153,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'epoch_size': asked.epoch_size,
         'when_exhausted': asked.when_exhausted,
         'balance': asked.balance,
-        'skip': with_more(dataset.skip, ()),
+        'skip': [*with_more(dataset.skip, ()), *documents_skip(dataset.skipped_documents)],
         **{key: getattr(order, name) for key, name in ORDER_ARGUMENTS.items()},
     }
     if type(order.seed) is not int:  # a default that nobody gave
@@ -165,7 +172,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
 
 
 def _stream_config(stream: Stream) -> dict[str, Any]:
-    found = {'name': stream.name, 'local': os.path.abspath(stream.local)}  # noqa: PTH100 - keeps links
+    found: dict[str, Any] = {'name': stream.name, 'local': os.path.abspath(stream.local)}  # noqa: PTH100 - keeps links
     if stream.remote is not None:
         remote = without_credentials(stream.remote)
         found['remote'] = remote if '://' in remote else os.path.abspath(remote)  # noqa: PTH100
@@ -175,7 +182,13 @@ def _stream_config(stream: Stream) -> dict[str, Any]:
     for name in ('subset', 'fraction', 'where'):  # as users write them, or read already
         value = getattr(stream, name)
         found[name] = getattr(value, 'plain', value)
+    found['packing'] = _packing_config(stream.packing)
     return {key: value for key, value in found.items() if value is not None and value != ''}
+
+
+def _packing_config(packing: Packing | StreamPacking | None) -> dict[str, Any] | None:
+    values = {} if packing is None else dataclasses.asdict(packing)
+    return {name: value for name, value in values.items() if value is not None} or None
 
 
 def _weight_config(size: StreamSize) -> dict[str, Any]:
@@ -360,7 +373,7 @@ class RunRecorder:
             decided = one['digest']
         mixture = {key: value for key, value in state.items() if key not in (*_OF_POSITION, 'config')}
         now = [mixture for begin, mixture in plan.order.mixtures if begin <= plan.start][-1]
-        if loader.dataset.is_packed:  # its plan deals sequences, which hold documents of all streams
+        if isinstance(loader.dataset, PackedDataset):  # its plan deals sequences, which hold documents of all streams
             now, _ = loader.dataset.read_order()
         shares = zip(now.streams, now.proportions, strict=True)
         self._add(
