@@ -47,6 +47,7 @@ def main() -> None:
             with (folder / f'rank{accelerator.process_index}.txt').open('a') as file:
                 file.write(f'ids {batch["id"].tolist()}\n')
     accelerator.save_state(str(folder / 'checkpoint'))
+    accelerator.wait_for_everyone()  # a rank that leaves gloo's group while others use it can make them hang
     accelerator.end_training()
 
 

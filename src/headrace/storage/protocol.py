@@ -119,8 +119,8 @@ def check_key(key: str) -> str:
     if not key or '\0' in key or '\\' in key or not {'', '.', '..'}.isdisjoint(key.split('/')):
         raise ConfigError(
             f'An object or file name is relative to its root, with "/" between non-empty parts, none of which is '
-            f'"." or "..", and without NUL and backslash; got {key!r}. Correct the name where it comes from '
-            f'(an index.json, or the caller).'
+            f'"." or "..", and without NUL and backslash; got {key!r}. Rename the file, or '
+            f'correct the index.json or the call that names it.'
         )
     return key
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import Stream, StreamingDataset
+from headrace import MDSWriter, Stream, StreamingDataset
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -195,3 +196,16 @@ def test_datasets_of_one_folder_end_with_the_program_quietly(make_dataset: Any) 
         [sys.executable, '-c', code, str(make_dataset(samples=8))], capture_output=True, text=True, check=True
     )
     assert ended.stderr == ''
+
+
+@pytest.mark.parametrize('hashes', [['xxh64'], []])
+def test_peers_of_data_without_hashes_are_warned_of(tmp_path: Path, hashes: list[str]) -> None:
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'id': 'int'}, hashes=hashes) as writer:
+        writer.write({'id': 1})
+    peers = {'hosts': ['127.0.0.1']}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        StreamingDataset(remote=str(tmp_path / 'data'), local=str(tmp_path / 'cache'), batch_size=1, peers=peers)
+    told = [str(one.message) for one in caught if 'has no hashes, so wrong bytes of a peer' in str(one.message)]
+    assert len(told) == (not hashes)
+    assert all(f'headrace reshard {tmp_path}/data OUT --hashes xxh64' in text for text in told)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import os
 import pickle
 import re
 import socket
@@ -10,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +24,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.storage import CacheEntry, ShardCache
 from headrace.storage.cache import peers as peers_module
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peers import PeerOptions, PeerRequest, Peers, StreamPeers
 from headrace.testing.stores import CountingStore
 from tests.support.servers.peers import STREAM, TOKEN, Node, cluster, fix_owners, listen, misbehaving, peers_of, serving
 from tests.support.stores.shards import SIZE, cache_of, make_remote
@@ -531,3 +536,56 @@ def test_ipv6(many, tmp_path):
     with serving(listening, {STREAM: cache_of(many, tmp_path / 'b')}):
         read(cache, many, of_others(peers, many))
     assert cache.stats.counts.bytes_from_peers == SIZE
+
+
+class _ShortFile(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        return 100
+
+
+def _failing(number: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    'failure',
+    [
+        {'create': _failing(errno.ENOSPC)},
+        {'create': lambda: contextlib.nullcontext(Mock(write=_failing(errno.ENOSPC)))},
+        {'create': _ShortFile},
+        {'check': _failing(errno.EMFILE)},
+    ],
+    ids=['file', 'disk', 'short', 'check'],
+)
+@pytest.mark.usefixtures('patient')
+def test_a_failure_of_the_own_disk_is_not_held_against_a_peer(many, tmp_path, caplog, failure):
+    with misbehaving(1, lambda connection: connection.sendall(head(SIZE) + b'x' * SIZE)) as other, listen(0) as own:
+        peers = peers_of([own.getsockname(), other], 0)
+        entry = of_others(peers, many)
+        request = PeerRequest(
+            stream=STREAM, shard=entry.key, part=entry.parts[0], **{'create': io.BytesIO, 'check': Mock(), **failure}
+        )
+        with pytest.raises(OSError, match='space left|descriptors|Too many|part of'):
+            peers.fetch(request)
+        assert 'Peer' not in caplog.text
+        assert peers.fetch(replace(request, create=io.BytesIO, check=Mock())) == SIZE
+
+
+@pytest.mark.parametrize('number', [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EADDRNOTAVAIL])
+@pytest.mark.usefixtures('patient')
+def test_a_node_without_descriptors_blames_no_peer(many, caplog, monkeypatch, number):
+    with misbehaving(1, lambda connection: connection.sendall(head(SIZE) + b'x' * SIZE)) as other, listen(0) as own:
+        peers = peers_of([own.getsockname(), other], 0)
+        entry = of_others(peers, many)
+        request = PeerRequest(stream=STREAM, shard=entry.key, part=entry.parts[0], create=io.BytesIO, check=Mock())
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, 'create_connection', _failing(number))
+            assert peers.fetch(request) == 0
+        assert not [one for one in caplog.records if one.levelname == 'WARNING']
+        assert peers.fetch(request) == SIZE

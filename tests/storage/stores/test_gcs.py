@@ -162,6 +162,13 @@ class TestErrors:
             with pytest.raises(ConfigError, match='endpoint'):
                 call()
 
+    @pytest.mark.parametrize('proxy', ['myproxy:notaport', 'http://proxy:99999', '://'])
+    def test_a_malformed_proxy_is_named(self, emulator, monkeypatch, proxy):
+        monkeypatch.setenv('HTTPS_PROXY', proxy)
+        store = emulator.store('b', endpoint_url='https://storage.example')
+        with pytest.raises(ConfigError, match='HTTPS_PROXY names a proxy for storage.example: correct it'):
+            read_bytes(store, 'x')
+
     @pytest.mark.parametrize('url', ['gs://', 'gs:///p'])
     def test_a_url_without_a_bucket(self, url):
         with pytest.raises(ConfigError, match='names a bucket'):

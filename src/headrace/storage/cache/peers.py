@@ -463,7 +463,8 @@ class Peers:
             with wanted.create() as out:
                 size = 0
                 for chunk in self._answer(peer, wanted.path, wanted.part, only_cached=only_cached):
-                    out.write(chunk)
+                    if out.write(chunk) < len(chunk):
+                        raise OSError(errno.ENOSPC, 'The disk took only a part of a write')
                     size += len(chunk)
             wanted.check()
         except _AbsentError as error:

@@ -41,6 +41,7 @@ from headrace.storage.transfer.http import (
     SourcePart,
     described,
     error_of_status,
+    proxy_note,
     why_absent,
 )
 from headrace.storage.transfer.retry import BrokenTransferError
@@ -288,10 +289,11 @@ class GCSStore(BucketStore):
                 f'could not be renewed: {error}. Use credentials that may do this, or correct the endpoint.'
             )
         if isinstance(error, (InvalidURL, MissingSchema)):
-            return ConfigError(
-                f'{what}: {error}. An endpoint is a URL such as https://storage.googleapis.com; correct it (options, '
-                f'STORAGE_EMULATOR_HOST).'
+            of_endpoint = (
+                ' An endpoint is a URL such as https://storage.googleapis.com; correct it (options, '
+                'STORAGE_EMULATOR_HOST).'
             )
+            return ConfigError(f'{what}: {str(error).rstrip(".")}.{proxy_note(self._server()) or of_endpoint}')
         return None
 
     def _from_answer(self, doing: str, key: str, answer: Any, text: str, *, status: int = 0) -> Exception:
