@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,32 @@ def test_decimals_are_numbers(tmp_path: Path, test: Any, ids: list[int]) -> None
     assert sorted(sample['id'] for sample in dataset) == ids
     with pytest.raises(StreamError, match='Compare text with text'):
         StreamingDataset(remote=str(tmp_path / 'in'), local=str(tmp_path / 'c'), where={'price': '2'})
+
+
+@pytest.mark.parametrize(
+    ('test', 'ids'),
+    [
+        ({'at_least': 9, 'not': None}, [1, 3]),
+        ({'at_least': 9.5, 'not': None}, [1, 3]),
+        ({'equals': 9.5, 'not': None}, [3]),
+        ({'below': 9.5, 'not': None}, [0]),
+    ],
+)
+def test_decimals_beside_nulls_are_numbers(tmp_path: Path, test: Any, ids: list[int]) -> None:
+    prices = pa.array([Decimal('1.10'), Decimal('10.00'), None, Decimal('9.50')])
+    (tmp_path / 'data').mkdir()
+    pq.write_table(pa.table({'id': range(4), 'price': prices}), tmp_path / 'data/a.parquet')
+    where = {'remote': str(tmp_path / 'data'), 'local': str(tmp_path / 'cache'), 'batch_size': 1}
+    dataset = StreamingDataset(**where, where={'price': test})
+    assert [int(dataset[row]['id']) for row in range(len(dataset))] == ids
+    with pytest.raises(StreamError, match="column 'price', of decimal of scale 2, holds Decimal .* the text '9.5'"):
+        StreamingDataset(**where, where={'price': {'at_least': '9.5', 'not': None}})
+
+
+def test_a_text_is_compared_with_no_time(tmp_path: Path) -> None:
+    (tmp_path / 'data').mkdir()
+    pq.write_table(pa.table({'day': [date(2024, 1, 1), None]}), tmp_path / 'data/a.parquet')
+    where = {'remote': str(tmp_path / 'data'), 'local': str(tmp_path / 'cache'), 'batch_size': 1}
+    with pytest.raises(StreamError, match=r"'day', of date32\[day\], holds int .* whole numbers, .* since 1970"):
+        StreamingDataset(**where, where={'day': {'at_least': '2024-01-01', 'not': None}})
+    assert len(StreamingDataset(**where, where={'day': {'at_least': 19723, 'not': None}})) == 1

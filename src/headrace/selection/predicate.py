@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import pickle
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -191,8 +192,18 @@ class Conditions:
         columns = _read(info, reader, rows, self.columns)
         kept = np.ones(len(rows), np.bool_)
         for column, test in self.tests:
-            kept &= _holds(test, columns[column], column)
+            meaning = info.schema.meaning_of.get(column, '')
+            values, name = columns[column], f'{column!r}{meaning and f", of {meaning},"}'
+            if meaning.startswith('decimal') and isinstance(values, list):  # texts, where some are null
+                values = _as_decimals(cast('list[Any]', values))
+            kept &= _holds(test, values, name)
         return kept
+
+
+def _as_decimals(values: list[Any]) -> list[Any]:
+    from decimal import Decimal
+
+    return [Decimal(value) if isinstance(value, str) else value for value in values]
 
 
 def _read(
@@ -415,11 +426,13 @@ def _wrong_kind(column: str, value: object, operator: str, wanted: str) -> Strea
     shown = text if len(text) <= 40 else text[:37] + '...'
     needs = f'needs {wanted}' if operator == 'length' else f'compares with {wanted}'
     fix = 'Compare text with text (in YAML, quote it) and numbers with numbers.'
+    if re.search(', of (date|time|duration)', column):
+        fix = 'Compare with whole numbers, as the column has them: times since 1970 in this unit.'
     if value is None:
         fix = 'Say what becomes of null: `not: null` beside the other tests of the column leaves it out.'
     elif isinstance(value, (list, np.ndarray)):
         fix = "Test the number of its items, as with {'length': {'at_least': 5}}, or all of it with a `Where`."
     return StreamError(
-        f'`where`: the column {column!r} holds {type(value).__name__} values such as {shown}, but {operator} {needs}. '
+        f'`where`: the column {column} holds {type(value).__name__} values such as {shown}, but {operator} {needs}. '
         f'{fix}'
     )
