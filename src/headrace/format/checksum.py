@@ -92,9 +92,9 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
     """
     if algorithm is not None:
         _new(algorithm)
-    found = path.stat()
-    size = found.st_size
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    size = status.st_size
+    if not stat.S_ISREG(status.st_mode):
         raise ChecksumError(f'The index says that {info.basename} is a file, but {path} is none. Remove it.')
     if size != info.bytes:
         raise ChecksumError(f'The index says that {info.basename} has {info.bytes} bytes, but {path} has {size}.')

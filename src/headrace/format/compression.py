@@ -46,10 +46,10 @@ class Compression(ABC):
     def __init__(self, level: int | None = None) -> None:
         chosen = self.default_level if level is None else level
         if level is not None and level not in self.levels:
-            known = f'{self.levels[0]} to {self.levels[-1]}' if self.levels else 'none'
+            levels = f'{self.levels[0]} to {self.levels[-1]}' if self.levels else 'none'
             raise ConfigError(
                 f'`{self.extension}:{level}` is not a supported compression algorithm: levels of {self.extension} are '
-                f'{known}.'
+                f'{levels}.'
             )
         self.level = chosen
 
@@ -140,7 +140,7 @@ class _Members(Compression):
 
     @abstractmethod
     def decoder(self) -> Any:
-        """What decompresses one member, with `eof` and `unused_data` after its end."""
+        """An object that decompresses one member, with `eof` and `unused_data` after its end."""
 
     def pieces(self, decoder: Any, data: bytes) -> Iterator[bytes]:
         yield decoder.decompress(data)
@@ -279,10 +279,10 @@ def register_compression(name: str, algorithm: type[Compression]) -> None:
     if not hasattr(algorithm, 'extension'):
         algorithm.extension = name
     taken = ALGORITHMS.get(name, algorithm)
-    known, new = (f'{one.__module__}.{one.__qualname__}' for one in (taken, algorithm))
-    if known != new:
+    before, new = (f'{kind.__module__}.{kind.__qualname__}' for kind in (taken, algorithm))
+    if before != new:
         raise ConfigError(
-            f'A compression is registered once, but {name!r} is that of {known} already, and is now given {new}. '
+            f'A compression is registered once, but {name!r} is that of {before} already, and is now given {new}. '
             f'Choose another name.'
         )
     if algorithm.extension != name:
@@ -302,16 +302,22 @@ _HEAD: Final = 64  # first bytes of a file, which may announce the size of its c
 
 def _find(algorithm: str) -> Compression:
     name, colon, level = algorithm.partition(':')
-    found = ALGORITHMS.get(name)
-    if found is not None and not colon:
-        return found()
-    if found is not None and level.isascii() and level.isdecimal() and len(level) <= 2 and int(level) in found.levels:
-        return found(int(level))
-    known = ', '.join(
+    compression = ALGORITHMS.get(name)
+    if compression is not None and not colon:
+        return compression()
+    if (
+        compression is not None
+        and level.isascii()
+        and level.isdecimal()
+        and len(level) <= 2
+        and int(level) in compression.levels
+    ):
+        return compression(int(level))
+    names = ', '.join(
         f'{name}:{kind.levels[0]}..{kind.levels[-1]}' if kind.levels else name for name, kind in ALGORITHMS.items()
     )
     raise ConfigError(
-        f'{algorithm!r} is not a supported compression algorithm. Use one of {known}, with or without a level.'
+        f'{algorithm!r} is not a supported compression algorithm. Use one of {names}, with or without a level.'
     )
 
 
@@ -323,7 +329,7 @@ def get_compressions() -> set[str]:
 
 
 def is_compression(algo: str | None) -> bool:
-    """Whether an algorithm has this name and level. None (no compression) is no algorithm."""
+    """Whether an algorithm has this name and level. False for None (no compression)."""
     if algo is None:
         return False
     try:
@@ -396,18 +402,18 @@ def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: in
         limit: the size of the content, in bytes.
         source: the compressed file in messages.
     """
-    found = _find(algorithm)
-    errors = found.errors()
+    compression = _find(algorithm)
+    errors = compression.errors()
     written = 0
-    _check_announced_size(found, compressed, source, limit)
-    pieces = found.stream(iter(lambda: compressed.read(CHUNK), b''))
+    _check_announced_size(compression, compressed, source, limit)
+    pieces = compression.stream(iter(lambda: compressed.read(CHUNK), b''))
     while True:
         try:
             piece = next(pieces, None)
         except ShardError as error:
             raise ShardError(f'{source}: {error}') from None
         except errors as error:
-            raise damaged(source, found.extension, str(error)) from error
+            raise damaged(source, compression.extension, str(error)) from error
         if piece is None:
             break
         written += len(piece)
@@ -419,7 +425,7 @@ def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: in
 
 
 LONGEST_BLOCK: Final = 1 << 18
-"""Bytes of a block, which a compressed file gives at once: so many more are needed to unpack its head."""
+"""Bytes of a block, which a compressed file gives at once. Unpacking its head needs this many more."""
 
 
 def unpack_head(algorithm: str, data: bytes, size: int) -> bytes:

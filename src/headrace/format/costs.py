@@ -59,7 +59,7 @@ def check_cost_column(layout: Layout, name: str) -> np.dtype[Any] | None:
 def costs_of_values(values: Any, column: str, place: str = 'these samples') -> npt.NDArray[np.int64]:
     """The costs int64[n] of values: whole numbers from 0 to `MAX_COST`, or lengths of arrays, bytes and texts.
 
-    Texts that are numbers count as these. StreamError names the first value that is no cost, and its row of `place`.
+    Texts that are numbers count as these. StreamError names the first value that is not a cost, and its row of `place`.
     """
     if isinstance(values, np.ndarray) and values.ndim <= 1 and values.dtype.kind in 'iu':
         costs = values

@@ -65,7 +65,7 @@ class ShardPieces:
 
 @dataclass(frozen=True, slots=True)
 class CollectedShard:
-    """The samples of a shard, which are to be packed into its files."""
+    """The samples of a shard, ready to be packed into its files."""
 
     number: int
     """The shard's number in the dataset, from 0."""
@@ -141,7 +141,7 @@ def name_place(error: Exception, place: str) -> None:
 
 
 def as_sequence(name: str, values: Any) -> Sequence[Any]:
-    """The values of a column; tensors and the like become arrays. TypeError, ValueError: text, or masked values."""
+    """The values of a column as a sequence, with tensors as arrays. TypeError, ValueError: text, or masked values."""
     try:
         if isinstance(values, np.ma.MaskedArray):
             return cast('Sequence[Any]', unmasked(values))

@@ -57,7 +57,7 @@ def _parsed(given: str, units: Mapping[str, int], base: str, what: str, example:
 
 
 def _number(value: Any, what: str, example: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsInt):  # also a NumPy number, which is no `int`
+    if isinstance(value, bool) or not isinstance(value, SupportsInt):  # also a NumPy number, which is not an `int`
         raise ConfigError(f'{what} is a number, but got {value!r:.200}. Write a number, or a text such as {example}.')
     try:
         return int(value)

@@ -66,14 +66,16 @@ def dump_index(
     return dump_entries(entries(), {'erased': erased, 'meanings': all_meanings}, version_first=version_first)
 
 
-def dump_entries(entries: Iterable[Mapping[str, Any]], own: Mapping[str, Any], *, version_first: bool = False) -> bytes:
+def dump_entries(
+    entries: Iterable[Mapping[str, Any]], header: Mapping[str, Any], *, version_first: bool = False
+) -> bytes:
     """As `dump_index`, of the shards' JSON objects and of headrace's own keys, which other readers pass over.
 
     `own`: `erased`, the `Erasure` of shards by raw files; `meanings`, `Schema.meaning_of`. Empty ones are left out.
     """
     shards = f'"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}]'
     keys = ['"version": 2', shards] if version_first else [shards, '"version": 2']
-    before = (f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in own.items() if value)
+    before = (f'"{key}": {json.dumps(value, sort_keys=True)}' for key, value in header.items() if value)
     return f'{{{", ".join([*before, *keys])}}}'.encode('ascii')
 
 
@@ -115,14 +117,14 @@ class Generation:
     Its text is the fingerprint of the data.
     """
 
-    digest: str  # Of the bytes of the index of then.
+    digest: str  # Of the bytes of its index.
     first: int = 0  # Number of its first shard.
 
     @classmethod
     def of(cls, fingerprint: str) -> Generation | None:
-        """Read a fingerprint, with or without a selection; None: it is of data without an ``index.json``."""
-        found = re.fullmatch('([0-9a-f]{16})(?: from shard ([1-9][0-9]{0,8}))?', fingerprint.partition(', ')[0])
-        return None if found is None else cls(found[1], int(found[2] or 0))
+        """Read a fingerprint, with or without a selection; None for data without an ``index.json``."""
+        match = re.fullmatch('([0-9a-f]{16})(?: from shard ([1-9][0-9]{0,8}))?', fingerprint.partition(', ')[0])
+        return None if match is None else cls(match[1], int(match[2] or 0))
 
     def __str__(self) -> str:
         return f'{self.digest} from shard {self.first}' if self.first else self.digest
@@ -134,7 +136,7 @@ class Generation:
             return False
 
     def shards_in(self, data: bytes) -> range | None:
-        """Its shards in the bytes of a valid index; None: these do not begin with it."""
+        """Its shards in the bytes of a valid index; None if these do not begin with it."""
         text = data.decode()
         begin, ends = 0, list[int]()
         for _, value in top_level(text):
@@ -198,8 +200,8 @@ class IndexFile:
         self._data, self.stored, data = data, Generation(_digest(data).hexdigest()), before_erasure(data)
         self.digest = self.fingerprint = _digest(data).hexdigest()
         self.offered = range(len(self.shards))
-        if self._wanted not in (None, Generation(self.digest)) and (found := self._wanted.shards_in(data)):
-            self.offered, self.fingerprint = found, str(self._wanted)
+        if self._wanted not in (None, Generation(self.digest)) and (shards := self._wanted.shards_in(data)):
+            self.offered, self.fingerprint = shards, str(self._wanted)
 
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read.
@@ -216,8 +218,8 @@ class IndexFile:
             old = parse_index(data, source=str(cached), allow_unsafe_types=True)
             is_erasure = data != self._data and before_erasure(data) == before_erasure(self._data)
         for info in self.shards:
-            found = old.find(info.files[0].raw.basename)
-            is_same = found is not None and old[found].entry() == info.entry()
+            earlier = old.find(info.files[0].raw.basename)
+            is_same = earlier is not None and old[earlier].entry() == info.entry()
             for file in info.files:
                 for stored in (file.raw, file.zip):
                     if stored is not None and not (is_same and (stored.hashes or self._only_grows or is_erasure)):
@@ -343,13 +345,13 @@ def _parse(
 
 
 def _with_erased(shards: ShardTable, erased: Any, source: str) -> ShardTable:
-    found: dict[int, Erasure] = {}
+    erasures: dict[int, Erasure] = {}
     for name, erasure in erased.items() if isinstance(erased, dict) else [('', erased)]:
         match erasure:
             case {'rows': [*rows], 'was': str(was)} if (shard := shards.find(name)) is not None:
                 is_right = all(type(row) is int for row in rows)
                 if is_right and all(map(lt, [-1, *rows], [*rows, int(shards.samples[shard])])):
-                    found[shard] = Erasure(tuple(rows), was)
+                    erasures[shard] = Erasure(tuple(rows), was)
                     continue
             case _:
                 pass
@@ -357,7 +359,7 @@ def _with_erased(shards: ShardTable, erased: Any, source: str) -> ShardTable:
             f'`erased` of an index says for the names of shards which `rows`, ascending, were erased, and what their '
             f'entry `was`, but {source} has {show({name: erasure})}.'
         )
-    return replace(shards, erased=found)
+    return replace(shards, erased=erasures)
 
 
 def _corrupted(source: str, reason: str) -> str:
@@ -427,13 +429,13 @@ class _EntryPattern:
         """Match objects with `between` as their separator; returns their rows, and the position after the last one."""
         rows: list[Row] = []
         match, groups, step, end = self._match, self._groups, len(between), at
-        found = match(text, at)
-        while found is not None:
-            rows.append(found.group(*groups))
-            end = found.end()
+        entry = match(text, at)
+        while entry is not None:
+            rows.append(entry.group(*groups))
+            end = entry.end()
             if len(rows) == _RUN or not text.startswith(between, end):
                 break
-            found = match(text, end + step)
+            entry = match(text, end + step)
         return rows, end
 
 

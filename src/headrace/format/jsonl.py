@@ -67,20 +67,20 @@ def is_json_encoded(encoding: str, obj: Any) -> bool:
 
 
 def _get(encoding: str) -> _Checked:
-    found = _ENCODINGS.get(encoding)
-    if found is None:
+    converters = _ENCODINGS.get(encoding)
+    if converters is None:
         raise ConfigError(f'JSONL columns have the encodings {", ".join(_ENCODINGS)}, but got {encoding!r}.')
-    return found
+    return converters
 
 
 class JSONReader(LineReader):
     def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
         value = parse_json(line, 'The line')
-        known = self._schema.names
-        if not isinstance(value, dict) or len(value) != len(known) or any(name not in value for name in known):
-            found = f'the keys {sorted(value)}' if isinstance(value, dict) else f'a {type(value).__name__}'
-            raise FormatError(f'A line is a JSON object with the keys {sorted(known)}, but this is {found}.')
-        return {name: value[name] for name in known if name in names}
+        expected = self._schema.names
+        if not isinstance(value, dict) or len(value) != len(expected) or any(name not in value for name in expected):
+            received = f'the keys {sorted(value)}' if isinstance(value, dict) else f'a {type(value).__name__}'
+            raise FormatError(f'A line is a JSON object with the keys {sorted(expected)}, but this is {received}.')
+        return {name: value[name] for name in expected if name in names}
 
 
 class JSONEncoder(LineEncoder):

@@ -235,10 +235,10 @@ class MDSReader:
 
     def _sizes_error(self, i: int, size: int, sizes: Sequence[int]) -> ShardError:
         names = [column.name for column in self._layout.columns if column.size is None]
-        found = ', '.join(f'{name!r}: {value}' for name, value in zip(names, sizes, strict=True))
+        listed = ', '.join(f'{name!r}: {value}' for name, value in zip(names, sizes, strict=True))
         return self._error(
             f'sample {i} has {size} bytes, of which {size - self._layout.least} are left for the values of variable '
-            f'size, but it gives them the sizes {found}'
+            f'size, but it gives them the sizes {listed}'
         )
 
     def _value_error(self, i: int, name: str, error: Exception) -> ShardError:

@@ -204,13 +204,13 @@ class MDSEncoder(ShardEncoder):
         if sizes:
             heads = np.stack(sizes, axis=1).astype(_SIZE)
             values.insert(0, opaque(heads, layout.head.size))
-        arrays = [found for found in values if isinstance(found, np.ndarray)]
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
         if len(arrays) == len(values):
             rows = np.ascontiguousarray(_side_by_side(arrays, count))
             view, size = rows.view(np.uint8).data, rows.itemsize
             return EncodedRows(lengths, lambda a, b: (view[a * size : b * size],))
         values = _merged(values, count)
-        texts = [found for found in values if not isinstance(found, np.ndarray)]
+        texts = [value for value in values if not isinstance(value, np.ndarray)]
         if len(variable) == 1 and len(texts) == 1:
             before, after = values[0], values[2] if len(values) == 3 else None
             assert isinstance(before, np.ndarray)
@@ -218,8 +218,8 @@ class MDSEncoder(ShardEncoder):
             return EncodedRows(lengths, framed_rows(texts[0], before, after, lengths))
         width = len(values)
         pieces: list[bytes] = [b''] * (width * count)
-        for i, found in enumerate(values):
-            pieces[i::width] = _as_bytes(found)
+        for i, item in enumerate(values):
+            pieces[i::width] = _as_bytes(item)
         return EncodedRows(lengths, joined_rows(pieces, width, lengths))
 
     def _encode_column(self, column: Column, values: Sequence[Any], number: int) -> _Encoded:
@@ -271,9 +271,9 @@ class MDSEncoder(ShardEncoder):
         return [('', [memoryview(data)])]
 
 
-def _wrong_size(size: int, found: int) -> ValueError:
+def _wrong_size(size: int, received: int) -> ValueError:
     return ValueError(
-        f'A value has {size} bytes, but got {found} bytes. Bytes are stored as they are: give the encoded value, or '
+        f'A value has {size} bytes, but got {received} bytes. Bytes are stored as they are: give the encoded value, or '
         f'the value itself.'
     )
 
@@ -311,7 +311,7 @@ def _merged(columns: Sequence[_Encoded], count: int) -> list[_Encoded]:
 def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
     if len(arrays) == 1:
         return arrays[0]
-    rows = np.empty(count, [(str(i), one.dtype) for i, one in enumerate(arrays)])
-    for i, one in enumerate(arrays):
-        rows[str(i)] = one
+    rows = np.empty(count, [(str(i), array.dtype) for i, array in enumerate(arrays)])
+    for i, values in enumerate(arrays):
+        rows[str(i)] = values
     return rows

@@ -134,12 +134,12 @@ def framed_rows(
                 joined = bytearray(gap.decode().join(['', *some, '']).encode())
             else:
                 joined = bytearray(gap).join([b'', *some, b''])
-            found = memoryview(joined)[tail : len(joined) - head]
+            piece = memoryview(joined)[tail : len(joined) - head]
             behind = ends[first:last] - int(ends[first] - sizes[first])
-            _windows(found, head)[behind - sizes[first:last]] = before[first:last]
+            _windows(piece, head)[behind - sizes[first:last]] = before[first:last]
             if after is not None:
-                _windows(found, tail)[behind - tail] = after[first:last]
-            yield found
+                _windows(piece, tail)[behind - tail] = after[first:last]
+            yield piece
 
     return pieces
 

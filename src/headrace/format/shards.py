@@ -112,7 +112,7 @@ class Schema:
     separator: str = ''
     """The separated formats: the text between two values."""
     meanings: tuple[str, ...] = ()
-    """What the values of each column mean that its encoding does not say, such as 'timestamp[us]'; empty: nothing."""
+    """The meanings of the columns' values that their encodings do not say, such as 'timestamp[us]'."""
     arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -122,7 +122,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         types = [fixed_array_type(name) if self.format == 'mds' else None for name in self.encodings]
-        arrays = tuple(None if found is None else (found[0].newbyteorder('='), found[1]) for found in types)
+        arrays = tuple(None if kind is None else (kind[0].newbyteorder('='), kind[1]) for kind in types)
         object.__setattr__(self, 'arrays', arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,8 +187,8 @@ class Schema:
 
 
 def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, str], str]]) -> dict[str, str]:
-    """What differs, by column, between `places`: each with its `Schema.kinds`, `Schema.meaning_of` and name."""
-    known: dict[str, tuple[str, str, str]] = {}
+    """The differences by column between `places`: each with its `Schema.kinds`, `Schema.meaning_of` and name."""
+    seen: dict[str, tuple[str, str, str]] = {}
     differences: dict[str, str] = {}
     for kinds, meanings, place in places:
         for name, kind in kinds.items():
@@ -196,7 +196,7 @@ def differing_meanings(places: Iterable[tuple[Mapping[str, str], Mapping[str, st
             if kind == 'Decimal' and not meaning:
                 continue  # each value of MDS has its own scale
             here = meaning, meaning or kind, place
-            other = known.setdefault(name, here)
+            other = seen.setdefault(name, here)
             if other[0] != meaning:
                 differences.setdefault(name, f'{name!r} is {other[1]} in {other[2]}, and {here[1]} in {here[2]}')
     return differences
@@ -229,7 +229,7 @@ class ShardInfo:
     schema: Schema
     """The columns."""
     made_from: str | None = None
-    """The format of the data that the cache makes this shard from. Its sizes are then estimates. None: it is stored."""
+    """The format of the data that the cache makes this shard from. Its sizes are then estimates."""
     erasure: Erasure = _NONE
     """The rows that `headrace erase` has emptied."""
 

@@ -46,8 +46,8 @@ class NameFinder:
             data = name.encode()
         except UnicodeEncodeError:
             return None  # of bytes that are not UTF-8
-        one = np.frombuffer(data + b'/', np.uint8)
-        wanted = _hash_all(one, np.array([0, len(one)], np.int64))[0]
+        encoded = np.frombuffer(data + b'/', np.uint8)
+        wanted = _hash_all(encoded, np.array([0, len(encoded)], np.int64))[0]
         first, end = self._hashes.searchsorted(wanted, 'left'), self._hashes.searchsorted(wanted, 'right')
         for number in self._order[first:end].tolist():
             if self._names[self._starts[number] : self._starts[number + 1] - 1].tobytes() == data:

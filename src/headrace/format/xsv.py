@@ -82,10 +82,10 @@ def xsv_decode(encoding: str, obj: str) -> Any:
 
 
 def _get(encoding: str) -> _Text:
-    found = _ENCODINGS.get(encoding)
-    if found is None:
+    converters = _ENCODINGS.get(encoding)
+    if converters is None:
         raise ConfigError(f'Separated columns have the encodings {", ".join(_ENCODINGS)}, but got {encoding!r}.')
-    return found
+    return converters
 
 
 def _header_line(schema: Schema) -> bytes:
@@ -141,13 +141,13 @@ class XSVEncoder(LineEncoder):
     ) -> None:
         if shard_format not in _FORMATS:
             raise ConfigError(f'A separated format is one of {", ".join(_FORMATS)}, but got {shard_format!r}.')
-        own = _FORMATS[shard_format]
-        separator = separator if own is None else own
+        defaults = _FORMATS[shard_format]
+        separator = separator if defaults is None else defaults
         if not separator or not newline:
             raise ConfigError(
                 f'`separator` and `newline` are texts of at least one character, but got {separator!r} and {newline!r}.'
             )
-        writer = 'XSVWriter' if own is None else f'{shard_format.upper()}Writer'
+        writer = 'XSVWriter' if defaults is None else f'{shard_format.upper()}Writer'
         check_encodings(columns, writer=writer, is_known=is_xsv_encoding, names=_ENCODINGS)
         names = tuple(sorted(columns))
         for name in names:

@@ -199,8 +199,8 @@ class NDArray(Encoding):
             where = np.flatnonzero(heads & 3 == k)
             places = begins[where, None] + np.arange(1 << k)
             lengths[where] = stored[places].view(f'<u{1 << k}')[:, 0].astype(np.int64)
-        found, rest = np.divmod(ends - after_head, dtype.itemsize)
-        if (lengths < 1).any() or (lengths != found).any() or rest.any():
+        counts, rest = np.divmod(ends - after_head, dtype.itemsize)
+        if (lengths < 1).any() or (lengths != counts).any() or rest.any():
             return None
         spans = zip(after_head.tolist(), ends.tolist(), strict=True)
         values = np.frombuffer(bytearray().join([data[begin:end] for begin, end in spans]), dtype)

@@ -37,11 +37,11 @@ class ArrayKind(str):
         return kind
 
 
-def do_stack(one: str, other: str) -> bool:
+def do_stack(first: str, other: str) -> bool:
     """Whether values of two kinds can share a batch. An undeclared dtype or shape matches any."""
-    if not (isinstance(one, ArrayKind) and isinstance(other, ArrayKind)):
-        return one == other
-    return all(a is None or b is None or a == b for a, b in ((one.dtype, other.dtype), (one.shape, other.shape)))
+    if not (isinstance(first, ArrayKind) and isinstance(other, ArrayKind)):
+        return first == other
+    return all(a is None or b is None or a == b for a, b in ((first.dtype, other.dtype), (first.shape, other.shape)))
 
 
 class Encoding(ABC):
@@ -86,7 +86,7 @@ class Encoding(ABC):
         """
 
     def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-        """The stored bytes of many values at once; None if they are to be encoded one by one.
+        """The stored bytes of many values at once; None to encode them one by one.
 
         Args:
             values: a list, or an array whose first axis is the value.
@@ -107,7 +107,7 @@ class Encoding(ABC):
         """
 
     def decode_all(self, data: memoryview, begins: IntArray, ends: IntArray) -> Sequence[Any] | None:
-        """Values at once, each in ``data[begin:end]``; None if they are to be decoded one by one.
+        """Values at once, each in ``data[begin:end]``; None to decode them one by one.
 
         It never raises: it leaves damaged values to `decode`. The values may share memory, but not that of ``data``.
 

@@ -60,7 +60,7 @@ def register_encoding(
         encoding: an `Encoding` or its class, for encodings with parameters, fixed-size arrays, or code that runs.
         encode: returns the bytes of a value; any error refuses the value.
         decode: returns the value of the bytes; any error marks the sample as damaged.
-        size: bytes of every value; None: values differ in length.
+        size: bytes of every value; by default values differ in length.
         kind: streams of a mixture may share a column if their encodings have the same kind. None: the name.
         runs_code: whether bytes can make `decode` run code, as those of a pickle can. Datasets with such columns need
             `allow_unsafe_types`. Functions of pickle, marshal, dill, cloudpickle, joblib and torch always do.
@@ -70,20 +70,20 @@ def register_encoding(
     """
     _check_name(name)
     if encoding is not None and encode is None and decode is None:
-        found = encoding() if isinstance(encoding, type) else encoding
+        instance = encoding() if isinstance(encoding, type) else encoding
     elif encoding is None and encode is not None and decode is not None:
-        found = FunctionEncoding(name, encode, decode, size, kind, runs_code)
+        instance = FunctionEncoding(name, encode, decode, size, kind, runs_code)
     else:
         raise ConfigError(
             f'register_encoding({name!r}) takes either an encoding, or both `encode` and `decode`. Give one of these.'
         )
     taken = ENCODINGS.get(name)
-    if taken is not None and _source(taken) != _source(found):
+    if taken is not None and _source(taken) != _source(instance):
         raise ConfigError(
             f'An encoding is registered once, but {name!r} is that of {_source(taken)} already, and is now given '
-            f'{_source(found)}. Choose another name, such as one with the name of your project.'
+            f'{_source(instance)}. Choose another name, such as one with the name of your project.'
         )
-    ENCODINGS[name] = found
+    ENCODINGS[name] = instance
     get_mds_encoding.cache_clear()
 
 
@@ -109,7 +109,7 @@ def encoding_name(column: str, encoding: object) -> object:
         given = getattr(encoding, 'name', None)
         if not isinstance(given, str):
             # Those of this package have names besides their classes.
-            given = next((name for name, one in ENCODINGS.items() if type(one) is kind), kind.__name__)
+            given = next((name for name, encoder in ENCODINGS.items() if type(encoder) is kind), kind.__name__)
         if type(ENCODINGS.get(given.partition(':')[0])) is not kind or ':' not in given:
             register_encoding(given, encoding)
         return given
@@ -193,15 +193,15 @@ def get_mds_encodings() -> set[str]:
 def get_mds_encoding(encoding: str) -> Encoding:
     """The encoding of this name; a ConfigError if there is none, or its parameters are wrong."""
     name, colon, parameters = encoding.partition(':')
-    found = ENCODINGS.get(name)
-    if found is not None and colon:
-        found = found.with_parameters(parameters)
-    if found is None:
+    encoder = ENCODINGS.get(name)
+    if encoder is not None and colon:
+        encoder = encoder.with_parameters(parameters)
+    if encoder is None:
         raise ConfigError(
             f'{encoding[:80]!r} is not an encoding of MDS columns. {suggestion(encoding, ENCODINGS)} '
             f'If it is your own, import the module that calls register_encoding.'
         )
-    return found
+    return encoder
 
 
 def is_mds_encoding(encoding: str) -> bool:
@@ -306,25 +306,25 @@ def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], b
 
 def suggestion(encoding: object, names: Iterable[str]) -> str:
     """Suggestions for an unknown encoding, and the list of all names."""
-    known = sorted(names)
+    choices = sorted(names)
     head, colon, parameters = _usual_name(encoding).partition(':')
-    near = [name for name in _BY_USUAL_NAME.get(head, ()) if name in known]
-    if head in known:
+    near = [name for name in _BY_USUAL_NAME.get(head, ()) if name in choices]
+    if head in choices:
         near = list(dict.fromkeys([head, *near]))
     elif not near:
-        near = difflib.get_close_matches(head.lower(), known, n=1)
-    if isinstance(encoding, str) and colon and head == 'ndarray' and head in known:
+        near = difflib.get_close_matches(head.lower(), choices, n=1)
+    if isinstance(encoding, str) and colon and head == 'ndarray' and head in choices:
         return (
             f'`ndarray` takes a dtype and a shape, as in `ndarray:float32:3,224`, but got `{parameters:.60}`. '
             f'The dtypes are {", ".join(DTYPES)}.'
         )
-    if isinstance(encoding, str) and colon and head in known:
+    if isinstance(encoding, str) and colon and head in choices:
         return f'`{head}` takes no parameters: leave the part after the colon out.'
     choice = ' or '.join(repr(name) for name in near)
     if choice:
         choice = f'Did you mean {choice}? ' if isinstance(encoding, str) else f'Write {choice}. '
-    array = ', and `ndarray:<dtype>:<d0>,<d1>...`' if 'ndarray' in known else ''
-    return f'{choice}The encodings are {", ".join(known)}{array}.'
+    array = ', and `ndarray:<dtype>:<d0>,<d1>...`' if 'ndarray' in choices else ''
+    return f'{choice}The encodings are {", ".join(choices)}{array}.'
 
 
 def _usual_name(encoding: object) -> str:
