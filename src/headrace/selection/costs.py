@@ -141,7 +141,7 @@ def measure_costs(shards: Shards, column: str, rows: RowSelection | None, measur
     """The costs of the samples that a stream offers, in their order: `column`'s whole numbers, or lengths.
 
     They are measured once for each machine. A shard is fetched and read only if nothing less tells its costs.
-    StreamError: the column has a null, or a number that is no cost.
+    StreamError: the column has a null, or a number that is not a cost.
     """
     counts = shards.sizes if rows is None else rows.counts
     key = hashlib.blake2b(f'{shards.identity}\0{column}\0{_RULES}'.encode(), digest_size=16).hexdigest()

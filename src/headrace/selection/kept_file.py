@@ -26,10 +26,10 @@ class KeptFile(ABC, Generic[T]):
 
     @abstractmethod
     def _content(self, data: mmap.mmap) -> T | None:
-        """What a file of at least one byte holds; None: it is damaged, or another one."""
+        """The value that a file of at least one byte holds, or None if it is damaged, or another file."""
 
     def find(self) -> T | None:
-        """Map the file; None if there is none that can be believed."""
+        """Map the file, or return None if it cannot be trusted."""
         try:
             with self._place.opened(only_read=True) as folder:
                 return self._map(folder)
@@ -37,35 +37,35 @@ class KeptFile(ABC, Generic[T]):
             return None
 
     def find_again(self) -> T:
-        found = self.find()
-        if found is None:
+        kept = self.find()
+        if kept is None:
             raise CacheError(
                 f'{self.path} was changed or deleted while it was in use. Stop what does that; start anew.'
             )
-        return found
+        return kept
 
     def made(self, make: Callable[[OpenFolder], None]) -> T:
         """The same, made now if there is none. Another process that makes it is waited for."""
-        found = self.find()
-        if found is not None:
-            return found
+        kept = self.find()
+        if kept is not None:
+            return kept
         try:
             with self._place.opened(make=True) as folder:
                 lock_file(folder.handle, folder.path)
-                found = self._map(folder)
-                if found is None:
+                kept = self._map(folder)
+                if kept is None:
                     for left in folder.names():
                         if left.endswith('.tmp'):
                             folder.delete(left)  # by processes that were killed: who writes one holds the lock
                     make(folder)
-                    found = self._map(folder)
+                    kept = self._map(folder)
         except StorageError:  # of the data that it is made of
             raise
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
-        if found is None:
+        if kept is None:
             raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
-        return found
+        return kept
 
     def _map(self, folder: OpenFolder) -> T | None:
         try:

@@ -49,13 +49,13 @@ def refusal(what: str, mistakes: Sequence[Mistake]) -> StreamError:
 def read_given(
     name: str, raw: object, read: Callable[[object, list[Mistake]], T | None], error: type[HeadraceError]
 ) -> T | None:
-    """What `read` makes of an argument; None for None. The error names the first mistake."""
+    """An argument as `read` returns it; None for None. The error names the first mistake."""
     mistakes: list[Mistake] = []
-    found = None if raw is None else read(raw, mistakes)
+    predicate = None if raw is None else read(raw, mistakes)
     if mistakes:
         path, value, rule = mistakes[0]
         raise error(f'`{name}{"".join(f"[{part!r}]" for part in path)}` {rule}, but is {value!r:.100}.')
-    return found
+    return predicate
 
 
 class Predicate(Protocol):
@@ -269,7 +269,7 @@ def _read_test(raw: object, path: tuple[str | int, ...], mistakes: list[Mistake]
     if not raw:
         mistakes.append(Mistake(path, raw, f'must hold an operator: {", ".join(OPERATORS)}'))
     items = cast('Mapping[Any, Any]', raw).items()
-    test = [one for name, operand in items for one in _read_operator(name, operand, (*path, name), mistakes)]
+    test = [check for name, operand in items for check in _read_operator(name, operand, (*path, name), mistakes)]
     return tuple(sorted(test, key=lambda item: item[0]))
 
 
@@ -318,7 +318,7 @@ def _plain_test(test: Test) -> Any:
 
 def _holds(test: Test, values: Any, column: str) -> Mask:
     """For which values of a column, an array [n, ...] or a list, a test holds; bool[n]."""
-    if isinstance(values, list) and any(_leaves_null_out(*one) for one in test):  # the other tests need no null
+    if isinstance(values, list) and any(_leaves_null_out(*check) for check in test):  # the other tests need no null
         kept = np.fromiter((value is not None for value in cast('list[Any]', values)), np.bool_, len(values))
         values = [value for value in cast('list[Any]', values) if value is not None]
         if values:
@@ -352,7 +352,7 @@ def _compare(operator: str, values: Any, operand: Scalar, column: str) -> Mask:
     from decimal import InvalidOperation, localcontext  # only for values that may be some
 
     with localcontext() as context:
-        context.traps[InvalidOperation] = False  # decimals that are no numbers pass no comparison
+        context.traps[InvalidOperation] = False  # decimals that are not numbers pass no comparison
         return np.fromiter((compare(value, operand) for value in values), np.bool_, len(values))
 
 

@@ -59,17 +59,17 @@ class Subset:
             return None
         ranges: list[tuple[int, int | None]] = []
         for number, item in enumerate(cast('Sequence[object]', raw)):
-            found = _read_range(item)
-            if found is None:
+            bounds = _read_range(item)
+            if bounds is None:
                 rule = 'must be a range [start, stop] of sample numbers with 0 <= start < stop; null is the end'
                 mistakes.append(Mistake((number,), item, rule))
-            elif ranges and (ranges[-1][1] is None or found[0] < ranges[-1][1]):
+            elif ranges and (ranges[-1][1] is None or bounds[0] < ranges[-1][1]):
                 rule = f'must begin after the range before, {list(ranges[-1])}: ranges ascend and do not overlap'
                 mistakes.append(Mistake((number,), item, rule))
-            elif ranges and found[0] == ranges[-1][1]:
-                ranges[-1] = (ranges[-1][0], found[1])
+            elif ranges and bounds[0] == ranges[-1][1]:
+                ranges[-1] = (ranges[-1][0], bounds[1])
             else:
-                ranges.append(found)
+                ranges.append(bounds)
         return cls(tuple(ranges)) if len(mistakes) == before else None
 
     @property
@@ -78,7 +78,7 @@ class Subset:
         return [list(pair) for pair in self.ranges]
 
     def within(self, samples: int, title: str) -> npt.NDArray[np.int64]:
-        """The ranges in a stream of so many samples, int64[n, 2]; StreamError: one lies beyond the end."""
+        """The ranges in a stream of this many samples, int64[n, 2]; StreamError: one lies beyond the end."""
         for start, stop in self.ranges:
             if start >= samples or (stop or 0) > samples:
                 raise StreamError(
