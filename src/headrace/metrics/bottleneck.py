@@ -72,20 +72,20 @@ class BottleneckWatch:
         if now < self._next:
             return None
         self._next = now + self._every
-        found: Bottleneck | None = None
+        bottleneck: Bottleneck | None = None
         for name, loader in loaders.items():
             before = self._seen.get(name)
             self._seen[name] = loader, now, (stats := loader.stats())
-            if before is not None and before[0] is loader and found is None and now >= self._quiet_until:
-                found = self._judged(loader, before[2], stats, now - before[1])
-        if found is not None:
+            if before is not None and before[0] is loader and bottleneck is None and now >= self._quiet_until:
+                bottleneck = self._judged(loader, before[2], stats, now - before[1])
+        if bottleneck is not None:
             self._quiet_until = now + self._silence
-            return found
+            return bottleneck
         for name, (loader, _, stats) in self._seen.items():
             if name not in self._told_padding and stats.padding_places >= _PADDING_SHARE * stats.padded_places > 0:
                 self._told_padding.add(name)
-                if (found := _padding(loader, stats)) is not None:
-                    return found
+                if (bottleneck := _padding(loader, stats)) is not None:
+                    return bottleneck
         return None
 
     def skip(self) -> None:

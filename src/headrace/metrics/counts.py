@@ -157,8 +157,8 @@ class FollowedLoader:
 
     def token_counts_of_all_ranks(self) -> dict[str, StreamCount]:
         """The same, with this rank's tokens for every rank's."""
-        own, replicas = self.token_counts(), self.loader.dataset.topology.replicas
-        return scaled_to(own, {name: count.samples * replicas for name, count in own.items()})
+        counts, replicas = self.token_counts(), self.loader.dataset.topology.replicas
+        return scaled_to(counts, {name: count.samples * replicas for name, count in counts.items()})
 
 
 def _sequence_length(loader: StreamingDataLoader) -> int | None:

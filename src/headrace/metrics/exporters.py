@@ -110,18 +110,18 @@ class PrometheusEndpoint:
         """The figures as Prometheus has them; the registry calls it at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found: dict[str, Any] = {}
+        families: dict[str, Any] = {}
         for name, value in self._figures.items():
             group, _, rest = name.partition('/')
             stream, _, what = rest.rpartition('/')
             of_stream = {'stream': stream} if stream else {}
             title = re.sub(r'\W', '_', f'headrace_{"stream" if stream and group == "data" else group}_{what}')
-            if title not in found:
+            if title not in families:
                 family = CounterMetricFamily if what in _COUNTERS else GaugeMetricFamily
                 text = f'{group}/{"<stream>/" if stream else ""}{what} of headrace.metrics.DataMeter.read'
-                found[title] = family(title, text, labels=[*self._labels, *of_stream])
-            found[title].add_metric([*self._labels.values(), *of_stream.values()], value)
-        return found.values()
+                families[title] = family(title, text, labels=[*self._labels, *of_stream])
+            families[title].add_metric([*self._labels.values(), *of_stream.values()], value)
+        return families.values()
 
     def close(self) -> None:
         """Stop serving."""
@@ -143,7 +143,7 @@ class BatchSpans:
     time.
 
     Args:
-        tracer: an OpenTelemetry tracer; None: that of the program's provider, by the name headrace.
+        tracer: an OpenTelemetry tracer; by default that of the program's provider, by the name headrace.
         clock: nanoseconds since 1970.
 
     Raises:

@@ -107,10 +107,10 @@ class DataMeter:
         """A batch of each loader was trained.
 
         Args:
-            tokens: its number of tokens; None: it holds none.
+            tokens: its number of tokens; None if it holds none.
             is_step: whether it ended an optimizer step. If not, it counts with the next step.
-            trained: the trained batches by name, if a trainer fetches ahead of them, by one at most; None: the last
-                ones of the loaders. A loader without a batch has trained no more than before.
+            trained: the trained batches by name, if a trainer fetches ahead of them, by one at most; by default the
+                last ones of the loaders. A loader without a batch has trained as much as before.
         """
         for name, followed in self._followed.items():
             last, is_first = followed.loader.handed_out, followed.trained is None
@@ -161,10 +161,11 @@ class DataMeter:
         Args:
             ranks: number of ranks.
             replicas: number of ranks that have different samples.
-            sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: counters of reads
-                and waits are of this rank alone, and its tokens stand for every rank's, those of streams included.
+            sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. By default, counters of
+                reads and waits are of this rank alone, and its tokens stand for every rank's, those of streams
+                included.
             per_stream: whether to give the figures of each of several streams.
-            per_stream_reads: whether to include the reads of each remote stream; None: if there are at most 32.
+            per_stream_reads: whether to include the reads of each remote stream; by default if there are at most 32.
             detailed: whether to give all figures; the same on every rank.
 
         Returns:
@@ -203,16 +204,16 @@ class DataMeter:
         )
         if sum_over_ranks is not None:
             size = len(total)
-            own = self._own_tokens() if per_stream else {}
+            drawn = self._own_tokens() if per_stream else {}
             of_reads = [number for read in reads.values() for number in read]
             waits = self._own_wait(passed, ranks) if detailed else []
-            numbers = sum_over_ranks([*waits, *total, *passed, *(count.samples for count in own.values()), *of_reads])
+            numbers = sum_over_ranks([*waits, *total, *passed, *(count.samples for count in drawn.values()), *of_reads])
             waits, numbers = numbers[: len(waits)], numbers[len(waits) :]
             summed, passed = Read(*numbers[:size]), Read(*numbers[size : 2 * size])
             rest = iter(numbers[2 * size :])
-            of_all = {name: round(next(rest) * replicas / ranks) for name in own}
+            of_all = {name: round(next(rest) * replicas / ranks) for name in drawn}
             token_counts = dict(self._earlier_tokens)
-            add_counts(token_counts, '', scaled_to(own, of_all))
+            add_counts(token_counts, '', scaled_to(drawn, of_all))
             reads = {name: StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
@@ -282,11 +283,11 @@ class DataMeter:
             return {}
         if not always and sum(len(each.remote) for each in followed) > _LOGGED_STREAMS:
             return {}
-        found: dict[str, StreamRead] = {}
+        reads: dict[str, StreamRead] = {}
         for label, each in self._followed.items():
             for name, read in each.stream_reads(label).items():
-                found[name] = sum_of(self._past_streams.get(name, StreamRead()), read)
-        return found
+                reads[name] = sum_of(self._past_streams.get(name, StreamRead()), read)
+        return reads
 
     def counts(self) -> dict[str, StreamCount]:
         """Trained samples of each stream in the run, on all ranks, and the promised number.
@@ -324,20 +325,20 @@ class DataMeter:
         deviation.
         """
         now, total = self._clock(), self._total()
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         if any(followed.remote for followed in self._followed.values()):
-            found['data'] = _read_text(total)
+            texts['data'] = _read_text(total)
         share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
-        found['stall'] = f'{min(share, 1):.1%}'
+        texts['stall'] = f'{min(share, 1):.1%}'
         self._text_since, self._text_waiting = now, total.seconds_waiting
         counts = self.counts()
         if len(counts) > 1:
             shares = list(shares_of(counts).values())
             if len(counts) <= _TEXT_STREAMS:
-                found['mix'] = '/'.join(f'{share:.2f}' for share, _ in shares)
+                texts['mix'] = '/'.join(f'{share:.2f}' for share, _ in shares)
             else:
-                found['mix'] = f'±{max(abs(share - promised) for share, promised in shares):.3f}'
-        return found
+                texts['mix'] = f'±{max(abs(share - promised) for share, promised in shares):.3f}'
+        return texts
 
     def summary(self) -> str:
         """One line about the run since `begin`: waited 1.2 % for data; 3.1 GB; 0 retries; mix within 0.1 %.

@@ -60,9 +60,9 @@ class DataObserver:
         self.meter.batch_done(tokens, is_step=is_step, trained=trained)
         if self.spans is not None:
             self.spans(self.loaders.values())
-        found = self._watch.look(self.loaders) if self._watch is not None and is_first_rank else None
-        if found is not None:
-            warn(str(found))
+        bottleneck = self._watch.look(self.loaders) if self._watch is not None and is_first_rank else None
+        if bottleneck is not None:
+            warn(str(bottleneck))
 
     def figures(self, ranks: int, sum_over_ranks: Callable[[Sequence[float]], Sequence[float]]) -> dict[str, float]:
         """The figures since the last call; see `DataMeter.read`."""

@@ -29,7 +29,7 @@ def proportions_by_loss(
     as ``references``. With ``memory`` 0 it is a softmax of the losses at the temperature 1 / ``rate``.
 
     Args:
-        before: the shares of now, by name; a stream with 0 keeps it.
+        before: the current shares, by name; a stream with 0 keeps it.
         losses: by name; a stream without one, or with NaN, has the mean of the others.
         rate: shares per nat of loss, in the exponent.
         memory: from 0 to 1.
@@ -61,7 +61,7 @@ def proportions_by_loss(
 
 
 class MixtureObserver:
-    """What callbacks that follow losses share: arguments as `proportions_by_loss`'s."""
+    """The common part of callbacks that follow losses: arguments as `proportions_by_loss`'s."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MixtureObserver:
         self._references = references
 
     def decide(self, loader: StreamingDataLoader, model: object) -> Decision:
-        """Set the loader's proportions by the metric of the model, over all ranks, which begins anew."""
+        """Set the loader's proportions by the metric of the model, over all ranks, and reset the metric."""
         from headrace.metrics.per_stream import PerStreamMean
 
         metric = getattr(model, self._metric, None) if isinstance(self._metric, str) else self._metric

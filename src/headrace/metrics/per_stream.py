@@ -68,7 +68,7 @@ class PerStreamMean(Metric):
         prefix: prefix of the names of values, such as 'loss/'.
 
     Raises:
-        ConfigError: there are no names, or some twice.
+        ConfigError: names are missing, or some come twice.
     """
 
     full_state_update = False
@@ -105,11 +105,11 @@ class PerStreamMean(Metric):
         values = values.detach().to(self.total).flatten()
         streams = streams.to(self.total.device)
         without = _without(streams, excluded_rows(is_padding, is_bad_sample)).flatten()
-        values, own = values.masked_fill(without, 0), (~without).to(torch.int64)
+        values, counted = values.masked_fill(without, 0), (~without).to(torch.int64)
         streams = streams.flatten().clamp(min=0)
         # Values are added up by batch first: single ones would be lost in a total of millions.
         self.total += torch.zeros_like(self.total).index_add_(0, streams, values)
-        self.rows.index_add_(0, streams, own)
+        self.rows.index_add_(0, streams, counted)
 
     def compute(self) -> dict[str, Tensor]:
         """The means by name, over all ranks; NaN for a stream without rows."""
@@ -129,7 +129,7 @@ class PerStream(WrapperMetric):
         prefix: prefix of the names of values, such as 'accuracy/'.
 
     Raises:
-        ConfigError: there are no names, or some twice.
+        ConfigError: names are missing, or some come twice.
     """
 
     def __init__(self, metric: Metric, names: Sequence[str], *, prefix: str = '') -> None:
@@ -157,7 +157,7 @@ class PerStream(WrapperMetric):
             kwargs: as args; values without rows go to the metric unchanged.
 
         Raises:
-            ConfigError: an argument does not have as many rows, or there is no stream of a number.
+            ConfigError: an argument does not have as many rows, or a number has no stream.
         """
         for number, chosen, named in self._parts(args, kwargs, streams, excluded_rows(is_padding, is_bad_sample)):
             self._metric(number).update(*chosen, **named)
@@ -182,8 +182,8 @@ class PerStream(WrapperMetric):
     def _parts(
         self, args: Sequence[Any], kwargs: dict[str, Any], streams: Tensor, without: Tensor | None
     ) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
-        own = ~_without(streams, without)
-        counts = Counter(streams[own].tolist())
+        counted = ~_without(streams, without)
+        counts = Counter(streams[counted].tolist())
         unknown = sorted(set(counts) - set(range(len(self.names))))
         if unknown:
             raise ConfigError(
@@ -192,7 +192,7 @@ class PerStream(WrapperMetric):
             )
         self.rows.update(counts)
         for number in sorted(counts):
-            yield number, *select_rows((streams == number) & own, args, kwargs)
+            yield number, *select_rows((streams == number) & counted, args, kwargs)
 
     def compute(self) -> dict[str, Any]:
         """The values by name, over all ranks; NaN for a stream that had no rows on any of them."""

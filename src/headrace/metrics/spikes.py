@@ -145,7 +145,7 @@ class SpikeReports:
 
         Args:
             batches: as `files`'; the same on all ranks, which all call this for every spike.
-            gather: as of `PackedDataset.sync_lane_states`; None: there are no other ranks.
+            gather: as of `PackedDataset.sync_lane_states`, or None if this is the only rank.
         """
         self._shared += 1
         if gather is None or self._shared > self._limit:
@@ -232,7 +232,7 @@ def skip_yaml(skip: list[list[int | str]], comments: list[str], defaults: list[s
     Args:
         skip: the ranges.
         comments: lines above it.
-        defaults: configurations to merge it over; None: another file names it in its `defaults`.
+        defaults: configurations to merge it over; without them, another file names it in its `defaults`.
     """
     lines = [f'# {line}' for line in comments]
     if defaults is not None:

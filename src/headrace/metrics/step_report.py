@@ -29,7 +29,7 @@ class StepReport:
     step: int
     """The requested batch, counted from 0 through the run as a trainer counts."""
     steps: tuple[int, ...]
-    """The number of each batch in the run; none is from before its beginning."""
+    """The number of each batch in the run, without any from before its beginning."""
     numbers: tuple[int, ...]
     """The number of each batch in its epoch."""
     batches: tuple[BatchExplanation, ...]
