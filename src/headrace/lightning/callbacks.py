@@ -73,11 +73,11 @@ class DataStatistics(Callback):
     ``mix/<loader>/<stream>/...``.
 
     Args:
-        every_n_steps: optimizer steps between two logs; None: the trainer's `log_every_n_steps`.
+        every_n_steps: optimizer steps between two logs; by default the trainer's `log_every_n_steps`.
         tokens: function that counts a batch's tokens, as an int or a tensor of one element; by default
             `headrace.metrics.count_tokens`.
         per_stream: log samples, share and promised share of each stream.
-        per_stream_reads: also log downloads and waits of each stream; None: if at most 32 streams are remote.
+        per_stream_reads: also log downloads and waits of each stream; by default if at most 32 streams are remote.
         progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
         sync_dist: add up the counters of reads, waits and tokens over all ranks, by one reduction per log. If not,
             they are rank 0's, and its tokens stand for every rank's.
@@ -244,9 +244,9 @@ class LossSpikes(Callback):
         warmup: batches before the first judgement.
         before: batches before a spike to skip with it.
         after: batches after a spike to skip with it.
-        folder: output folder, a path or a URL; None: the first `ModelCheckpoint`'s, or the trainer's
+        folder: output folder, a path or a URL; by default the first `ModelCheckpoint`'s, or the trainer's
             `default_root_dir`.
-        monitor: name of a logged value to watch; None: the loss that `training_step` returns.
+        monitor: name of a logged value to watch; by default the loss that `training_step` returns.
         sync_dist: watch the mean loss over all ranks, by one reduction per batch. If not, rank 0's, which ignores the
             rows of other ranks. A value of `monitor` is taken as it was logged.
         stop: end the training after a spike, as `trainer.should_stop` does.
@@ -254,7 +254,7 @@ class LossSpikes(Callback):
 
     Raises:
         ConfigError: a number is out of range. Before the first step: no training loader is headrace's, or `stop` on
-            several ranks lacks `sync_dist`. At the first batch: there is no loss to watch.
+            several ranks lacks `sync_dist`. At the first batch: it has no loss to watch.
     """
 
     def __init__(
@@ -393,9 +393,9 @@ class RunRecord(Callback):
     record. Each rank writes a small file with its rates and waits, which `headrace watch` shows.
 
     Args:
-        folder: the run's folder, the same after each resume, on a file system that all ranks share; None: the first
-            `ModelCheckpoint`'s, or the trainer's `default_root_dir`.
-        status_every: seconds between two writes of a rank's status; None: no status, and nothing to watch.
+        folder: the run's folder, the same after each resume, on a file system that all ranks share; by default the
+            first `ModelCheckpoint`'s, or the trainer's `default_root_dir`.
+        status_every: seconds between two writes of a rank's status; None writes no status to watch.
 
     Raises:
         ConfigError: before the first step: no training loader is headrace's, or the folder cannot be written to.
@@ -456,7 +456,7 @@ class OnlineMixture(Callback):
 
     Args:
         metric: the `headrace.metrics.PerStreamMean` of the losses, or the name of the model's attribute. Update it in
-            each training step. It begins anew with each decision.
+            each training step. Each decision resets it.
         every_n_steps: optimizer steps between two decisions.
         rate, memory, floor, references: see `headrace.metrics.proportions_by_loss`.
 
@@ -510,10 +510,10 @@ def streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDa
         parts = cast('Mapping[Any, Any]', data)
     elif isinstance(data, (list, tuple)):
         parts = dict(enumerate(cast('Sequence[Any]', data)))
-    found: list[tuple[str, StreamingDataLoader]] = []
+    loaders: list[tuple[str, StreamingDataLoader]] = []
     for key, part in parts.items():
-        found += streaming_loaders(part, f'{label}/{key}' if label else str(key))
-    return [('', found[0][1])] if len(found) == 1 and not label else found
+        loaders += streaming_loaders(part, f'{label}/{key}' if label else str(key))
+    return [('', loaders[0][1])] if len(loaders) == 1 and not label else loaders
 
 
 def _logged_steps(trainer: Trainer) -> int:

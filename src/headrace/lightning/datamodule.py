@@ -121,8 +121,8 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
 
     Args:
         config: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`. It
-            describes the loaders completely. The only arguments that go with it are `overrides`, the callables,
-            `topology`, `save_rng`, `position_files` and, if it has none, `batch_size`.
+            describes the loaders completely. It describes the loaders completely, so of the other arguments it allows
+            only `overrides`, the callables, `topology`, `save_rng`, `position_files` and, if it has none, `batch_size`.
         overrides: changes to the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
             `headrace.mixing.LoaderConfig`. Or several, in a list or by name: each step gets a list or dict with a batch
@@ -160,7 +160,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
     """
 
     batch_size: int | None
-    """Samples per device and training step. `BatchSizeFinder` and users may set it. None: not known before `setup`."""
+    """Samples per device and training step. `BatchSizeFinder` and users may set it. May be None before `setup`."""
 
     @knows_given_names
     def __init__(
@@ -351,7 +351,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             last = self.position
             batches = {source.name if len(sources) > 1 else '': self._batches_of(source) for source in sources}
             self.position = TrainPosition(batches, trainer, self._train_mode)
-            if last is not None:  # another trainer starts anew; the same one continues with the next epoch
+            if last is not None:  # another trainer starts over; the same one continues with the next epoch
                 self._callback.has_new_trainer = last.has_begun and last.trainer is not trainer
                 self.position.move()
             else:

@@ -113,9 +113,9 @@ def split_loaders(data: Any, position: TrainPosition) -> tuple[list[Any], list[A
 
 
 def has_loaders_of(data: Any, position: TrainPosition, *, may_be_hidden: bool) -> bool:
-    """Whether data has loaders of a position; `may_be_hidden`: objects that are no `DataLoader` count."""
-    own, others = split_loaders(data, position)
-    return bool(own) or (may_be_hidden and not all(isinstance(loader, DataLoader) for loader in others))
+    """Whether data has loaders of a position; `may_be_hidden`: objects that are not a `DataLoader` count."""
+    streaming, others = split_loaders(data, position)
+    return bool(streaming) or (may_be_hidden and not all(isinstance(loader, DataLoader) for loader in others))
 
 
 OTHER_TRAINER = (
@@ -134,9 +134,9 @@ def check_training(position: TrainPosition) -> None:
 
 def check_other_loaders(position: TrainPosition, data: Any, batches: int | float) -> str | None:
     """Refuse loaders that outlast `batches` of the position's epoch; a warning of those without checkpoints."""
-    own, others = split_loaders(data, position)
+    streaming, others = split_loaders(data, position)
     names = ', '.join(type(loader).__name__ for loader in others)
-    if not own or not others:
+    if not streaming or not others:
         return None
     if not position.ends_epochs_of(batches):
         raise ConfigError(

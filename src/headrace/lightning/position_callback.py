@@ -98,7 +98,7 @@ class PositionCallback(Callback):
             self.has_new_trainer = False
 
     def join(self, trainer: Trainer) -> None:
-        """Be the first callback of a trainer, in the place of another module's."""
+        """Be the first callback of a trainer, and replace another module's."""
         module: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
         is_ours = module is self._datamodule and trainer.state.fn == TrainerFn.FITTING
         if is_ours and trainer.fit_loop._data_source.instance is not module:
@@ -200,8 +200,8 @@ class PositionCallback(Callback):
             return
         position = self._datamodule.position
         if position is not None:
-            found = check_other_loaders(position, trainer.train_dataloader, trainer.fit_loop.max_batches)
-            self._warnings += [] if found is None else [found]
+            others = check_other_loaders(position, trainer.train_dataloader, trainer.fit_loop.max_batches)
+            self._warnings += [] if others is None else [others]
         for warning in self._warnings:
             rank_zero_warn(warning)
         self._warnings, self._is_first_batch = [], True
@@ -300,8 +300,10 @@ class PositionCallback(Callback):
 def _replace_states(loaders: list[Any], state: dict[str, Any]) -> None:
     """Replace the states of loaders in a checkpoint by those of a position, if they are all there."""
     entries = loader_entries(state)
-    own = [number for number, loader in enumerate(loaders) if isinstance(loader, dict) and 'sample_in_epoch' in loader]
-    for number, entry in zip(own, entries.values(), strict=False) if len(own) == len(entries) else ():
+    numbers = [
+        number for number, loader in enumerate(loaders) if isinstance(loader, dict) and 'sample_in_epoch' in loader
+    ]
+    for number, entry in zip(numbers, entries.values(), strict=False) if len(numbers) == len(entries) else ():
         loaders[number] = entry['position']
 
 

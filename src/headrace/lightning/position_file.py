@@ -47,7 +47,7 @@ def write_position_files(trainer: Trainer, key: str) -> None:
 
 
 def position_file(checkpoint: str | os.PathLike[str]) -> str:
-    """The path of the file beside a checkpoint: its name, with `.headrace.json` in the place of `.ckpt`."""
+    """The path of the file beside a checkpoint: its name, with `.headrace.json` instead of `.ckpt`."""
     # Only that ending: `model.v1.5` and `model.v1.6` need a file each. The result ends in no `.ckpt`, so nothing that
     # looks for checkpoints finds it.
     return os.fspath(checkpoint).removesuffix('.ckpt') + POSITION_FILE_SUFFIX

@@ -59,7 +59,7 @@ class LoaderSource:
         return isinstance(self.source, LoaderConfig | Mapping)
 
     def open(self, topology: Topology) -> StreamingDataset:
-        """The dataset, bound to the topology. A configuration makes it anew for other ranks."""
+        """The dataset, bound to the topology. A configuration opens it again for other ranks."""
         dataset = self.dataset
         if isinstance(self.source, LoaderConfig):
             if dataset is None or self.topology != topology:
@@ -150,7 +150,7 @@ def sources_of_section(
 
 
 def refuse_shared(sources: Mapping[str, Sequence[LoaderSource]]) -> None:
-    """Check that each training loader has a dataset of its own, as far as datasets are there."""
+    """Check that no two training loaders share a dataset that exists already."""
     owners: dict[int, LoaderSource] = {}
     for source in (source for section in SECTIONS for source in sources[section]):
         dataset = source.source if source.dataset is None else source.dataset

@@ -42,20 +42,20 @@ def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> T
         TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
     """
     given = _called(override, trainer)
-    found = _topology(
+    topology = _topology(
         trainer.global_rank,
         trainer.world_size,
         trainer.num_nodes,
         None if isinstance(given, (Topology, DeviceMesh)) else trainer.distributed_sampler_kwargs,
         type(trainer.strategy).__name__,
     )
-    return found if override is None else _overridden(found, given, type(trainer.strategy).__name__)
+    return topology if override is None else _overridden(topology, given, type(trainer.strategy).__name__)
 
 
 def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None) -> Topology:
     """The topology of a launched Fabric; ranks that share their samples become `replication`."""
     strategy, given = fabric.strategy, _called(override, fabric)
-    found = _topology(
+    topology = _topology(
         fabric.global_rank,
         fabric.world_size,
         # Strategies of a single device have neither.
@@ -63,7 +63,7 @@ def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None)
         None if isinstance(given, (Topology, DeviceMesh)) else getattr(strategy, 'distributed_sampler_kwargs', None),
         type(strategy).__name__,
     )
-    return found if override is None else _overridden(found, given, type(strategy).__name__)
+    return topology if override is None else _overridden(topology, given, type(strategy).__name__)
 
 
 def _called(override: TopologyOverride | None, runner: object) -> Topology | DeviceMesh | Mapping[str, int] | None:
@@ -88,15 +88,15 @@ def _topology(rank: int, world_size: int, num_nodes: int, sampler: Mapping[str, 
     )
 
 
-def _overridden(found: Topology, given: Topology | DeviceMesh | Mapping[str, int] | None, strategy: str) -> Topology:
+def _overridden(actual: Topology, given: Topology | DeviceMesh | Mapping[str, int] | None, strategy: str) -> Topology:
     if isinstance(given, DeviceMesh):
-        topology = topology_of_mesh(given, num_nodes=found.num_nodes)
+        topology = topology_of_mesh(given, num_nodes=actual.num_nodes)
     elif isinstance(given, Mapping):
         unknown = sorted(set(given) - _FIELDS)
         if unknown:
             raise TopologyError(f'topology has no {", ".join(unknown)}; it has {", ".join(sorted(_FIELDS))}.')
         # The strategy's replica index is void under another replication.
-        topology = dataclasses.replace(found, **{'replica_index': None, **given} if 'replication' in given else given)
+        topology = dataclasses.replace(actual, **{'replica_index': None, **given} if 'replication' in given else given)
     elif isinstance(given, Topology):
         topology = given
     else:
@@ -104,11 +104,11 @@ def _overridden(found: Topology, given: Topology | DeviceMesh | Mapping[str, int
             f'topology must be a Topology, a DeviceMesh, fields, or a function that returns one of these for the '
             f'trainer, but got {type(given).__name__}.'
         )
-    if (topology.rank, topology.world_size) != (found.rank, found.world_size):
+    if (topology.rank, topology.world_size) != (actual.rank, actual.world_size):
         # A topology made before the ranks started would be the same on all of them.
         raise TopologyError(
             f'topology says that this is rank {topology.rank} of {topology.world_size}, but by {strategy} it is rank '
-            f'{found.rank} of {found.world_size}. Leave rank and world_size out, `topology={{"replication": 2}}`, or '
+            f'{actual.rank} of {actual.world_size}. Leave rank and world_size out, `topology={{"replication": 2}}`, or '
             f'pass a function, `topology=lambda trainer: ...`, which is called when the ranks are known.'
         )
     return topology

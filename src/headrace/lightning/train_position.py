@@ -242,7 +242,7 @@ class TrainPosition(PositionTracker):
         return self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
 
     def ends_epochs_of(self, batches: int | float) -> bool:
-        """Whether epochs of so many batches end with the loaders, or before."""
+        """Whether epochs of this many batches end with the loaders, or before."""
         return not any(loader.epochs_differ for loader in self.loaders) and batches <= self._whole_epoch()
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
