@@ -39,7 +39,7 @@ class DataStatistics(Callback):
     Args:
         every_n_batches: batches between two logs.
         per_stream: log samples, share and promised share of each stream.
-        per_stream_reads: also log downloads and waits of each stream; None: if at most 32 streams are remote.
+        per_stream_reads: also log downloads and waits of each stream; by default if at most 32 streams are remote.
         sync_dist: add up the counters of reads and waits over all ranks, by one reduction per log. If not, each rank
             logs its own.
         detailed: log all figures; with `sync_dist`, also which rank waits most.
@@ -133,8 +133,8 @@ class LossSpikes(Callback):
         warmup: batches before the first judgement.
         before: batches before a spike to skip with it.
         after: batches after a spike to skip with it.
-        folder: output folder, with Composer's placeholders, such as ``{run_name}/spikes``; None: the local folder of
-            `CheckpointSaver` (`save_folder`).
+        folder: output folder, with Composer's placeholders, such as ``{run_name}/spikes``; by default the local folder
+            of `CheckpointSaver` (`save_folder`).
         stop: end the training after the spike's batch, on all ranks.
         limit: maximum number of spikes with files.
 
@@ -171,7 +171,7 @@ class LossSpikes(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Judge the loss of the batch."""
         losses = state.total_loss_dict
-        # Composer makes them anew for each batch that it could train.
+        # Composer makes new ones for each batch that it could train.
         if losses is self._judged or _LOSS not in losses:
             return
         self._judged = losses
@@ -207,9 +207,9 @@ class LossSpikes(Callback):
 
 
 def _run_folder(state: State, folder: str | None, writer: str) -> Path:
-    """The folder of a callback's files, with Composer's placeholders; None: that of `CheckpointSaver`."""
+    """The folder of a callback's files, with Composer's placeholders; by default that of `CheckpointSaver`."""
     if folder is None:
-        saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
+        saver = next((callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)), None)
         if saver is None:
             raise ConfigError(
                 f'{writer} writes beside the checkpoints, but this trainer saves none: give it `folder`, or the '
@@ -236,9 +236,9 @@ class RunRecord(Callback):
 
     Args:
         folder: the run's folder, the same after each resume, on a file system that all ranks share. It takes
-            Composer's placeholders, such as ``{run_name}``; None: the local folder of `CheckpointSaver`
+            Composer's placeholders, such as ``{run_name}``; by default the local folder of `CheckpointSaver`
             (`save_folder`).
-        status_every: seconds between two writes of a rank's status; None: no status, and nothing to watch.
+        status_every: seconds between two writes of a rank's status; None writes no status to watch.
 
     Raises:
         ConfigError: before the first step: the train loader is not headrace's, or the folder is unknown or cannot be
@@ -288,7 +288,7 @@ class OnlineMixture(Callback):
 
     Args:
         metric: the `headrace.metrics.PerStreamMean` of the losses, or the name of the model's attribute. Update it in
-            each `loss`. It begins anew with each decision.
+            each `loss`. Each decision resets it.
         every_n_batches: batches between two decisions.
         rate, memory, floor, references: see `headrace.metrics.proportions_by_loss`.
 

@@ -113,8 +113,8 @@ def streaming_data_spec(
     checkpoints.
 
     Args:
-        source: A YAML file, its content or its configuration; a StreamingDataset; a StreamingDataLoader. None: give the
-            keys of a loader's configuration as keyword arguments.
+        source: A YAML file, its content or its configuration; a StreamingDataset; a StreamingDataLoader. By default,
+            give the keys of a loader's configuration as keyword arguments.
         section: The loader of the file: ``train``, ``eval``, ``test`` or ``predict``, and the name of one of several
             (``eval.code``). All but ``train`` are for evaluation: every pass is epoch 0, and padding does not count.
         overrides: As in `headrace.mixing.load_config`, for a file or its content.

@@ -52,21 +52,21 @@ def composer_topology(replication: int = 1) -> Topology:
 
 def bind_topology(dataset: StreamingDataset) -> None:
     """Bind `dataset` to Composer's rank, or check that it is bound to it."""
-    known = dataset.topology if dataset._topology is not None else None
-    found = composer_topology(known.replication if known else dataset.replication or 1)
-    if known is None:
-        dataset.bind(found)
-    elif (known.rank, known.world_size) != (found.rank, found.world_size):
+    given = dataset.topology if dataset._topology is not None else None
+    topology = composer_topology(given.replication if given else dataset.replication or 1)
+    if given is None:
+        dataset.bind(topology)
+    elif (given.rank, given.world_size) != (topology.rank, topology.world_size):
         raise TopologyError(
-            f'A dataset must read for the rank that Composer trains on, rank {found.rank} of {found.world_size}, but '
-            f'it reads for rank {known.rank} of {known.world_size}. Leave `topology` out, and make the DataSpec after '
-            f'the launcher or torch.distributed has said how many ranks there are.'
+            f'A dataset must read for the rank that Composer trains on, rank {topology.rank} of {topology.world_size}, '
+            f'but it reads for rank {given.rank} of {given.world_size}. Leave `topology` out, and make the DataSpec '
+            f'after the launcher or torch.distributed has said how many ranks there are.'
         )
-    elif known.replica_index is not None:
+    elif given.replica_index is not None:
         # Counting tokens needs the ranks of a sample to be neighbours, as in Composer's mesh.
         raise TopologyError(
             f'Under Composer, ranks that get the same samples must be consecutive, but the topology has rank '
-            f'{known.rank} as replica {known.replica} with replication {known.replication}.'
+            f'{given.rank} as replica {given.replica} with replication {given.replication}.'
         )
 
 
@@ -361,7 +361,7 @@ def _check(state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> 
 
 
 def _packed(rng: list[dict[str, Any]]) -> bytes:
-    plain = [{**one, 'numpy': (one['numpy'][0], one['numpy'][1].tolist(), *one['numpy'][2:])} for one in rng]
+    plain = [{**state, 'numpy': (state['numpy'][0], state['numpy'][1].tolist(), *state['numpy'][2:])} for state in rng]
     file = io.BytesIO()
     torch.save(plain, file)
     return file.getvalue()
