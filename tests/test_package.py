@@ -97,6 +97,7 @@ def test_a_module_whose_extra_is_absent_names_it() -> None:
         'headrace.metrics.per_stream',
         'headrace.sources.lance_process',
         'headrace.storage.stores.further.sftp_credentials',
+        'headrace.storage.stores.further.sftp_files',
     ]
 
 

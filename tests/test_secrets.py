@@ -201,8 +201,20 @@ def test_errors_of_sftp(
             assert not found_in_error(failure.value)
 
 
+def test_errors_of_webhdfs(server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip('requests')
+    monkeypatch.setenv('HEADRACE_WEBHDFS_PASSWORD', VARIABLE)
+    store = open_store(f'webhdfs://reader@127.0.0.1:{server.server_port}/x')
+    for server.status, server.hangs_up in [(403, False), (500, False), (403, True)]:
+        for verb in verbs(store):
+            with pytest.raises(StorageError, match='webhdfs') as failure:
+                verb()
+            assert not found_in(repr(store) + repr(store.options))
+            assert not found_in_error(failure.value)
+
+
 def test_every_store_is_tried() -> None:
-    tried = {split_url(url)[0] for _, url, _ in STORES.values()} | {'sftp'}
+    tried = {split_url(url)[0] for _, url, _ in STORES.values()} | {'sftp', 'webhdfs'}
     modules = {backend.module: split_url(backend.example)[0] in tried for backend in reversed(backends())}
     assert [module for module, is_tried in modules.items() if not is_tried] == ['local']  # sends no secrets
 

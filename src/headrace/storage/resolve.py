@@ -49,6 +49,7 @@ _factories: dict[str, StoreFactory] = {
     'sftp': Backend('sftp', 'sftp://host/x', takes_credentials=True, is_further=True),
     'dbfs': Backend('databricks', 'dbfs:/Volumes/catalog/schema/volume', is_further=True),
     'gs': Backend('gcs', 'gs://bucket/x'),
+    'webhdfs': Backend('fsspec', 'webhdfs://host:9870/x', is_further=True),
     'hf': Backend('hf', 'hf://datasets/owner/name', is_further=True),
 }
 

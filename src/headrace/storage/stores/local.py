@@ -27,6 +27,9 @@ from headrace.storage.whole_file import whole_file
 TEMPORARY: Final = '.headrace-put-'
 """Beginning of the names under which objects are written before they appear; never listed."""
 
+LONGEST_KEY: Final = 4096
+"""Characters of a folder's key at most. File systems have shorter ones, but a folder that holds itself has not."""
+
 
 def temporary_name() -> str:
     return f'{TEMPORARY}{os.urandom(8).hex()}'
@@ -48,7 +51,12 @@ def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> 
     folder, _, _ = check_prefix(prefix).rpartition('/')
     folders, found = [folder], list[ObjectInfo]()
     while folders:
-        for child in children(folders.pop()):
+        if len(folder := folders.pop()) > LONGEST_KEY:
+            raise StorageError(
+                f'Listing a folder: {folder[:60]!r}... has a name of more than {LONGEST_KEY} characters, so it seems '
+                f'that a folder holds itself and the listing does not end. Check links, mounts and the server.'
+            )
+        for child in children(folder):
             if isinstance(child, str):
                 if f'{child}/'.startswith(prefix) or prefix.startswith(f'{child}/'):
                     folders.append(child)

@@ -19,17 +19,20 @@ import paramiko
 
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.storage.protocol import StoreOptions
-from headrace.storage.stores.further.sftp_session import WINDOW, SftpConnectionError, SftpSession
 
 CONFIG_FILES: Final = ('~/.ssh/config', '/etc/ssh/ssh_config')
 KNOWN_HOSTS: Final = '~/.ssh/known_hosts ~/.ssh/known_hosts2'
 KNOWN_HOSTS_OF_ALL: Final = '/etc/ssh/ssh_known_hosts'
 DEFAULT_KEYS: Final = ('id_rsa', 'id_ecdsa', 'id_ed25519')
+WINDOW: Final = 16 << 20  # Bytes that the server may send before some have been read.
 KEEP_ALIVE: Final = 30
 """Seconds between signs of life on a connection that waits for its next use: firewalls forget silent ones."""
 LOG: Final = 'paramiko.headrace'
 
 _QUIET = logging.NullHandler()
+
+
+class SftpConnectionError(ConnectionError): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,8 @@ def find_credentials(host: str, port: int | None, user: str | None, options: Sto
     )
 
 
-def open_session(credentials: SftpCredentials, options: StoreOptions) -> SftpSession:
-    """Connect, check who the server is, authenticate, and start SFTP."""
+def connect(credentials: SftpCredentials, options: StoreOptions) -> tuple[paramiko.SSHClient, paramiko.Channel]:
+    """Connect, check who the server is, authenticate, and open a channel for SFTP."""
     try:
         connection = socket.create_connection((credentials.address, credentials.port), timeout=options.connect_timeout)
     except OSError as error:
@@ -123,7 +126,7 @@ def open_session(credentials: SftpCredentials, options: StoreOptions) -> SftpSes
         client.set_log_channel(LOG)
         try:
             _authenticate(client, connection, credentials, options)
-            session = SftpSession(client, _open_channel(client, credentials, options), options.read_timeout)
+            channel = _open_channel(client, credentials, options)
         except StorageError:
             raise
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -131,7 +134,7 @@ def open_session(credentials: SftpCredentials, options: StoreOptions) -> SftpSes
                 raise SftpConnectionError(f'the handshake took more than {options.connect_timeout:g} s') from error
             raise SftpConnectionError(f'no SSH session: {type(error).__name__}: {error}') from error
         undo.pop_all()
-        return session
+        return client, channel
 
 
 def _open_channel(client: paramiko.SSHClient, credentials: SftpCredentials, options: StoreOptions) -> paramiko.Channel:
@@ -141,7 +144,7 @@ def _open_channel(client: paramiko.SSHClient, credentials: SftpCredentials, opti
     # Against a server that falls silent here, which paramiko would wait for without end.
     watchdog = threading.Timer(options.read_timeout, transport.close)
     try:
-        channel = transport.open_session(window_size=2 * WINDOW, timeout=options.read_timeout)
+        channel = transport.open_session(window_size=WINDOW, timeout=options.read_timeout)
         watchdog.start()
         channel.invoke_subsystem('sftp')
     except paramiko.SSHException as error:
