@@ -113,15 +113,6 @@ def test_an_answer_that_does_not_end_is_given_up(open_at, way):
         assert time.monotonic() - begin < SOON
 
 
-@pytest.mark.parametrize('kind', ['hf'])
-def test_a_store_keeps_its_own_bound_where_stores_share_a_session(kind, open_at):
-    with hostile_server(say_once(NOTHING)) as address, pytest.raises(HeadraceError):
-        get(open_store(URLS[kind], StoreOptions(endpoint_url=address, request_timeout=1e6)))
-    slow = NEVER_ENDING['a body, slowly']
-    with hostile_server(slow) as address, pytest.raises(TransferError, match='takes too long'):
-        get(open_at(address))
-
-
 @functools.cache
 def bomb() -> bytes:
     """An error whose body of 100 KB unpacks to 96 MiB."""

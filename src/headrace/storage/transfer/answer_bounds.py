@@ -79,10 +79,7 @@ def _bound(manager: Any, seconds: float) -> None:
 def _bounded_pool(pool: type[Any], seconds: float) -> type[Any]:
     connection = pool.ConnectionCls
     if issubclass(connection, _BoundedConnection):
-        if connection.bound_seconds == seconds:
-            return pool
-        # Stores share a session, and each request has the bound of its store.
-        return _bounded_pool(pool.__base__, seconds)
+        return pool
     bounded = type(connection.__name__, (_BoundedConnection, connection), {'bound_seconds': seconds})
     return type(pool.__name__, (pool,), {'ConnectionCls': bounded})
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from headrace.errors import AccessDeniedError, ChecksumError, ConfigError, ObjectNotFoundError, StorageError
-from headrace.storage.protocol import ObjectInfo
+from headrace.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    ConfigError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from headrace.storage.protocol import ObjectInfo, StoreOptions
+from headrace.storage.transfer.answer_bounds import bound_session
 from headrace.storage.transfer.retry import BrokenTransferError
 
 ANONYMOUS = 'no credentials (anonymous)'  # The credentials of an unsigned request, for messages.
@@ -27,6 +36,8 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
 one begins too late."""
+
+PAGE: Final = 64 << 20  # Bytes of an answer that is no object and is held in memory, at most.
 
 _CERTIFICATES: Final = ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'SSL_CERT_FILE')
 _MISSING: Final = frozenset({None, errno.ENOENT})
@@ -125,6 +136,37 @@ def seconds_to_wait(header: str | None) -> float | None:
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     return None
+
+
+def new_session(options: StoreOptions, connections: int) -> Any:
+    """A session of requests that repeats nothing, and whose answers have bounds."""
+    try:
+        import requests
+        from requests.adapters import HTTPAdapter
+    except ImportError as error:
+        raise MissingDependencyError('requests is not installed. Run: pip install "headrace[hf]"') from error
+
+    session = requests.Session()
+    for scheme in ('https://', 'http://'):
+        session.mount(scheme, HTTPAdapter(pool_maxsize=connections, max_retries=0))
+    bound_session(session, options.answer_seconds)
+    return session
+
+
+def unchanged(request: Any) -> Any:
+    """Leave a request as it is; given as ``auth``, it keeps requests from looking into ``~/.netrc``."""
+    return request
+
+
+def read_json(answer: Any, what: str, advice: str) -> Any:
+    """The content of an answer of requests, None if it is empty. `what`: names the operation and the server."""
+    body: bytes = answer.raw.read(PAGE + 1, decode_content=True)
+    if len(body) > PAGE:
+        raise StorageError(f'{what} answered with more than {PAGE >> 20} MiB, as no page of a listing has. {advice}')
+    try:
+        return json.loads(body) if body else None
+    except ValueError as error:
+        raise StorageError(f'{what} answered with something else than JSON. {advice}') from error
 
 
 class SourcePart:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, download, open_store
-from headrace.storage.stores.further.hf import HFStore
+from headrace.storage.stores.further.hf import HFStore, retry_after
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
@@ -342,13 +342,11 @@ class TestRequests:
         monkeypatch.setattr(hub, 'page_size', 3)
         assert [info.key for info in store.list('')] == keys
 
-    def test_a_rate_limit_says_how_long(self, plain_hub):
-        from headrace.storage.stores.further.hf import Answer
-
+    def test_a_rate_limit_says_how_long(self):
         limit = {'ratelimit': '"api";r=0;t=55'}
-        assert Answer(429, limit, limit, '', None).retry_after == '55'
-        assert Answer(429, {**limit, 'retry-after': '7'}, limit, '', None).retry_after == '7'
-        assert Answer(429, {}, {}, '', None).retry_after is None
+        assert retry_after(limit) == '55'
+        assert retry_after({**limit, 'retry-after': '7'}) == '7'
+        assert retry_after({}) is None
 
     def test_no_operation_makes_more_requests_than_it_needs(self, plain_hub):
         with FaultProxy(plain_hub.endpoint_url) as proxy:

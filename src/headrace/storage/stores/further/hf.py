@@ -3,17 +3,17 @@
 A revision is a branch (``main`` by default), a tag or a commit; ``refs/pr/N`` and ``refs/convert/NAME`` are written as
 they are, other slashes as ``%2F``. Only a commit stays the same while somebody else writes: name one for a long run.
 
-The token is found as huggingface_hub finds it, anew for each request: ``HF_TOKEN`` (or ``HUGGING_FACE_HUB_TOKEN``),
-else the file that ``hf auth login`` wrote (``HF_TOKEN_PATH``, ``HF_HOME``); none if ``StoreOptions.anonymous``. The
-server is ``StoreOptions.endpoint_url``, else ``HF_ENDPOINT``. Bytes come over plain HTTP with ranges, through the
-session of huggingface_hub and its proxies. A version (etag) is the hash of the object's content, by git or LFS.
+Each request takes the token where huggingface_hub finds it: ``HF_TOKEN`` (or ``HUGGING_FACE_HUB_TOKEN``), else the file
+that ``hf auth login`` wrote (``HF_TOKEN_PATH``, ``HF_HOME``); none if ``StoreOptions.anonymous``. The server is
+``StoreOptions.endpoint_url``, else ``HF_ENDPOINT``. Bytes come over plain HTTP with ranges. A version (etag) is the
+hash of the object's content, by git or LFS.
 
 `put` and `delete` make a commit each. The Hub allows about a hundred commits an hour, so upload a dataset as a whole
 folder (``hf upload-large-folder``). There are no ``StoreOptions.extra``.
 
-Commits are requests of our own: those of `HfApi.create_commit` have no time-outs, and some are repeated for half a
-minute before anybody hears of a failure. All requests go through the session of huggingface_hub, whose proxies and
-certificates they share. It is requests' before version 1.0 and httpx's since: here they look the same.
+The requests are our own. huggingface_hub 0.36 has no time-outs for listings and commits, and repeats some requests for
+half a minute before anybody hears of a failure. Its `HfFileSystem` asks the Hub's API, whose rate limit is a fifth of
+that of files, about each file that it opens, holds a range in memory, and does not notice a file that is replaced.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import importlib
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -35,12 +32,20 @@ from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
-from headrace.storage.transfer.answer_bounds import Pace, bound_session, items_of
-from headrace.storage.transfer.http import CHUNK, ReadRequest, SourcePart, described, error_of_status
+from headrace.storage.transfer.answer_bounds import items_of
+from headrace.storage.transfer.http import (
+    CHUNK,
+    ReadRequest,
+    SourcePart,
+    described,
+    error_of_status,
+    new_session,
+    read_json,
+    unchanged,
+)
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
-MAX_TEXT = 1 << 20  # Bytes of an answer that is no object and is read whole, such as an error.
 REDIRECTS = 5
 LINKED_ETAG = 'x-linked-etag'  # The header with which the Hub names the version of an object that lies elsewhere.
 
@@ -58,148 +63,28 @@ URL: Final = re.compile(
 SAMPLE: Final = 512  # Bytes of a file by which the Hub tells whether it is text.
 
 
-class UploadBody(SourcePart):
-    """A body of a request, as both libraries want it."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        while chunk := self.read(CHUNK):
-            yield chunk
+def etag_of(answer: Any) -> str:
+    """The version of an object. The Hub's redirection to where the object is describes it."""
+    hub = next((each.headers for each in (*answer.history, answer) if LINKED_ETAG in each.headers), answer.headers)
+    return (hub.get(LINKED_ETAG) or hub.get('etag', '')).removeprefix('W/').strip('"')
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer whose body has not been read."""
-
-    status: int
-    headers: Mapping[str, str]  # Of the last server; the case of names does not matter.
-    hub_headers: Mapping[str, str]
-    """Of the Hub: of its redirection to where the object is, which describes it, else as ``headers``."""
-    url: str
-    response: Any
-    pace: Pace = field(default_factory=lambda: Pace(math.inf))
-
-    @property
-    def redirects(self) -> bool:
-        """Whether it says that another server has the object."""
-        return self.status in {301, 302, 303, 307, 308}
-
-    @property
-    def lacks_entry(self) -> bool:
-        """Whether it says that the repository and its revision are there, but not the file or folder."""
-        return self.status == 404 and self.headers.get('x-error-code') == 'EntryNotFound'
-
-    @property
-    def etag(self) -> str:
-        return (self.hub_headers.get(LINKED_ETAG) or self.hub_headers.get('etag', '')).removeprefix('W/').strip('"')
-
-    @property
-    def retry_after(self) -> str | None:
-        """The seconds to wait, if it says so; ``RateLimit: "api";r=0;t=55`` means that none are left for 55."""
-        limit = re.search(r';\s*t=(\d+)', self.headers.get('ratelimit', ''))
-        return self.headers.get('retry-after') or (limit[1] if limit else None)
-
-    def chunks(self) -> Iterator[bytes]:
-        if hasattr(self.response, 'iter_raw'):
-            for chunk in self.response.iter_raw():
-                self.pace.check()
-                self.pace.count(len(chunk))
-                yield chunk
-        else:
-            while chunk := self.response.raw.read(CHUNK, decode_content=False):
-                yield chunk
-
-    def read(self, limit: int | None = None) -> bytes:
-        """The body, or its first ``limit`` bytes or a few more."""
-        data = bytearray()
-        for chunk in self.chunks():
-            data += chunk
-            if limit is not None and len(data) >= limit:
-                break
-        return bytes(data)
+def retry_after(headers: Mapping[str, str]) -> str | None:
+    """The seconds to wait, if an answer says so; ``RateLimit: "api";r=0;t=55`` means that none are left for 55."""
+    limit = re.search(r';\s*t=(\d+)', headers.get('ratelimit', ''))
+    return headers.get('retry-after') or (limit[1] if limit else None)
 
 
-def network_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of the session's library for failures of the network."""
-    from huggingface_hub import get_session
-
-    # httpx gets renamed, and users make subclasses: the root of the classes tells whose they are.
-    library = type(get_session()).__mro__[-2].__module__.partition('.')[0]
-    if library != 'requests':
-        module = importlib.import_module(library)
-        return module.HTTPError, module.InvalidURL, module.StreamError, ConnectionError, TimeoutError
-    from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError
-
-    return RequestException, HTTPError, ConnectionError, TimeoutError
-
-
-@contextlib.contextmanager
-def send(
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    *,
-    timeout: tuple[float, float],
-    seconds: float,
-    body: UploadBody | bytes | None = None,
-    until: Callable[[Mapping[str, str]], bool] = lambda _: False,
-) -> Generator[Answer]:
-    """Make one request, and follow where the answer redirects it; the token goes to the Hub only.
-
-    `timeout`: seconds to connect, and between bytes. `seconds`: for the whole answer, besides the time for its bytes.
-    `until`: told the headers of a redirection, whether it is the answer.
-    """
-    from huggingface_hub import get_session
-
-    session: Any = get_session()
-    if not hasattr(session, 'build_request'):
-        bound_session(session, seconds)
-    # Bytes are wanted as they are stored, and their number as it is.
-    headers = {**headers, 'Accept-Encoding': 'identity'}
-    if body is not None:
-        headers['Content-Length'] = str(len(body))
-    hub: Mapping[str, str] = {}
-    for _ in range(REDIRECTS + 1):
-        response = _send_once(session, method, url, headers, timeout, body)
-        try:
-            hub = hub if LINKED_ETAG in hub else response.headers
-            answer = Answer(response.status_code, response.headers, hub, url, response, Pace(seconds))
-            target = response.headers.get('location') if method in {'GET', 'HEAD'} and answer.redirects else None
-            if not target or until(response.headers):
-                yield answer
-                return
-            answer.read(MAX_TEXT)  # so that the connection is used again
-        finally:
-            response.close()
-        target = urljoin(url, target)
-        if urlsplit(target)[:2] != urlsplit(url)[:2]:
-            headers = {name: value for name, value in headers.items() if name.lower() != 'authorization'}
-        url = target
-    raise StorageError(f'{url} was redirected more than {REDIRECTS} times. Check the endpoint.')
-
-
-def _send_once(
-    session: Any,
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    timeout: tuple[float, float],
-    body: UploadBody | bytes | None,
-) -> Any:
-    connect, read = timeout
-    if not hasattr(session, 'build_request'):
-        return session.request(
-            method, url, headers=headers, data=body, timeout=timeout, stream=True, allow_redirects=False
-        )
-    request = session.build_request(method, url, headers=headers, content=body, timeout=(connect, read, read, read))
-    return session.send(request, stream=True, follow_redirects=False)
+def lacks_entry(answer: Any) -> bool:
+    """Whether it says that the repository and its revision are there, but not the file or folder."""
+    return answer.status_code == 404 and answer.headers.get('x-error-code') == 'EntryNotFound'
 
 
 class _Hub(NamedTuple):
     """The server, as a process reaches it."""
 
     endpoint: str
-    network_errors: tuple[type[Exception], ...]
+    session: Any
 
 
 def open_hf_store(url: str, options: StoreOptions) -> HFStore:
@@ -246,26 +131,25 @@ class HFStore(BucketStore):
                     'Reading', self._key(name), 'GET', self._where(name), headers=headers, accepted={200, 206, 416}
                 )
             )
-            if answer.status == 416:
+            if answer.status_code == 416:
                 return None
             close = stack.pop_all().close
-        chunks = answer.chunks()
         return Body(
-            lambda: next(chunks, b''),
+            lambda: answer.raw.read(CHUNK, decode_content=False),
             close,
             # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
-            answer.etag,
+            etag_of(answer),
             answer.headers.get('content-length'),
-            answer.headers.get('content-range', '') if answer.status == 206 else None,
+            answer.headers.get('content-range', '') if answer.status_code == 206 else None,
         )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`; it makes a commit. A file that the Hub does not keep in LFS is held in memory."""
         path = self._name(key)
-        body = UploadBody(source, size)
+        body = SourcePart(source, size)
         sample = body.read(SAMPLE)
         digest = hashlib.sha256(sample)
-        for chunk in body:
+        while chunk := body.read(CHUNK):
             digest.update(chunk)
         body.seek(0)
         file = {'path': path, 'size': size, 'sample': base64.b64encode(sample).decode()}
@@ -284,13 +168,17 @@ class HFStore(BucketStore):
             )
 
     def head(self, key: str) -> ObjectInfo:
-        def describes(headers: Mapping[str, str]) -> bool:
-            return LINKED_ETAG in headers
-
-        where, accepted = self._where(self._name(key)), {200, 301, 302, 303, 307, 308}
-        with self._ask('Looking up', key, 'HEAD', where, accepted=accepted, until=describes) as answer:
-            size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
-            return described(key, f'{self.url}/{key}', size, answer.etag)
+        where = self._where(self._name(key))
+        for _ in range(REDIRECTS + 1):
+            with self._ask('Looking up', key, 'HEAD', where, accepted={200, 301, 302, 303, 307, 308}) as answer:
+                if LINKED_ETAG in answer.headers or answer.status_code == 200:
+                    size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
+                    return described(key, f'{self.url}/{key}', size, etag_of(answer))
+                target = urljoin(where, answer.headers.get('location', ''))
+            if urlsplit(target)[:2] != urlsplit(where)[:2]:
+                break
+            where = target
+        raise StorageError(f'{self.url}/{key} is redirected, and no answer describes it. Check the endpoint.')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         where = self._name_prefix(prefix)
@@ -301,9 +189,9 @@ class HFStore(BucketStore):
             query = 'recursive=true&expand=false'
             while query:
                 with self._ask('Listing', prefix, 'GET', f'{tree}?{query}', accepted={200}, absent_ok=True) as answer:
-                    if answer.lacks_entry:
+                    if lacks_entry(answer):
                         return
-                    page = self._read_json('Listing', prefix, answer)
+                    page = self._json('Listing', prefix, answer)
                     following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
                 yield page
                 # The pages of a mirror may name the Hub: what counts is where they continue.
@@ -344,13 +232,20 @@ class HFStore(BucketStore):
             raise MissingDependencyError(
                 f'{self.url} needs huggingface_hub, which is not installed. Run: pip install "headrace[hf]"'
             ) from error
+        if constants.HF_HUB_OFFLINE:
+            raise ConfigError(
+                f'{self.url} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a local copy instead '
+                f'of the URL.'
+            )
         endpoint = self.options.endpoint_url or os.environ.get('HF_ENDPOINT') or constants.ENDPOINT
         if not re.fullmatch(r'https?://[^/\s]+(/\S*)?', endpoint):
             raise ConfigError(
                 f'An endpoint of the Hugging Face Hub is a URL such as https://huggingface.co; got {endpoint!r}. '
                 f'Correct it (options, HF_ENDPOINT).'
             )
-        return _Hub(endpoint.rstrip('/'), network_errors())
+        session = new_session(self.options, self._pool)
+        session.max_redirects = REDIRECTS
+        return _Hub(endpoint.rstrip('/'), session)
 
     def _headers(self) -> dict[str, str]:
         from huggingface_hub.utils import build_hf_headers  # pyright: ignore[reportPrivateImportUsage]
@@ -380,39 +275,42 @@ class HFStore(BucketStore):
         *,
         accepted: set[int],
         headers: Mapping[str, str] | None = None,
-        body: UploadBody | bytes | None = None,
-        until: Callable[[Mapping[str, str]], bool] = lambda _: False,
+        body: SourcePart | bytes | None = None,
         signed: bool = True,
         absent_ok: bool = False,
-    ) -> Generator[Answer]:
-        """The answer to one request, with one of the statuses that are accepted, or that says that no file is there."""
-        timeout = self.options.connect_timeout, self.options.read_timeout
+    ) -> Generator[Any]:
+        """The answer to one request, with one of the statuses that are accepted, or that says that no file is there.
+
+        Its body has not been read. The token does not go to another server that the Hub redirects to.
+        """
         with contextlib.ExitStack() as stack:
             with self._mapped_errors(doing, key):
-                headers = {**(self._headers() if signed else {}), **(headers or {})}
-                seconds = self.options.answer_seconds
-                answer = stack.enter_context(
-                    send(method, url, headers, timeout=timeout, seconds=seconds, body=body, until=until)
+                # Bytes are wanted as they are stored, and their number as it is.
+                sent = {**(self._headers() if signed else {}), 'Accept-Encoding': 'identity', **(headers or {})}
+                answer = self._connection.get().session.request(
+                    method,
+                    url,
+                    headers=sent,
+                    data=body,
+                    auth=unchanged,
+                    stream=True,
+                    allow_redirects=method == 'GET',
+                    timeout=(self.options.connect_timeout, self.options.read_timeout),
                 )
-                if answer.status not in accepted and not (absent_ok and answer.lacks_entry):
+                stack.callback(answer.close)
+                if answer.status_code not in accepted and not (absent_ok and lacks_entry(answer)):
                     raise self._from_answer(doing, key, answer)
             yield answer
 
-    def _read_json(self, doing: str, key: str, answer: Answer) -> Any:
+    def _json(self, doing: str, key: str, answer: Any) -> Any:
         with self._mapped_errors(doing, key):
-            data = answer.read()
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise StorageError(
-                f'{doing} {self.url}/{key}: {answer.url} answered with something else than JSON. Check the endpoint.'
-            ) from error
+            return read_json(answer, f'{doing} {self.url}/{key}: {answer.url}', 'Check the endpoint.')
 
     def _post(self, doing: str, key: str, url: str, content: object, headers: Mapping[str, str] | None = None) -> Any:
         body = json.dumps(content).encode()
         headers = {'Content-Type': 'application/json', **(headers or {})}
         with self._ask(doing, key, 'POST', url, headers=headers, body=body, accepted={200}) as answer:
-            return self._read_json(doing, key, answer)
+            return self._json(doing, key, answer)
 
     def _commit(self, doing: str, key: str, summary: str, action: str, value: Mapping[str, object]) -> None:
         lines = (
@@ -428,9 +326,9 @@ class HFStore(BucketStore):
             ) as answer,
             self._mapped_errors(doing, key),
         ):
-            answer.read()
+            _ = answer.content
 
-    def _upload(self, key: str, body: UploadBody, oid: str) -> None:
+    def _upload(self, key: str, body: SourcePart, oid: str) -> None:
         """Give the bytes to LFS; a commit names them afterwards."""
         wanted = {
             'operation': 'upload',
@@ -462,25 +360,20 @@ class HFStore(BucketStore):
         return self._connection.get().endpoint
 
     def _network_errors(self) -> tuple[type[Exception], ...]:
-        return self._connection.get().network_errors
+        from requests import RequestException
+        from urllib3.exceptions import HTTPError
 
-    def _explained(self, doing: str, key: str, error: Exception, connection: _Hub) -> Exception | None:  # noqa: ARG002
-        from huggingface_hub.errors import OfflineModeIsEnabled
+        return RequestException, HTTPError
 
-        if not isinstance(error, OfflineModeIsEnabled):
-            return None
-        return ConfigError(
-            f'{doing} {self.url}/{key} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a local '
-            f'copy instead of the URL.'
-        )
+    def _explained(self, doing: str, key: str, error: Exception, connection: _Hub) -> None: ...
 
-    def _from_answer(self, doing: str, key: str, answer: Answer) -> Exception:
+    def _from_answer(self, doing: str, key: str, answer: Any) -> Exception:
         code, text = answer.headers.get('x-error-code', ''), answer.headers.get('x-error-message', '')
         if not text:
-            with contextlib.suppress(*self._connection.get().network_errors):
-                text = answer.read(2000).decode(errors='replace').strip()[:500]
+            with contextlib.suppress(*self._network_errors()):
+                text = answer.text.strip()[:500]
         endpoint, kind = self._connection.get().endpoint, KINDS[self.kind]
-        url, what = f'{self.url}/{key}', f'{doing} {self.url}/{key} at {endpoint}: {answer.status} {code} {text}'
+        url, what = f'{self.url}/{key}', f'{doing} {self.url}/{key} at {endpoint}: {answer.status_code} {code} {text}'
 
         def absent() -> str:
             reason = f'{endpoint} does not say whether the {kind} {self.repo!r} exists: {text}'
@@ -495,7 +388,7 @@ class HFStore(BucketStore):
                 reason = f'the {kind} {self.repo!r} exists at {endpoint}, but {self.revision!r} has no such file'
             return f'{reason}. Check the URL and the endpoint (options, HF_ENDPOINT).'
 
-        if answer.status in CONFLICTS:
+        if answer.status_code in CONFLICTS:
             return BrokenTransferError.at(f'{what}. Another commit came before it.')
         remedy = (
             f'Accept its conditions at {self._site()}.'
@@ -504,11 +397,11 @@ class HFStore(BucketStore):
             f'"hf auth login", and check the URL.'
         )
         return error_of_status(
-            answer.status,
+            answer.status_code,
             what.rstrip('. '),
             url=url,
             absent=absent,
             credentials=self._credentials,
             remedy=remedy,
-            retry_after=answer.retry_after,
+            retry_after=retry_after(answer.headers),
         )
