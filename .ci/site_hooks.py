@@ -38,7 +38,7 @@ PACKAGES = (
     'headrace.convert.ray',
     'headrace.inspect',
     'headrace.simulate',
-    'headrace.doctor',
+    'headrace.cli.doctor',
     'headrace.watching',
     'headrace.vision',
     'headrace.text',

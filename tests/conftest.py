@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, settings
 # Processes of tests share the cores: several threads of each would wait for each other. Read where torch is imported.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-from headrace import MDSWriter, redaction
+from headrace import MDSWriter
+from headrace.errors import redaction
 from headrace.storage import resolve
 from headrace.storage.transfer.retry import Retry
 from tests.support.stores.downloads import brief_sleep

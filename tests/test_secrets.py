@@ -20,9 +20,9 @@ import headrace.errors
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, StorageError
+from headrace.errors.redaction import redact, redact_value
 from headrace.format import get_mds_encodings
 from headrace.mixing import build_loader, load_config
-from headrace.redaction import redact, redact_value
 from headrace.storage import StoreOptions, open_store, split_url
 from headrace.storage.resolve import backends
 from tests.support.servers.paramiko_server import paramiko_server

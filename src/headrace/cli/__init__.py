@@ -16,9 +16,9 @@ import headrace
 from headrace.cli import config, datasets, explain, init, inspect, prepare, run
 from headrace.cli.arguments import CommandParser
 from headrace.cli.commands import COMMANDS, GROUPS
-from headrace.display import printable
 from headrace.errors import HeadraceError
-from headrace.redaction import redact
+from headrace.errors.display import printable
+from headrace.errors.redaction import redact
 
 __all__ = ['COMMANDS', 'main']
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import print_answer, show_examples
 from headrace.cli.commands import command
-from headrace.display import count_text
-from headrace.redaction import HIDDEN, redact
+from headrace.errors.display import count_text
+from headrace.errors.redaction import HIDDEN, redact
 
 if TYPE_CHECKING:
     from headrace.mixing import LoaderConfig

@@ -22,11 +22,11 @@ from headrace.cli.arguments import (
     store_options,
 )
 from headrace.cli.commands import Command, command
-from headrace.display import count_text, human_size, printable
 from headrace.errors import ConfigError
+from headrace.errors.display import count_text, human_size, printable
+from headrace.errors.redaction import without_credentials
 from headrace.originals.original import add_arguments, run
 from headrace.originals.table import ORIGINALS
-from headrace.redaction import without_credentials
 
 if TYPE_CHECKING:
     from headrace.convert import ConversionReport

@@ -25,9 +25,9 @@ from headrace.cli.arguments import (
 from headrace.cli.commands import command
 from headrace.cli.inspect import preview, print_preview
 from headrace.cli.states import read_state
-from headrace.display import count_text, printable, text_table
 from headrace.errors import ConfigError, HeadraceError, ResumeError
-from headrace.redaction import redact
+from headrace.errors.display import count_text, printable, text_table
+from headrace.errors.redaction import redact
 
 if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader, StreamingDataset

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 
 from headrace.cli.arguments import count, printing_to_stderr, show_examples
 from headrace.cli.commands import command
-from headrace.display import printable
 from headrace.errors import ConfigError, HeadraceError, ObjectNotFoundError
-from headrace.redaction import redact
+from headrace.errors.display import printable
+from headrace.errors.redaction import redact
 
 _TOKENS: Final = ('input_ids', 'tokens')
 _LABELS: Final = ('label', 'labels', 'class', 'cls', 'target', 'fine_label', 'y')

@@ -22,8 +22,8 @@ from headrace.cli.arguments import (
     store_options,
 )
 from headrace.cli.commands import command
-from headrace.display import count_text, human_size, printable, shorten, text_table
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.display import count_text, human_size, printable, shorten, text_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

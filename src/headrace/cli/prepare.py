@@ -31,13 +31,13 @@ from headrace.cli.arguments import (
     train_of_file,
 )
 from headrace.cli.commands import command
-from headrace.display import count_text, human_size, printable, text_table
 from headrace.errors import ConfigError
-from headrace.redaction import redact
+from headrace.errors.display import count_text, human_size, printable, text_table
+from headrace.errors.redaction import redact
 
 if TYPE_CHECKING:
-    from headrace.doctor import Finding
-    from headrace.doctor.bench import Rate
+    from headrace.cli.doctor import Finding
+    from headrace.cli.doctor.bench import Rate
     from headrace.mixing import LoaderConfig
     from headrace.simulate import Tuning
     from headrace.simulate.tune import Trial
@@ -82,9 +82,9 @@ def _run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterable[Finding]:
+    from headrace.cli.doctor import Place, check_data, check_launcher, check_machine, check_versions, places_of
     from headrace.config.schema import named_loaders
     from headrace.dataset.topology import detect_topology
-    from headrace.doctor import Place, check_data, check_launcher, check_machine, check_versions, places_of
     from headrace.errors import TopologyError
     from headrace.mixing import load_config
 
@@ -125,7 +125,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 @command('bench', _add_bench)
 def _run_bench(arguments: argparse.Namespace) -> int:
-    from headrace.doctor.bench import bench, limit_of
+    from headrace.cli.doctor.bench import bench, limit_of
 
     if not 0 < arguments.seconds < math.inf:
         raise ConfigError(f'--seconds must be a number of seconds, more than 0, got {arguments.seconds}.')
@@ -185,7 +185,7 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
 
 @contextlib.contextmanager
 def _cache(config: LoaderConfig, *, is_cold: bool) -> Generator[LoaderConfig]:
-    from headrace.doctor.loaders import cached_in
+    from headrace.cli.doctor.loaders import cached_in
 
     if not is_cold:
         yield config

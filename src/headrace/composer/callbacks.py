@@ -14,12 +14,12 @@ from composer.utils import dist, format_name_with_dist
 
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
+from headrace.errors.redaction import warn
 from headrace.metrics import BatchSpans, SpikeFile, TrainedBatch
 from headrace.metrics.exporters import export_figures
 from headrace.metrics.observers import DataObserver, SpikeObserver
 from headrace.metrics.online_mixture import MixtureObserver
 from headrace.packing import gather_of_ranks
-from headrace.redaction import warn
 from headrace.watching.run_files import RunFiles
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from headrace.composer.position import bind_topology, check_batches, composer_to
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.dataset.batch_keys import cut_rows, outline, possible_rows
 from headrace.dataset.facts import loader_facts
-from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
+from headrace.errors.display import Facts, FactsRepr
+from headrace.errors.redaction import warn
 from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
 from headrace.padding import length_key
-from headrace.redaction import warn
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:

@@ -17,11 +17,11 @@ from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.tracker import describe_start
 from headrace.errors import ConfigError, TopologyError
+from headrace.errors.redaction import warn
 from headrace.metrics import DataMeter
 from headrace.metrics.meter import print_line
 from headrace.order import Topology
 from headrace.packing import sync_lane_states
-from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from composer.loggers import Logger

@@ -18,9 +18,9 @@ from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.schema import Config, DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig, WorkerConfig
 from headrace.config.validate import AtLeast, Count, Named, OneOf, Parsed, Validator, field_types, unwrap
+from headrace.errors.exclusions import BrokenRule
+from headrace.errors.redaction import warn
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
-from headrace.redaction import warn
-from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 _KINDS = ('text', 'finetuning', 'contrastive_pairs')

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from headrace.config.validate import AtLeast, Parsed
 from headrace.errors import ConfigError
+from headrace.errors.exclusions import BrokenRule
 from headrace.format import number_abbrev_to_int
 from headrace.packing.settings import (
     LEAST,
@@ -21,7 +22,6 @@ from headrace.packing.settings import (
     packing_errors,
     stream_packing_errors,
 )
-from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 

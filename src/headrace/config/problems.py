@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.errors import ConfigError
-from headrace.redaction import HIDDEN, redact_value
+from headrace.errors.redaction import HIDDEN, redact_value
 
 LONGEST_NAME: Final = 80  # characters of a name that others are compared with; comparing takes quadratic time
 

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from headrace.config.problems import Path, Problem, shown
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError
-from headrace.redaction import SHORTEST
+from headrace.errors.redaction import SHORTEST
 
 _MAX_TEXT: Final = 4096  # Characters of a text with an interpolation.
 _MAX_REFERENCES: Final = 64  # References in one text.

@@ -29,7 +29,8 @@ from headrace.config.validate import (
 )
 from headrace.decoding import Decode
 from headrace.errors import ConfigError
-from headrace.exclusions import broken_exclusions
+from headrace.errors.exclusions import BrokenRule, broken_exclusions, path_errors
+from headrace.errors.redaction import redact_value, redacted_repr
 from headrace.format import get_hashes
 from headrace.order.config import ORDER_ARGUMENTS, BatchCost, OrderConfig
 from headrace.order.lengths import check_balance
@@ -44,8 +45,6 @@ from headrace.order.mixture.rules import (
 from headrace.order.mixture.schedule import Change
 from headrace.order.shuffle import ALGORITHMS
 from headrace.padding import Pad
-from headrace.redaction import redact_value, redacted_repr
-from headrace.rules import BrokenRule, path_errors
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import known_formats
 from headrace.storage.cache.peers import PeerOptions

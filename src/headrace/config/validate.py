@@ -35,11 +35,11 @@ from typing import (
 from headrace.config.problems import LONGEST_NAME, Path, Problem, closest, did_you_mean, dotted, shown
 from headrace.config.yaml_reader import read_file
 from headrace.errors import ConfigError
+from headrace.errors.exclusions import BrokenRule
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order.config import BATCH_COST_RULE, BatchCost
 from headrace.order.skip import read_range
 from headrace.order.state import decisions_in
-from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 from headrace.storage.cache.peers import RULE, PeerOptions
 

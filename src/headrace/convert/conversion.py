@@ -46,11 +46,11 @@ from headrace.convert.tasks import Job, News, OnError, Task, cut, cut_by_content
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ConversionError
+from headrace.errors.redaction import logger_of
 from headrace.format import MDSEncoder, Schema, parse_index
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import dump_entries
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
-from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
 

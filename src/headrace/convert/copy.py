@@ -26,9 +26,9 @@ from headrace.convert.stored_dataset import (
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError, StorageError
+from headrace.errors.redaction import redact, warn, without_credentials
 from headrace.format import FileInfo, parse_index
 from headrace.format.index import Generation
-from headrace.redaction import redact, warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import check_output
 

@@ -39,6 +39,7 @@ from headrace.dataset.writing.claim import FolderClaim, StoreClaim
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import ERASURE, JOURNAL, MARK, Terms, shard_number
 from headrace.errors import CacheError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
+from headrace.errors.redaction import logger_of, warn, without_credentials
 from headrace.format import (
     FileInfo,
     IndexFile,
@@ -58,7 +59,6 @@ from headrace.format.encodings.arrays import DTYPES
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.format.index import after_erasure, dump_entries
 from headrace.format.shards import Erasure
-from headrace.redaction import logger_of, warn, without_credentials
 from headrace.sources.source_store import SourceStore
 from headrace.storage import CacheStats, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.cached_index import REMOTE_MARKER, CachedIndex, is_from

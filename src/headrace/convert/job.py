@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConversionError
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors

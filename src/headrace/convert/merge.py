@@ -23,11 +23,11 @@ from headrace.convert.job import PLAN
 from headrace.convert.stored_dataset import INDEX, PATIENT
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import MARK
-from headrace.display import count_text
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
+from headrace.errors.display import count_text
+from headrace.errors.redaction import redact, warn
 from headrace.format import ShardInfo, dump_index, parse_index
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
-from headrace.redaction import redact, warn
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 from headrace.storage.output import Out, split_out
 

@@ -30,9 +30,9 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
 from headrace.dataset.writing.writer import MDSWriter
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
+from headrace.errors.mapping import add_note
+from headrace.errors.redaction import warn
 from headrace.format import MDSEncoder, ShardInfo, dump_index, is_mds_encoding, parse_index
-from headrace.notes import add_note
-from headrace.redaction import warn
 from headrace.sources.arrow_types import NullValueError, arrow_columns
 from headrace.storage import Retry, open_store
 from headrace.storage.output import Out, split_out

@@ -7,9 +7,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.display import count_text
-from headrace.error_mapping import mapping_errors
 from headrace.errors import ConversionError
+from headrace.errors.display import count_text
+from headrace.errors.mapping import mapping_errors
 from headrace.sources.ledger import Ledger, LeftOut
 
 

@@ -22,10 +22,10 @@ from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.dataset.writing.writer import MDSWriter, Writer
 from headrace.errors import ConfigError
+from headrace.errors.redaction import warn, without_credentials
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.format.costs import stored_costs
 from headrace.format.shards import IntArray
-from headrace.redaction import warn, without_credentials
 from headrace.storage import StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 from headrace.storage.transfer.download import GeneratorPool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart, check_columns, columns_of, infer_columns
 from headrace.errors import ConfigError, MissingDependencyError
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -45,9 +45,9 @@ from headrace.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from headrace.errors.mapping import add_note
 from headrace.format import EncodedShard, MDSEncoder
 from headrace.format.shard_memory import shared_pool
-from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.cache.locks import NO_ROOM
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import CacheError
+from headrace.errors.redaction import warn
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
-from headrace.redaction import warn
 from headrace.storage.cache.control_folder import (
     ControlFolder,
     OpenFolder,

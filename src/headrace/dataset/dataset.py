@@ -54,9 +54,10 @@ from headrace.dataset.streams.stream import (
     streams_registry,
 )
 from headrace.decoding import DecodeLike
-from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.display import Facts, FactsRepr
+from headrace.errors.exclusions import refuse_exclusions
+from headrace.errors.redaction import logger_of
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     DEFAULT_SEED,
@@ -78,7 +79,6 @@ from headrace.order.skip import refuse_documents
 from headrace.order.state import decisions_in
 from headrace.order.topology import Uneven, check_batch_size
 from headrace.padding import Pad
-from headrace.redaction import logger_of
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage.cache.peers import PeerOptions, Peers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.dataset.streams.stream import columns_text, stream_text
-from headrace.display import Facts, count_text
 from headrace.errors import ConfigError
+from headrace.errors.display import Facts, count_text
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset

@@ -20,11 +20,11 @@ from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes,
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
-from headrace.exclusions import Settings, refuse_exclusions
+from headrace.errors.exclusions import Settings, refuse_exclusions
+from headrace.errors.redaction import logger_of
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
 from headrace.order import Remainder, ResumeState, Run
-from headrace.redaction import logger_of
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
 

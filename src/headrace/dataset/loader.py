@@ -22,9 +22,9 @@ from headrace.dataset.reading.batch_reader import AHEAD, Collate, PassRequest, R
 from headrace.dataset.sequence import Continuation
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import ReadFor, WorkerPool, each
-from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.display import Facts, FactsRepr
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeState, Topology
 from headrace.padding import Pad
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from headrace.errors import HeadraceError, StorageError
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 
 _log = logger_of(__name__)
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from headrace.dataset.progress import Progress
 from headrace.dataset.ranks import gathered
 from headrace.dataset.topology import detect_topology
-from headrace.display import count_text
 from headrace.errors import ConfigError
+from headrace.errors.display import count_text
+from headrace.errors.redaction import logger_of
 from headrace.order import (
     BatchPlan,
     BatchSpec,
@@ -25,7 +26,6 @@ from headrace.order import (
 from headrace.order.decisions import shares_of
 from headrace.order.skip import Ranges, Skip
 from headrace.order.topology import Uneven, World, with_replication
-from headrace.redaction import logger_of
 
 _log = logger_of(__name__)
 MOST_COUNTED = 100_000_000

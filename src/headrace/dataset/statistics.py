@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.display import human_decimal_size, text_table
 from headrace.errors import ConfigError
+from headrace.errors.display import human_decimal_size, text_table
 from headrace.order import BatchPlan, ExpectedCounts
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 

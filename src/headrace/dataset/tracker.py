@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
-from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
+from headrace.errors.display import count_text
+from headrace.errors.redaction import warn
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
-from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset

@@ -31,13 +31,13 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.errors.mapping import add_note
 from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
 from headrace.format.encodings.arrays import unmasked
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shard_memory import WAITING, BlockPool, Piece, ShardMemory, joined_rows, shared_pool
 from headrace.format.shards import NO_HASHES, FileInfo, IntArray, Schema, ShardFile, ShardInfo
-from headrace.notes import add_note
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from headrace.dataset.streams.open_streams import open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
-from headrace.display import count_text, text_table
 from headrace.errors import StreamError
+from headrace.errors.display import count_text, text_table
 from headrace.selection.costs import Measuring
 
 if TYPE_CHECKING:

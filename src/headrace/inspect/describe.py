@@ -13,12 +13,12 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.display import count_text, html_table, human_size, printable, shorten, text_table
 from headrace.errors import ConfigError, FormatError, MissingDependencyError
+from headrace.errors.display import count_text, html_table, human_size, printable, shorten, text_table
+from headrace.errors.redaction import redact, without_credentials
 from headrace.format import Schema
 from headrace.format.encodings.registry import get_mds_encoding
 from headrace.inspect.content import open_content
-from headrace.redaction import redact, without_credentials
 from headrace.storage import StoreOptions
 
 LONGEST: Final = 1000  # characters of a value's text

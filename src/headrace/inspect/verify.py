@@ -26,7 +26,6 @@ import numpy as np
 from typing_extensions import Self
 
 from headrace.convert.stored_dataset import INDEX, PATIENT, folder_of, open_stored, raw_files, with_stored_values
-from headrace.display import count_text, printable
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
@@ -36,9 +35,10 @@ from headrace.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from headrace.errors.display import count_text, printable
+from headrace.errors.redaction import redact, without_credentials
 from headrace.format import ShardInfo, ShardTable, open_shard
 from headrace.format.encodings.registry import is_mds_encoding_safe
-from headrace.redaction import redact, without_credentials
 from headrace.storage import ObjectInfo, Store, StoreOptions, open_store
 
 _BLOCK_BYTES: Final = 4 << 20

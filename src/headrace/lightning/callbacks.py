@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
+from headrace.errors.redaction import redact
 from headrace.lightning.position_file import write_text
 from headrace.metrics import BatchSpans, TrainedBatch, count_tokens
 from headrace.metrics.exporters import export_figures
@@ -22,7 +23,6 @@ from headrace.metrics.observers import DataObserver, SpikeObserver
 from headrace.metrics.online_mixture import MixtureObserver
 from headrace.order import BatchPlan
 from headrace.packing import gather_of_ranks
-from headrace.redaction import redact
 from headrace.watching.run_files import RunFiles
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.reading.batch_reader import Collate
 from headrace.dataset.sample_rng import each_row
 from headrace.dataset.tracker import GlobalBatches, TrainMode
-from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
+from headrace.errors.display import Facts, FactsRepr
 from headrace.lightning.loaders import TrackedLoader, TrackedLoaders, check_training
 from headrace.lightning.position_callback import PositionCallback
 from headrace.lightning.position_file import write_position_files

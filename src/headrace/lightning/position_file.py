@@ -22,8 +22,8 @@ from typing_extensions import override
 
 import lightning
 from headrace.dataset.tracker import loader_entries
+from headrace.errors.redaction import redact
 from headrace.order import ResumeState
-from headrace.redaction import redact
 from headrace.version import __version__
 
 POSITION_FILE_SUFFIX = '.headrace.json'

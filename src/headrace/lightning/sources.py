@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import dataset_facts
-from headrace.display import Facts
 from headrace.errors import ConfigError
+from headrace.errors.display import Facts
+from headrace.errors.redaction import redact_value
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config, to_mapping
 from headrace.order.topology import with_replication
 from headrace.packing import PackedDataset
-from headrace.redaction import redact_value
 
 if TYPE_CHECKING:
     from headrace.order import Topology

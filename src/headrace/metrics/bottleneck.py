@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from headrace.dataset import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats
-from headrace.display import count_text
+from headrace.errors.display import count_text
 from headrace.storage.stats import difference_of
 
 Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start', 'padding']

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, MissingDependencyError
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 
 if TYPE_CHECKING:
     from threading import Thread

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import MixtureCounts, StreamCount
-from headrace.display import human_decimal_size
+from headrace.errors.display import human_decimal_size
 from headrace.metrics.counts import (
     BatchTimes,
     CacheFill,

@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors.redaction import warn
 from headrace.metrics.bottleneck import BottleneckWatch
 from headrace.metrics.exporters import BatchSpans
 from headrace.metrics.meter import DataMeter, print_line
 from headrace.metrics.spikes import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
-from headrace.redaction import warn
 
 
 @dataclass(eq=False)

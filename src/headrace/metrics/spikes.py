@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.display import count_text
 from headrace.errors import ConfigError
+from headrace.errors.display import count_text
 from headrace.metrics.step_report import explain_batches, report_text
 from headrace.order import BatchPlan, batches_before
 from headrace.packing import PackedDataset

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions
+from headrace.errors.redaction import warn
 from headrace.order.mixture.mixture import Mixture
 from headrace.order.shuffle import PERMUTATIONS
-from headrace.redaction import warn
 
 DEFAULT_ALGORITHM = 'native'
 

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions
+from headrace.errors.redaction import logger_of
 from headrace.order.mosaicml.epoch_permutation import permutation_key
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Cuts, Plan
 from headrace.order.protocols import Order
 from headrace.order.random.hashing import derive, hash_text, keyed_order
 from headrace.order.skip import in_whole_batches, merged
-from headrace.redaction import logger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ResumeError
+from headrace.errors.redaction import warn
 from headrace.order.config import DefaultSeed, OrderConfig
 from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule
@@ -16,7 +17,6 @@ from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.order import NativeOrder
 from headrace.order.skip import Ranges, without
 from headrace.order.state import ResumeState
-from headrace.redaction import warn
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError
+from headrace.errors.redaction import warn
 from headrace.order.decisions import (
     Decision,
     are_of,
@@ -25,7 +26,6 @@ from headrace.order.resume import check_skipped, resolved_from_state, resume, wa
 from headrace.order.skip import skipped_ranges
 from headrace.order.state import ResumeState
 from headrace.order.topology import BatchSpec, World
-from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

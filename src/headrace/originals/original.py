@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.display import printable
 from headrace.errors import ArgumentError, ConfigError, HeadraceError
-from headrace.redaction import redact
+from headrace.errors.display import printable
+from headrace.errors.redaction import redact
 
 if TYPE_CHECKING:
     from headrace.convert import ConversionReport
@@ -118,7 +118,9 @@ class Original:
             allowed = f'those of {self.name} are {", ".join(defaults)}' if defaults else f'{self.name} has none'
             raise ArgumentError(f'The option `{name}` is not known; {allowed}. Correct its name.')
         return convert_splits(
-            self,
+            self.name,
+            self.records,
+            self.splits,
             str(source),
             str(out),
             splits=splits,

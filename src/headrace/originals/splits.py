@@ -19,9 +19,8 @@ from headrace.convert.job import CONVERSION, JobFolder
 from headrace.convert.report import ConversionReport, InputError
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.errors.redaction import logger_of
 from headrace.format import bytes_to_int, parse_index
-from headrace.originals.original import Original
-from headrace.redaction import logger_of
 from headrace.storage import Retry, StoreOptions, local_path, open_store
 
 _ORIGINAL: Final = 'original.json'
@@ -29,7 +28,9 @@ _log = logger_of(__name__)
 
 
 def convert_splits(
-    original: Original,
+    name: str,
+    records_function: str,
+    known: Sequence[str],
     source: str,
     out: str,
     *,
@@ -38,8 +39,7 @@ def convert_splits(
     options: Mapping[str, Any],
     **settings: Any,
 ) -> dict[str, ConversionReport]:
-    records = resolve_name(original.records)
-    name, known, path = original.name, original.splits, local_path(source)
+    records, path = resolve_name(records_function), local_path(source)
     if path is None:
         raise ConfigError(
             f'The source of a known dataset is a folder or file of this machine, but is {source!r}. Copy it there '

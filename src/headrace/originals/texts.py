@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias, cast
 
 from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.errors.redaction import logger_of
 from headrace.originals.members import Member, files_of
-from headrace.redaction import logger_of
 from headrace.sources.line_records import lines_of
 from headrace.sources.ranges import algorithm_of, unpacked
 

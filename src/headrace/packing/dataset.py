@@ -15,7 +15,8 @@ from headrace.dataset import StreamingDataset
 from headrace.dataset.ranks import gather_of_ranks
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions
+from headrace.errors.redaction import logger_of, without_credentials
 from headrace.order import (
     BatchSpec,
     ExpectedCounts,
@@ -38,7 +39,6 @@ from headrace.packing.settings import Packing, StreamPacking
 from headrace.packing.tokenizers import fingerprint, is_of_library, origin_of_tokens
 from headrace.packing.whole import WholePass, count_tokens_of
 from headrace.padding import Pad
-from headrace.redaction import logger_of, without_credentials
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey

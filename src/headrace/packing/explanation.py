@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.display import count_text
+from headrace.errors.display import count_text
 from headrace.order import BatchExplanation
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import DocumentError
-from headrace.notes import add_note
+from headrace.errors.mapping import add_note
 from headrace.packing.document_order import LaneOrder
 from headrace.packing.lane import Document
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence

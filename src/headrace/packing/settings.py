@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
-from headrace.rules import BrokenRule
+from headrace.errors.exclusions import BrokenRule
 
 Method: TypeAlias = Literal['best_fit', 'concatenate']
 WeightsCount: TypeAlias = Literal['documents', 'tokens']

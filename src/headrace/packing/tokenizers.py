@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.error_mapping import panics_as
 from headrace.errors import ConfigError, DocumentError
+from headrace.errors.mapping import panics_as
 from headrace.packing.lane import Document
 from headrace.packing.rows import IGNORED
 from headrace.packing.settings import Packing

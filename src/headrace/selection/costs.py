@@ -26,9 +26,9 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.errors import CacheError, DiskFullError, ShardError, StreamError
+from headrace.errors.redaction import logger_of, warn
 from headrace.format.costs import costs_of_values
 from headrace.order import each_selected_row
-from headrace.redaction import logger_of, warn
 from headrace.selection.kept_file import KeptFile
 from headrace.selection.selection import SECONDS_BETWEEN_LINES, Shards, in_threads
 from headrace.storage.cache.control_folder import OpenFolder, publish

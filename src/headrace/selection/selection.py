@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.errors.redaction import logger_of
 from headrace.format import ShardInfo, ShardReader, number_abbrev_to_int
 from headrace.order import SPLIT_UNIT, RowSelection, SelectedBits, SelectedRanges, SelectedSplit, each_selected_row
-from headrace.redaction import logger_of
 from headrace.selection.bitmap_file import BitmapFile
 from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
 from headrace.storage.transfer.download import GeneratorPool

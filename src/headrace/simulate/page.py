@@ -28,12 +28,12 @@ from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
 from headrace.config.build import build_dataset
-from headrace.display import html_table, human_size, printable
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.display import html_table, human_size, printable
+from headrace.errors.redaction import redact
 from headrace.format import bytes_to_int
-from headrace.local_page import PageHandler, PageServer
+from headrace.inspect.local_page import PageHandler, PageServer
 from headrace.mixing import LoaderConfig
-from headrace.redaction import redact
 from headrace.simulate.result import Conditions, SimulatedRun, SimulatedStep
 from headrace.simulate.run import simulate
 from headrace.simulate.tune import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use

@@ -9,8 +9,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from headrace.display import count_text, human_size, text_table
 from headrace.errors import ConfigError
+from headrace.errors.display import count_text, human_size, text_table
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
 from headrace.order.config import SharedShards

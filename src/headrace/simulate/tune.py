@@ -18,8 +18,8 @@ import numpy as np
 from headrace.config.build import build_dataset
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.prefetch.limits import prefetch_limits
-from headrace.display import human_size, text_table
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.display import human_size, text_table
 from headrace.mixing import LoaderConfig
 from headrace.simulate.result import Conditions, SimulatedRun
 from headrace.simulate.run import simulate

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from headrace.display import count_text, printable
 from headrace.errors import ConfigError, FormatError, StreamError
+from headrace.errors.display import count_text, printable
 from headrace.sources.protocol import SourceFormat
 from headrace.storage import ObjectInfo
 

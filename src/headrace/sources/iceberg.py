@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError, HeadraceError, MissingDependencyError, StreamError
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 from headrace.sources import parquet
 from headrace.sources.arrow_types import import_pyarrow
 from headrace.sources.parquet import ParquetSource, index_files

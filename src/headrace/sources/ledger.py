@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.display import count_text, printable
+from headrace.errors.display import count_text, printable
 from headrace.sources.formats import DESCRIPTIONS, SIDECARS, is_hidden, name_of
 from headrace.storage import ObjectInfo
 

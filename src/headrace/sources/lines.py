@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from headrace.errors import FormatError, ShardError, StreamError
+from headrace.errors.redaction import logger_of
 from headrace.format.compression import CHUNK
-from headrace.redaction import logger_of
 from headrace.sources.formats import choose_columns, is_hidden, is_plain_json
 from headrace.sources.line_records import (
     Dialect,

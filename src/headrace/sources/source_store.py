@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from headrace.error_mapping import panics_as
 from headrace.errors import (
     AccessDeniedError,
     ChecksumError,
@@ -33,7 +32,8 @@ from headrace.errors import (
     StreamError,
     TransferError,
 )
-from headrace.redaction import logger_of, without_credentials
+from headrace.errors.mapping import panics_as
+from headrace.errors.redaction import logger_of, without_credentials
 from headrace.sources.formats import (
     OF_ANY_NAME,
     SIDECARS,

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from headrace.errors import FormatError, MissingDependencyError, ShardError, StreamError
+from headrace.errors.redaction import logger_of
 from headrace.format.compression import CHUNK
 from headrace.format.encodings.registry import is_mds_encoding
-from headrace.redaction import logger_of
 from headrace.sources.formats import choose_columns, is_hidden
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import (

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from headrace.display import count_text
 from headrace.errors import FormatError, ShardError, StreamError
+from headrace.errors.display import count_text
 from headrace.sources.formats import SIDECARS, choose_columns
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_ranges

@@ -7,8 +7,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, ConfigError, StorageError
+from headrace.errors.mapping import mapping_errors
 from headrace.storage.protocol import ObjectInfo, Store
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.local import LocalStore, mapped_output_errors

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
-from headrace.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
+from headrace.errors.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
 
 is_blocking: Final = ContextVar('is_blocking', default=True)
 """Whether a reader waits for this thread's requests; False for a prefetch. A store with few connections keeps one for

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 from headrace.errors import ConfigError
-from headrace.redaction import keep_secrets_of_url, without_credentials
+from headrace.errors.redaction import keep_secrets_of_url, without_credentials
 from headrace.storage.protocol import Store, StoreOptions
 
 StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]  # Makes a store rooted at a URL.

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from headrace.display import count_text, human_size, printable, text_table
 from headrace.errors import ConfigError, HeadraceError
-from headrace.local_page import PageHandler, PageServer
-from headrace.redaction import redact
+from headrace.errors.display import count_text, human_size, printable, text_table
+from headrace.errors.redaction import redact
+from headrace.inspect.local_page import PageHandler, PageServer
 from headrace.watching.record import RECORD
 from headrace.watching.status import STATUS_FOLDER
 

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple, cast
 from headrace.dataset import Stream, StreamingDataLoader
 from headrace.dataset.streams.past import keep_index
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.redaction import warn, without_credentials
 from headrace.mixing import load_config, to_mapping
 from headrace.order import BatchPlan, StreamSize, with_more
 from headrace.order.config import ORDER_ARGUMENTS
 from headrace.order.skip import documents_skip
 from headrace.packing import PackedDataset, Packing, StreamPacking
-from headrace.redaction import warn, without_credentials
 from headrace.version import __version__
 from headrace.watching.status import RankStatus
 

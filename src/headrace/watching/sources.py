@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.open_streams import OpenedStream
+from headrace.errors.redaction import without_credentials
 from headrace.order import BatchPlan
 from headrace.order.arrays import IntArray
-from headrace.redaction import without_credentials
 from headrace.watching.history import RecordedRun
 
 _CHUNK = 1 << 20  # positions looked at together

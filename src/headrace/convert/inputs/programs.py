@@ -14,8 +14,8 @@ import xxhash
 
 from headrace.convert.inputs.records import Inputs, Place, Sizes, classes_file, places_in
 from headrace.dataset.writing.columns import infer_columns
-from headrace.error_mapping import panics_as
 from headrace.errors import ConversionError, FormatError
+from headrace.errors.mapping import panics_as
 from headrace.format import mds_encode
 from headrace.sources.arrow_types import arrow_columns, class_names, import_pyarrow, meanings_of, to_columns
 from headrace.sources.formats import refuse_null_files

@@ -14,9 +14,9 @@ import numpy as np
 
 from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.errors import ConfigError
+from headrace.errors.redaction import warn
 from headrace.order import Mixture, OrderConfig
 from headrace.order.config import SharedShards, shared_shards
-from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 from headrace.storage.cache.limit import KEPT
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from headrace.dataset.prefetch.horizon import Horizon, Upcoming
 from headrace.dataset.prefetch.limits import PrefetchLimits
 from headrace.dataset.prefetch.schedule import Concurrency, Fetch, FetchSchedule, Starvation
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 from headrace.storage import FetchResult, Transfer
 
 _log = logger_of(__name__)

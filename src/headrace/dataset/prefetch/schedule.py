@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.prefetch.horizon import Horizon
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 from headrace.storage import FetchResult, FetchStatus
 
 _log = logger_of(__name__)

@@ -18,8 +18,8 @@ from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.progress import Progress
 from headrace.dataset.streams.columns import TensorColumn
 from headrace.dataset.streams.open_streams import OpenedStream
-from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
+from headrace.errors.mapping import mapping_errors
 from headrace.format import ShardReader, open_shard
 from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import default_collate
 
-from headrace.error_mapping import panics_as
 from headrace.errors import FormatError
-from headrace.notes import add_note
+from headrace.errors.mapping import add_note, panics_as
 
 T = TypeVar('T')
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from headrace.dataset.batch_keys import is_bad_sample
 from headrace.dataset.reading.sample_errors import name_sample
 from headrace.dataset.reading.sample_pool import SamplePool
-from headrace.error_mapping import panics_as
 from headrace.errors import FormatError
+from headrace.errors.mapping import panics_as
+from headrace.errors.redaction import logger_of
 from headrace.format import ColumnBatch, Columns
 from headrace.order import Places
-from headrace.redaction import logger_of
 
 logger = logger_of(__name__)
 

@@ -21,8 +21,9 @@ from headrace.dataset.streams.past import PastData, data_of, past_data
 from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
 from headrace.dataset.topology import detect_topology
 from headrace.decoding import Decode
-from headrace.error_mapping import mapping_errors
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError, TopologyError
+from headrace.errors.mapping import mapping_errors
+from headrace.errors.redaction import warn
 from headrace.format import (
     IndexFile,
     ShardInfo,
@@ -39,7 +40,6 @@ from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation
 from headrace.format.mds import RESTORE
 from headrace.order import RowSelection, StreamSize
-from headrace.redaction import warn
 from headrace.selection import Selection, Shards
 from headrace.selection.costs import Measuring, StoredCosts, check_cost, measure_costs
 from headrace.storage import (

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from headrace.dataset.streams.stream import StreamOptions
 from headrace.errors import EmptyDatasetError, FormatError, StorageError
+from headrace.errors.redaction import logger_of
 from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings.registry import is_mds_encoding_safe
 from headrace.format.entries import INDEX_NAME
-from headrace.redaction import logger_of
 from headrace.sources.formats import how_to_name, refuse_null_files
 from headrace.sources.source_index import SourceIndex, size_at
 from headrace.sources.source_store import SourceStore, has_glob

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.streams.columns import column_kinds
 from headrace.decoding import Decode, DecodeLike
-from headrace.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors import ConfigError, StreamError, UnknownNameError
+from headrace.errors.display import Facts, FactsRepr, count_text, human_size
+from headrace.errors.exclusions import path_errors
+from headrace.errors.redaction import without_credentials
 from headrace.format import ShardTable
 from headrace.order import RowSelection
 from headrace.order.mixture.rules import given_weights, stream_errors
-from headrace.redaction import without_credentials
-from headrace.rules import path_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format, check_options
 from headrace.storage import Store, StoreOptions, local_path, open_store

@@ -32,7 +32,7 @@ from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkS
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Final, cast
 
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 
 _LENGTH: Final = struct.Struct('<Q')
 _BLOCK: Final = 1 << 16  # bytes, as many as a pipe holds

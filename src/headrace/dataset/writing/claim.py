@@ -28,7 +28,7 @@ from typing import Final
 from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, delete_or_warn
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 from headrace.storage.cache.locks import held, hold, release, try_lock_file
 from headrace.storage.output import make_folder, mapped_lock_errors
 from headrace.storage.stores.local import LocalStore, mapped_output_errors

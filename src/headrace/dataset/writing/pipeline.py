@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
+from headrace.errors.mapping import add_note
 from headrace.format import CollectedShard, ShardInfo, ShardPieces
-from headrace.notes import add_note
 
 
 class ShardPipeline:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol, TypeVar
 
 from headrace.errors import ObjectNotFoundError
+from headrace.errors.redaction import warn
 from headrace.format.shard_memory import Piece
-from headrace.redaction import warn
 from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.output import list_output
 from headrace.storage.stores.local import mapped_output_errors

@@ -20,6 +20,7 @@ from headrace.dataset.writing.pipeline import Progress, ShardPipeline
 from headrace.dataset.writing.place import FolderPlace, Place, StorePlace
 from headrace.dataset.writing.start import INDEX, Journal, Start, Terms
 from headrace.errors import ConfigError, StorageError
+from headrace.errors.mapping import add_note
 from headrace.format import (
     CollectedShard,
     JSONEncoder,
@@ -32,7 +33,6 @@ from headrace.format import (
     dump_index,
 )
 from headrace.format.encoder import as_sequence, common_length
-from headrace.notes import add_note
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import Out, split_out
 from headrace.storage.stores.local import mapped_output_errors

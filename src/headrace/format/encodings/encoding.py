@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.redaction import warn
+from headrace.errors.redaction import warn
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
-from headrace.rules import BrokenRule
+from headrace.errors.exclusions import BrokenRule
 
 _WEIGHTS: Final = ('proportion', 'repeat', 'choose')
 _LATEST: Final = 10**18  # samples of a run: 64 bits hold the draws before the last point

@@ -10,9 +10,9 @@ from typing import get_args
 
 import numpy as np
 
-from headrace.display import count_text
 from headrace.errors import ConfigError, ResumeError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.display import count_text
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
 from headrace.order.mixture.mixture import Mixture

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
-from headrace.exclusions import refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
 from headrace.order.mixture.mixture import Mixture, StreamSize

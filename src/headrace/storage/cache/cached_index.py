@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import xxhash
 
 from headrace.errors import CacheError, StreamError
-from headrace.redaction import without_credentials
+from headrace.errors.redaction import without_credentials
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.protocol import check_key
 from headrace.storage.resolve import local_path

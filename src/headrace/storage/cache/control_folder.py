@@ -22,7 +22,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 from headrace.errors import CacheError
-from headrace.redaction import without_credentials
+from headrace.errors.redaction import without_credentials
 from headrace.storage.cache.locks import held
 
 _SHARED: Final = 0o022  # Mode bits of a folder that other users may write to.

@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import BinaryIO, Final, TypeVar
 
 from headrace import errors
-from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, DiskFullError, HeadraceError
-from headrace.redaction import logger_of
+from headrace.errors.mapping import mapping_errors
+from headrace.errors.redaction import logger_of
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
 from headrace.storage.cache.entry import CacheEntry, space_needed
 from headrace.storage.cache.locks import NO_ROOM, SAID, LockWait, cannot_write, held, hold, release, try_lock_file

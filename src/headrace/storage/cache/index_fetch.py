@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from headrace.display import count_text
 from headrace.errors import CacheError, DiskFullError, FormatError, HeadraceError, StreamError
-from headrace.redaction import logger_of
+from headrace.errors.display import count_text
+from headrace.errors.redaction import logger_of
 from headrace.storage.cache.cached_index import (
     REMOTE_MARKER,
     CachedIndex,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import AccessDeniedError, CacheError, DiskFullError, ObjectNotFoundError, StorageError
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # Errors of a full disk or a used up quota.
 

@@ -39,7 +39,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from headrace.errors import CacheError, ConfigError, DiskFullError, HeadraceError
-from headrace.redaction import logger_of
+from headrace.errors.redaction import logger_of
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
 from headrace.storage.cache.peers import (

@@ -36,7 +36,7 @@ from urllib.parse import quote, urlsplit
 from xxhash import xxh64_intdigest
 
 from headrace.errors import ChecksumError, ConfigError, FormatError
-from headrace.redaction import keep_secret, logger_of, visible
+from headrace.errors.redaction import keep_secret, logger_of, visible
 from headrace.storage.cache.entry import CachePart
 from headrace.storage.transfer.answer_bounds import bounded_answer
 from headrace.storage.transfer.http import CHUNK

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, BinaryIO, NamedTuple
 
-from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.mapping import mapping_errors
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix, count_option
 from headrace.storage.transfer.http import UNREADABLE, ReadRequest, missing_certificates, proxy_note, unreadable
 from headrace.storage.transfer.process_local import PerProcess

@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, DiskFullError, ObjectNotFoundError, StorageError, TransferError
-from headrace.redaction import logger_of
+from headrace.errors.mapping import mapping_errors
+from headrace.errors.redaction import logger_of
 from headrace.storage.cache.locks import NO_ROOM
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from headrace.display import count_text
 from headrace.errors import ConfigError, TransferError
-from headrace.redaction import logger_of
+from headrace.errors.display import count_text
+from headrace.errors.redaction import logger_of
 from headrace.storage.resolve import split_url
 
 logger = logger_of(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
-from headrace.redaction import redact
+from headrace.errors.redaction import redact
 
 T = TypeVar('T')
 

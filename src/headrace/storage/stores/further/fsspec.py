@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, TypeVar
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
-from headrace.redaction import keep_secret, logger_of
+from headrace.errors.redaction import keep_secret, logger_of
 from headrace.storage.protocol import ObjectInfo, StoreOptions, count_option, is_blocking
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from headrace.errors import ConfigError, HeadraceError, TransferError
-from headrace.redaction import logger_of, redact, redact_value, visible, warn
+from headrace.errors.redaction import logger_of, redact, redact_value, visible, warn
 from tests.support.suite.planted import (
     USER,
     VARIABLE,

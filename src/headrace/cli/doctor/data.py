@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from headrace.cli.doctor.loaders import check_loader
+from headrace.cli.doctor.machine import Finding
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
 from headrace.dataset.streams.stream import Stream, StreamOptions
-from headrace.display import count_text, human_size
-from headrace.doctor.loaders import check_loader
-from headrace.doctor.machine import Finding
 from headrace.errors import ConfigError, HeadraceError
+from headrace.errors.display import count_text, human_size
 from headrace.inspect.content import Content, open_content
 from headrace.mixing import Config, LoaderConfig
 from headrace.order import OrderConfig

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.cli.doctor.machine import Finding
 from headrace.config.build import build_loader, build_streams
 from headrace.dataset.prefetch.limits import room_shortage
-from headrace.doctor.machine import Finding
 from headrace.errors import HeadraceError
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology

@@ -1,12 +1,15 @@
-"""Context managers that raise one error in place of another."""
+"""One error in place of another, and notes on errors of other people's code, which stay what they are."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import ParamSpec
+
+from headrace.errors.redaction import redact
 
 Arguments = ParamSpec('Arguments')
 
@@ -61,3 +64,27 @@ class _ErrorMapping(contextlib.AbstractContextManager[None]):
             error.__traceback__ = traceback
         finally:
             del error
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Have tracebacks of an error end with a note without secrets, in whichever process they are printed.
+
+    Python 3.10 prints no notes (PEP 678), so there the note is also the first cause of the error.
+    """
+    text = redact(text)
+    notes: list[str] = getattr(error, '__notes__', [])
+    if text in notes:
+        return
+    if sys.version_info >= (3, 11):
+        error.add_note(text)
+        return
+    vars(error)['__notes__'] = [*notes, text]
+    first, seen = error, {id(error)}
+    while (before := first.__cause__ or first.__context__) is not None and id(before) not in seen:
+        first = before
+        seen.add(id(first))
+    first.__cause__ = _Note(text)
+
+
+class _Note(Exception):  # noqa: N818 - never raised
+    """Printed above the traceback of the error that it belongs to."""

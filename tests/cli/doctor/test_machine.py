@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from headrace.doctor import check_launcher, check_machine, check_versions, machine
+from headrace.cli.doctor import check_launcher, check_machine, check_versions, machine
 from tests.support.datasets.answers import levels
 
 

@@ -37,7 +37,7 @@ import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headrace.redaction import redact, visible
+from headrace.errors.redaction import redact, visible
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,4 +1,4 @@
-"""The table of settings that do not go together; `tests/doctor/test_loaders.py` tries each row with a loader."""
+"""The table of settings that do not go together; `tests/cli/doctor/test_loaders.py` tries each row with a loader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.exclusions import EXCLUSIONS, broken_exclusions, refuse_exclusions
+from headrace.errors.exclusions import EXCLUSIONS, broken_exclusions, refuse_exclusions
 
 
 class _Stream(NamedTuple):

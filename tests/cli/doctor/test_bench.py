@@ -11,7 +11,7 @@ import pytest
 
 from headrace import MDSWriter
 from headrace.cli import main
-from headrace.doctor.bench import Rate, bench, limit_of
+from headrace.cli.doctor.bench import Rate, bench, limit_of
 from headrace.errors import ConfigError
 from headrace.mixing import load_config
 

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from headrace.doctor import Place, check_data, places_of
-from headrace.doctor import data as doctor_data
+from headrace.cli.doctor import Place, check_data, places_of
+from headrace.cli.doctor import data as doctor_data
 from headrace.inspect.content import open_content
 from headrace.mixing import load_config
 from headrace.storage import StoreOptions

@@ -16,7 +16,7 @@ import pytest
 from headrace import MDSWriter
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError
-from headrace.exclusions import EXCLUSIONS
+from headrace.errors.exclusions import EXCLUSIONS
 from headrace.mixing import build_loader, load_config
 from headrace.order import Topology
 

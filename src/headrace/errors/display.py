@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from headrace.redaction import redact
+from headrace.errors.redaction import redact
 
 _UNITS = ('KiB', 'MiB', 'GiB', 'TiB', 'PiB')
 _DECIMAL_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')

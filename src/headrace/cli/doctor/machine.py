@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from headrace.dataset.topology import detect_topology
-from headrace.display import count_text, human_size
 from headrace.errors import TopologyError
+from headrace.errors.display import count_text, human_size
 from headrace.storage.resolve import backends
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from headrace.notes import add_note
+from headrace.errors.mapping import add_note
 from tests.support.suite.planted import (
     USER,
     found_in_error,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.local_page import PageHandler, PageServer
+from headrace.inspect.local_page import PageHandler, PageServer
 
 
 class Page(PageHandler):

@@ -16,8 +16,8 @@ import numpy as np
 
 from headrace.config.build import build_loader
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.display import count_text
 from headrace.errors import ConfigError
+from headrace.errors.display import count_text
 from headrace.mixing import LoaderConfig
 from headrace.order import Topology
 
