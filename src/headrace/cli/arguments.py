@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -127,6 +128,23 @@ def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptio
     )
 
 
+def given(arguments: argparse.Namespace, function: Callable[..., object]) -> dict[str, Any]:
+    """The arguments of a function that options give: those of its names, of its format, and of its stores."""
+    values = vars(arguments)
+    if 'to_endpoint_url' in values:
+        values = {**values, 'source_options': store_options(arguments), 'options': store_options(arguments, 'to-')}
+    elif 'endpoint_url' in values:
+        values = {**values, 'options': store_options(arguments)}
+    if 'format_option' in values:
+        values = {**values, 'format_options': _format_options(arguments.format_option)}
+    return {name: values[name] for name in signature(function).parameters if name in values}
+
+
+def names(text: str) -> list[str]:
+    """The names of ``a,b``; of ``none``, none."""
+    return [] if text == 'none' else text.split(',')
+
+
 def add_format_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--format', help='format of the data; by default found by the names of the files')
     parser.add_argument(
@@ -139,10 +157,10 @@ def add_format_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--split', help='sub-folder, or files with this name, such as train')
 
 
-def format_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments. The value of an option is JSON, or else a text."""
+def _format_options(texts: list[str]) -> dict[str, Any]:
+    """The values of options; each is JSON, or else a text."""
     options: dict[str, Any] = {}
-    for text in arguments.format_option:
+    for text in texts:
         name, separator, value = text.partition('=')
         if not separator or name in options:
             raise ConfigError(f'--format-option is KEY=VALUE, once for each key, but got {text!r:.100}.')
@@ -150,7 +168,7 @@ def format_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
             options[name] = json.loads(value)
         except ValueError:
             options[name] = value
-    return {'format': arguments.format, 'format_options': options, 'split': arguments.split}
+    return options
 
 
 def count(text: str) -> int:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,8 @@ from headrace.cli.arguments import (
     add_store_arguments,
     add_two_stores,
     count,
-    format_arguments,
+    given,
+    names,
     print_answer,
     show_examples,
     shown_progress,
@@ -53,15 +53,7 @@ def _run_cp(arguments: argparse.Namespace) -> int:
     from headrace.convert import copy_dataset
 
     with shown_progress('copy', unit='B', unit_scale=True, unit_divisor=1024) as show:
-        report = copy_dataset(
-            arguments.source,
-            arguments.destination,
-            overwrite=arguments.overwrite,
-            jobs=arguments.jobs,
-            source_options=store_options(arguments),
-            options=store_options(arguments, 'to-'),
-            progress=show,
-        )
+        report = copy_dataset(**given(arguments, copy_dataset), progress=show)
     there = report.files - report.copied
     copied = f'{count_text(report.copied, "file")} ({human_size(report.bytes)})'
     text = f'{report.destination}: copied {copied}, {there:,} were there.'
@@ -73,9 +65,14 @@ def _add_erase(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('dataset', help='folder or URL of a dataset of MDS shards')
     parser.add_argument('--ids', type=Path, required=True, metavar='FILE', help='text file with one id in each line')
     parser.add_argument('--column', default='id', help='column of the ids (default: %(default)s)')
-    parser.add_argument('--keep', metavar='A,B', help='columns whose values stay')
+    parser.add_argument('--keep', type=names, default=[], metavar='A,B', help='columns whose values stay')
     parser.add_argument(
-        '--cache', action='append', default=[], metavar='DIR', help='folder with caches of this machine to clean, too'
+        '--cache',
+        dest='caches',
+        action='append',
+        default=[],
+        metavar='DIR',
+        help='folder with caches of this machine to clean, too',
     )
     parser.add_argument('--dry-run', action='store_true', help='write nothing; say how many samples would be erased')
     parser.add_argument('--resume', action='store_true', help='take over after a kill on another machine')
@@ -97,19 +94,9 @@ def _run_erase(arguments: argparse.Namespace) -> int:
         ids = arguments.ids.read_text(encoding='utf-8-sig').split('\n')
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f'--ids is a UTF-8 text of one id in each line, but {arguments.ids}: {error}.') from error
+    arguments.ids = [line.removesuffix('\r') for line in ids if line.strip()]
     with shown_progress('erase', unit=' shards') as show:
-        report = erase(
-            arguments.dataset,
-            [line.removesuffix('\r') for line in ids if line.strip()],
-            column=arguments.column,
-            keep=_names(arguments.keep) or (),
-            caches=arguments.cache,
-            dry_run=arguments.dry_run,
-            resume=arguments.resume,
-            jobs=arguments.jobs,
-            options=store_options(arguments),
-            progress=show,
-        )
+        report = erase(**given(arguments, erase), progress=show)
     done = 'would be erased' if arguments.dry_run else 'erased'
     samples, shards = count_text(report.samples, 'sample'), count_text(report.shards, 'shard')
     lines = [f'{report.dataset}: {samples} in {shards} {done}.']
@@ -117,7 +104,7 @@ def _run_erase(arguments: argparse.Namespace) -> int:
         it, be = ('it', 'it is') if report.missing == 1 else ('them', 'they are')
         lines.append(f'{count_text(report.missing, "id")} not found: no sample has {it}, or {be} erased already.')
     lines += [f'Cleaned the cache {folder}.' for folder in report.caches]
-    for folder in arguments.cache if not arguments.dry_run else ():
+    for folder in arguments.caches if not arguments.dry_run else ():
         if not any(Path(cache).is_relative_to(folder) for cache in report.caches):
             lines.append(f'{folder} holds no cache of it that headrace has made.')
     print_answer(arguments, dataclasses.asdict(report), printable('\n'.join(lines), keep='\n'))
@@ -166,13 +153,15 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--compression', default='same', metavar='NAME', help="such as zstd:3, or none (default: the source's)"
     )
-    parser.add_argument('--hashes', metavar='A,B', help="checksums, such as xxh64, or none (default: the source's)")
-    parser.add_argument('--columns', metavar='A,B', help='columns to keep (default: all)')
+    parser.add_argument(
+        '--hashes', type=names, metavar='A,B', help="checksums, such as xxh64, or none (default: the source's)"
+    )
+    parser.add_argument('--columns', type=names, metavar='A,B', help='columns to keep (default: all)')
     parser.add_argument(
         '--order', choices=['stored', 'shuffled'], default='stored', help='order of the samples (default: %(default)s)'
     )
     parser.add_argument('--seed', type=int, default=0, help='of the shuffle (default: %(default)s)')
-    parser.add_argument('--overwrite', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--overwrite', dest='exist_ok', action='store_true', help='empty OUT if it holds something')
     parser.add_argument('--resume', action='store_true', help='continue a killed call with the same arguments')
     add_two_stores(parser, to='the output')
     show_examples(
@@ -186,32 +175,14 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
 def _run_reshard(arguments: argparse.Namespace) -> int:
     from headrace.convert import reshard
 
+    if arguments.compression == 'none':
+        arguments.compression = None
     with shown_progress('reshard', unit=' samples') as show:
-        report = reshard(
-            arguments.source,
-            arguments.out,
-            size_limit=arguments.size_limit,
-            compression=None if arguments.compression == 'none' else arguments.compression,
-            hashes=_names(arguments.hashes),
-            columns=_names(arguments.columns),
-            order=arguments.order,
-            seed=arguments.seed,
-            exist_ok=arguments.overwrite,
-            resume=arguments.resume,
-            source_options=store_options(arguments),
-            options=store_options(arguments, 'to-'),
-            progress=show,
-        )
+        report = reshard(**given(arguments, reshard), progress=show)
     erased = f'; {count_text(report.erased, "erased sample")} left out' if report.erased else ''
     text = f'{report.out}: {count_text(report.samples, "sample")} with the columns {", ".join(report.columns)}{erased}'
     print_answer(arguments, report.to_json(), printable(text))
     return 0
-
-
-def _names(text: str | None) -> list[str] | None:
-    if text is None:
-        return None
-    return [] if text == 'none' else text.split(',')
 
 
 def _add_rollback(parser: argparse.ArgumentParser) -> None:
@@ -263,7 +234,9 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
     )
     add_format_arguments(parser)
     parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
-    parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
+    parser.add_argument(
+        '--hashes', type=lambda text: sorted(text.split(',')), help='hashes in the index, such as xxh64, or sha1,xxh64'
+    )
     parser.add_argument('--size-limit', default='64mb', help='bytes of a shard before compression')
     parser.add_argument(
         '--on-error',
@@ -283,31 +256,20 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
 def _run_convert(arguments: argparse.Namespace) -> int:
     from headrace.convert import convert
 
-    columns = None if arguments.columns is None else _columns(arguments.columns)
+    if arguments.columns is not None:
+        arguments.columns = _columns(arguments.columns)
     if arguments.all and not arguments.append:
         raise ConfigError('`--all` says what `--append` adds. Pass `--append`, too, or leave it out.')
-    append = 'all' if arguments.all else arguments.append
-    return _print_report(arguments, partial(convert, columns=columns, append=append, cost=arguments.cost))
+    if arguments.all:
+        arguments.append = 'all'
+    return _print_report(arguments, convert)
 
 
 def _print_report(arguments: argparse.Namespace, convert: Callable[..., ConversionReport]) -> int:
     from headrace.convert.report import command_errors, report_lines
 
     with command_errors():
-        report = convert(
-            arguments.source,
-            arguments.out,
-            **format_arguments(arguments),
-            workers=arguments.workers,
-            on_error=arguments.on_error,
-            compression=arguments.compression,
-            hashes=None if arguments.hashes is None else sorted(arguments.hashes.split(',')),
-            size_limit=arguments.size_limit,
-            limit=arguments.limit,
-            exist_ok=arguments.exist_ok,
-            allow_unsafe_types=arguments.allow_unsafe_types,
-            progress_bar=not arguments.json and sys.stderr.isatty(),
-        )
+        report = convert(**given(arguments, convert), progress_bar=not arguments.json and sys.stderr.isatty())
     print_answer(arguments, dataclasses.asdict(report), '\n'.join(report_lines(report)))
     return 0
 
@@ -335,10 +297,9 @@ def _run_tokenize(arguments: argparse.Namespace) -> int:
     from headrace.convert import tokenize
     from headrace.packing import load_tokenizer
 
-    tokenizer = arguments.tokenizer
     if arguments.library is not None:
-        tokenizer = load_tokenizer(arguments.library, tokenizer)
-    return _print_report(arguments, partial(tokenize, tokenizer=tokenizer, column=arguments.column))
+        arguments.tokenizer = load_tokenizer(arguments.library, arguments.tokenizer)
+    return _print_report(arguments, tokenize)
 
 
 def _columns(text: str) -> dict[str, str] | list[str]:

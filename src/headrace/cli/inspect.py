@@ -15,11 +15,10 @@ from headrace.cli.arguments import (
     add_format_arguments,
     add_store_arguments,
     count,
-    format_arguments,
+    given,
     print_answer,
     show_examples,
     shown_progress,
-    store_options,
 )
 from headrace.cli.commands import command
 from headrace.errors import ConfigError, HeadraceError
@@ -96,13 +95,11 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
     from headrace.inspect import describe, save_pictures
     from headrace.inspect.costs import measure, stream_at
 
-    description = describe(
-        arguments.url, samples=arguments.samples, options=store_options(arguments), **format_arguments(arguments)
-    )
+    description = describe(**given(arguments, describe))
     saved = [] if arguments.save is None else save_pictures(description, arguments.save)
     costs = None
     if arguments.cost is not None:
-        stream = stream_at(arguments.url, store_options(arguments), **format_arguments(arguments))
+        stream = stream_at(**given(arguments, stream_at))
         with shown_progress('measure', unit=' shards') as show:
             (costs,) = measure([stream], arguments.cost, progress=show)
     if arguments.json:
@@ -147,14 +144,7 @@ def _run_verify(arguments: argparse.Namespace) -> int:
 
     try:
         with shown_progress('verify', unit=' shards') as show:
-            report = verify(
-                arguments.url,
-                fast=arguments.fast,
-                jobs=arguments.jobs,
-                state=arguments.state,
-                options=store_options(arguments),
-                progress=show,
-            )
+            report = verify(**given(arguments, verify), progress=show)
     except HeadraceError as error:
         print(printable(f'headrace: {error}'), file=sys.stderr)
         return 2

@@ -112,16 +112,25 @@ def measure(
     ]
 
 
-def stream_at(url: str, options: StoreOptions, **form: Any) -> Stream:
-    """The stream of a folder or URL; `form`: its `format`, `format_options` and `split`."""
+def stream_at(
+    url: str,
+    options: StoreOptions,
+    format: str | None = None,  # noqa: A002 - as in a stream
+    format_options: Mapping[str, Any] | None = None,
+    split: str | None = None,
+) -> Stream:
+    """The stream of a folder or URL."""
     from headrace.storage import local_path
 
-    folder = local_path(url)
+    is_local = local_path(url) is not None
     return Stream(
-        **({'remote': url} if folder is None else {'local': str(folder)}),
+        remote=None if is_local else url,
+        local=str(local_path(url)) if is_local else None,
         endpoint_url=options.endpoint_url,
         region=options.region,
         anonymous=options.anonymous or None,
         store_options=dict(options.extra) or None,
-        **form,
+        format=format,
+        format_options=format_options,
+        split=split,
     )
