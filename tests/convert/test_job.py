@@ -79,7 +79,7 @@ def work(folder: Path, tasks: Tasks, settings: dict[str, int]) -> int:
     job, kept = JobFolder(place, '.headrace-test'), 0
     with job.claimed():
         if job.read():
-            if differs := difference(job.settings, settings):
+            if differs := difference(job.plan['settings'], settings):
                 raise ConfigError(f'The job has {differs}.')
         elif place.has('index.json'):
             return len(tasks)

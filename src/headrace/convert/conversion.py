@@ -380,7 +380,7 @@ class Conversion:
                 raise
             folder.empty(keys, INDEX)
             keys = []
-        facts = dict(folder.facts)
+        facts = dict(folder.plan)
         if folder.result is not None and INDEX in keys and self._is_indexed(facts.get(_BASE)):
             _log.warning('The conversion to %s had finished. Only what it had left is removed now.', place.shown)
             return ConversionReport.of(folder.result)
@@ -546,14 +546,14 @@ class Conversion:
 def _check_same(folder: JobFolder, settings: Mapping[str, Any], out: str, *, append: bool) -> None:
     """Refuse an unfinished conversion with other inputs or settings."""
     again = 'pass `exist_ok=True` to begin again'
-    if _BASE in folder.facts:
+    if _BASE in folder.plan:
         again = f'remove {CONVERSION} there to give the new samples up'
         if not append:
             raise ConfigError(
                 f'A restart continues an unfinished conversion with the same settings, but {out} holds one that adds '
                 f'to a finished dataset. Pass `append=True`, choose another `out`, or {again}.'
             )
-    differs = difference(folder.settings, settings)
+    differs = difference(folder.plan['settings'], settings)
     if differs:
         raise ConfigError(
             f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '

@@ -253,5 +253,4 @@ def _files_of(index: bytes | None) -> list[str]:
         shards = parse_index(index or b'', source='the replaced index', allow_unsafe_types=True, allow_empty=True)
     except HeadraceError:
         return []
-    files = (file for info in shards for file in info.files)
-    return [stored.basename for file in files for stored in (file.raw, file.zip) if stored is not None]
+    return [name for info in shards for name in info.file_names]

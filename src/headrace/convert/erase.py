@@ -35,7 +35,7 @@ from headrace.convert.stored_dataset import (
     raw_files,
     with_stored_values,
 )
-from headrace.dataset.writing.claim import FolderClaim, StoreClaim
+from headrace.dataset.writing.claim import Claim
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import ERASURE, JOURNAL, MARK, Terms, shard_number
 from headrace.errors import CacheError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
@@ -223,14 +223,14 @@ class _Erasure:
             data = self.place.read(key)
             with contextlib.suppress(FormatError):  # of other data, in a folder below
                 table = parse_index(data, source=f'{self.place.shown}/{key}', allow_unsafe_types=True, allow_empty=True)
-                of_index = {_name(shard) for shard in _at_root(table, key)}
+                of_index = {shard.name for shard in _at_root(table, key)}
                 names |= of_index if '/' not in key else set()
                 if not names.isdisjoint(of_index):
                     self._indexes[key] = data, table
         self._indexes[INDEX] = self._indexes.pop(INDEX)
 
     def _shards(self) -> dict[str, ShardInfo]:
-        return {_name(shard): shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
+        return {shard.name: shard for key, (_, table) in self._indexes.items() for shard in _at_root(table, key)}
 
     @property
     def folders(self) -> set[str]:
@@ -247,7 +247,7 @@ class _Erasure:
         ]
 
     def _warn_of_unlisted(self, shards: Mapping[str, ShardInfo]) -> None:
-        files = {name for shard in shards.values() for name in _files(shard)}
+        files = {name for shard in shards.values() for name in shard.file_names}
         folders = {name.rpartition('/')[0] for name in shards}
         split = ((key, key.rpartition('/')) for key in sorted(self._keys - files))
         found = [key for key, (folder, _, name) in split if folder in folders and shard_number(name) >= 0]
@@ -261,7 +261,7 @@ class _Erasure:
         self, wanted: Collection[str], jobs: int, progress: Callable[[int, int], None] | None
     ) -> tuple[Hits, set[str]]:
         """The rows to erase, and the ids that were found."""
-        shards, listed = self._shards(), {_name(shard) for shard in self._indexes[INDEX][1]}
+        shards, listed = self._shards(), {shard.name for shard in self._indexes[INDEX][1]}
         self._warn_of_unlisted(shards)
         hits, found = Hits(), set[str]()
 
@@ -269,11 +269,11 @@ class _Erasure:
             try:
                 buffers = raw_files(self.place.store, shard, PATIENT)
             except ObjectNotFoundError:
-                if _name(shard) in listed:
+                if shard.name in listed:
                     raise
                 return {}  # an index that was kept may outlive its shards
             rows, batch = np.arange(shard.samples), shard.schema.allocate(shard.samples, [self._column])
-            open_shard(shard, buffers, source=_name(shard), columns=[self._column]).gather(rows, rows, batch)
+            open_shard(shard, buffers, source=shard.name, columns=[self._column]).gather(rows, rows, batch)
             ids, erased = map(str, batch.columns[self._column]), set(shard.erasure.rows)
             return {row: value for row, value in enumerate(ids) if value in wanted and row not in erased}
 
@@ -298,14 +298,14 @@ class _Erasure:
             last[folder] = max(last.get(folder, -1), shard_number(name))
         tasks: list[dict[str, Any]] = []
         for shard, rows in hits:
-            folder = _name(shard).rpartition('/')[0]
+            folder = shard.name.rpartition('/')[0]
             last[folder] += 1
             name = f'{folder}/shard.{last[folder]:05}.mds'.lstrip('/')
-            tasks.append({'shard': _name(shard), 'rows': rows, 'new': [name + ending for ending in _endings(shard)]})
+            tasks.append({'shard': shard.name, 'rows': rows, 'new': [name + ending for ending in _endings(shard)]})
         self._job.begin({}, keep=self._keep, tasks=tasks)
 
     def _do_tasks(self, jobs: int) -> dict[str, Any]:
-        job, shards, tasks = self._job, self._shards(), self._job.facts['tasks']
+        job, shards, tasks = self._job, self._shards(), self._job.plan['tasks']
 
         def do(number: int) -> None:
             shard = self._write_again(shards[tasks[number]['shard']], tasks[number]['rows'], tasks[number]['new'])
@@ -316,13 +316,13 @@ class _Erasure:
         records = [job.records[number] for number in range(len(tasks))]
         erased = {record['shard']['raw_data']['basename']: record['erased'] for record in records}
         index = dump_entries((record['shard'] for record in records), {'erased': erased})
-        result = {'index': index.decode(), 'old': [_files(shards[task['shard']]) for task in tasks]}
+        result = {'index': index.decode(), 'old': [shards[task['shard']].file_names for task in tasks]}
         job.finish(result)
         return result
 
     def _write_again(self, shard: ShardInfo, rows: list[int], files: list[str]) -> ShardInfo:
         (data,) = buffers = raw_files(self.place.store, shard, PATIENT)
-        reader = open_shard(with_stored_values(shard), buffers, source=_name(shard))  # checks the offsets
+        reader = open_shard(with_stored_values(shard), buffers, source=shard.name)  # checks the offsets
         offsets = np.frombuffer(data, '<u4', shard.samples + 1, 4).astype(np.int64)
         sizes = np.diff(offsets)
         pieces: list[Any] = [data[8 + 4 * shard.samples : offsets[0]]]  # the configuration, and the costs
@@ -346,7 +346,7 @@ class _Erasure:
         """An erased row: the values of `keep`, and empty ones of all other columns."""
         sizes, values = list[bytes](), list[bytes]()
         for name, encoding, size in zip(shard.schema.names, shard.schema.encodings, shard.schema.sizes, strict=True):
-            if name not in self._job.facts['keep']:
+            if name not in self._job.plan['keep']:
                 value = bytes(size) if size is not None else empty_value(encoding)
             elif isinstance(sample[name], np.ndarray | np.generic):
                 value = sample[name].tobytes()
@@ -364,9 +364,8 @@ class _Erasure:
         made = parse_index(index.encode(), source=f'{self.place.shown}/{ERASURE}', allow_unsafe_types=True)
         instead = {files[0]: shard for files, shard in zip(old, made, strict=True)}
         for key, (data, table) in self._indexes.items():
-            names = zip(map(_name, table), map(_name, _at_root(table, key)), strict=True)
-            folder = key.rpartition('/')[0]
-            new = {name: _below(instead[at_root], folder) for name, at_root in names if at_root in instead}
+            folder, shards = key.rpartition('/')[0], zip(table, _at_root(table, key), strict=True)
+            new = {shard.name: _below(instead[there.name], folder) for shard, there in shards if there.name in instead}
             if new:
                 check()
                 self.place.write(key, after_erasure(data, new))
@@ -432,16 +431,8 @@ def _smallest_values() -> Generator[Any]:
     yield Image.new('RGB', (1, 1))
 
 
-def _name(shard: ShardInfo) -> str:
-    return shard.files[0].raw.basename
-
-
 def _endings(shard: ShardInfo) -> list[str]:
     return ['', *(f'.{get_compression_extension(shard.compression or "")}' for file in shard.files if file.zip)]
-
-
-def _files(shard: ShardInfo) -> list[str]:
-    return [info.basename for file in shard.files for info in (file.raw, file.zip) if info is not None]
 
 
 def _at_root(table: ShardTable, key: str) -> Iterable[ShardInfo]:
@@ -472,12 +463,9 @@ def _claimed(
 
     Gives a function that raises if another writer has taken the place over.
     """
-    terms, folder, remote = Terms(append=True, resume=resume), local_path(dataset), None
-    if folder is not None:
-        claim = FolderClaim.take(Path(folder), terms, store=None, keep_local=True)
-    else:
-        remote = StoreClaim(place, terms, beside=None)
-        claim = FolderClaim.make_temporary(remote.start)
+    path = local_path(dataset)
+    store, folder = (place, None) if path is None else (None, Path(path))
+    claim = Claim(folder, store, Terms(append=True, resume=resume), keep_local=True)
     is_done = False
     try:
         if claim.start.is_finished:
@@ -485,15 +473,11 @@ def _claimed(
                 f'A writer to {place.shown} was killed after it had stored the index. Finish it first: open one with '
                 f'`append=True, resume=True`, and close it.'
             )
-        if remote is not None:
-            remote.take(claim.mark)
         place.remove_unfinished(folders)
-        yield remote.check if remote is not None else lambda: None
+        yield claim.check
         is_done = True
     finally:
         claim.release(is_done=is_done)
-    if remote is not None:
-        remote.release()
 
 
 def _clean_caches(stores: Sequence[tuple[Store, bytes]], caches: Sequence[Place]) -> Generator[str]:
@@ -529,7 +513,7 @@ def _clean(folder: Path, store: Store, data: bytes) -> None:
     ).run()
     if (folder / INDEX).read_bytes() != data:  # a fetch that fails keeps the old one
         raise CacheError('The index could not be brought up to date.')
-    for below in {_name(shard).rpartition('/')[0] for shard in index.shards}:
+    for below in {shard.name.rpartition('/')[0] for shard in index.shards}:
         for path in (folder / below).glob('shard.*'):  # of an index that was damaged or gone
             if shard_number(path.name) >= 0 and index.shards.find(str(path.relative_to(folder))) is None:
                 delete_file(folder, str(path.relative_to(folder)))

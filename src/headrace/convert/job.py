@@ -35,8 +35,6 @@ from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 CONVERSION: Final = '.headrace-convert'  # The folder of a conversion.
 PLAN: Final = f'{CONVERSION}/plan.json'
-_SETTINGS: Final = 'settings'
-_RESULT: Final = 'result'
 _THREADS: Final = 16
 
 
@@ -48,28 +46,15 @@ class JobFolder:
         self._plan_key, self._done = f'{name}/plan.json', f'{name}-done'  # The other one: while the folder is removed.
         self._parent, self._workers = f'{name}/parent.lock', f'{name}/workers.lock'
         self._task = re.compile(rf'{re.escape(name)}/task-(\d{{8}})\.json')
-        self._plan: dict[str, Any] | None = None
-        self.records: dict[int, dict[str, Any]] = {}  # Of the finished tasks, by number.
-
-    @property
-    def has_plan(self) -> bool:
-        """Whether there is an unfinished job."""
-        return self._plan is not None
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the job; of one that an older headrace has begun, that it is such a job."""
-        return (self._plan or {}).get(_SETTINGS, {'version': 'of an older headrace, or damaged'})
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What a restart takes over, and does not compare."""
-        return self._plan or {}
+        self.plan: dict[str, Any] = {}
+        """Of the unfinished job: its `settings`, and facts that a restart takes over. Empty if there is none."""
+        self.records: dict[int, dict[str, Any]] = {}
+        """Of the finished tasks, by number."""
 
     @property
     def result(self) -> Any:
         """The result of all tasks; None: some may be left to do."""
-        return self.facts.get(_RESULT)
+        return self.plan.get('result')
 
     @property
     def locks(self) -> frozenset[str]:
@@ -79,21 +64,22 @@ class JobFolder:
     def read(self) -> bool:
         """Read the plan and the records of an unfinished job; whether there is one."""
         keys = [info.key for info in self.place.list(self._name)]
-        plans = sorted({self._plan_key, self._done}.intersection(keys))
-        self._plan = {} if plans else None
-        with contextlib.suppress(ValueError):
-            self._plan = json.loads(self.place.read(plans[0])) if plans else None
+        self.plan = {}
+        for key in {self._plan_key, self._done}.intersection(keys):
+            self.plan = {'settings': {'version': 'of an older headrace, or damaged'}}
+            with contextlib.suppress(ValueError):
+                self.plan |= json.loads(self.place.read(key))
         tasks = {int(match[1]): match[0] for match in map(self._task.fullmatch, keys) if match}
         with ThreadPoolExecutor(_THREADS) as threads:
             self.records = dict(zip(tasks, map(json.loads, threads.map(self.place.read, tasks.values())), strict=True))
-        return self.has_plan
+        return bool(self.plan)
 
     def begin(self, settings: Mapping[str, Any], **facts: Any) -> None:
-        self._write({_SETTINGS: dict(settings), **facts})
+        self._write({'settings': dict(settings), **facts})
 
     def finish(self, result: Any) -> None:
         """Store the result of all tasks, before the last step shows it."""
-        self._write({**self.facts, _RESULT: result})
+        self._write({**self.plan, 'result': result})
 
     def add(self, number: int, record: Mapping[str, Any]) -> None:
         """Store the record of a task, after all that it wrote."""
@@ -115,12 +101,12 @@ class JobFolder:
         for key in (first, self._plan_key):
             self.delete({key} & set(keys))
         self.delete(keys)
-        self._plan, self.records = None, {}
+        self.plan, self.records = {}, {}
 
     def remove(self) -> None:
         """Remove the records, then the plan. The job is done, so an error is a warning."""
         store = self.place.store
-        self._plan, self.records = None, {}
+        self.plan, self.records = {}, {}
         try:
             kept = {*self.locks, self._plan_key}
             self.delete([info.key for info in self.place.list(f'{self._name}/') if info.key not in kept])
@@ -175,7 +161,7 @@ class JobFolder:
         return f'{self._name}/task-{number:08}.json'
 
     def _write(self, plan: Mapping[str, Any]) -> None:
-        self._plan = dict(plan)
+        self.plan = dict(plan)
         self.place.write(self._plan_key, json.dumps(plan, indent=1).encode())
 
     def _remove_folder(self, root: Path) -> None:

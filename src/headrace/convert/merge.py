@@ -129,7 +129,7 @@ def _arguments(
 
 def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out: str) -> None:
     """Say which folders have shards but none of the merged index: their writers have not finished."""
-    merged = {_name(shard).rpartition('/')[0] for shard in shards}
+    merged = {shard.name.rpartition('/')[0] for shard in shards}
     left = {key.rpartition('/')[0] for key in keys if _SHARD.match(key)} - merged
     if left:
         warn(
@@ -222,16 +222,14 @@ def _own_shards(
     Only parts that the caller named may be left out with an index of their own.
     """
     listed = {
-        f'{part.folder}/{_name(shard)}'.lstrip('/')
-        for part, table in zip(parts, tables, strict=True)
-        for shard in table
+        f'{part.folder}/{shard.name}'.lstrip('/') for part, table in zip(parts, tables, strict=True) for shard in table
     }
     found: dict[str, list[ShardInfo]] = {}
     for place in written:
         index = place.read_if_there(INDEX)
         if index is not None:
             root = f'{place.shown}/{INDEX}'
-            found[root] = [shard for shard in _parse(index, root) if _name(shard) not in listed]
+            found[root] = [shard for shard in _parse(index, root) if shard.name not in listed]
     if not any(found.values()):
         return []
     root, own = next(iter(found.items()))
@@ -241,13 +239,13 @@ def _own_shards(
             f'A folder and a URL that get one index hold the same shards, but {root} and {other} differ in shards that '
             f'no part lists. Merge one of them alone, or remove the index that is out of date.'
         )
-    gone = {_name(shard) for shard in _missing_shards(places, own, keys)}
+    gone = {shard.name for shard in _missing_shards(places, own, keys)}
     if gone:
-        warn(f'Left out of {root}: {_counted([shard for shard in own if _name(shard) in gone])}, whose files are gone.')
-    own = [shard for shard in own if _name(shard) not in gone]
+        warn(f'Left out of {root}: {_counted([shard for shard in own if shard.name in gone])}, whose files are gone.')
+    own = [shard for shard in own if shard.name not in gone]
     if not is_list or not own:
         return own
-    alone = [shard for shard in own if '/' not in _name(shard)]
+    alone = [shard for shard in own if '/' not in shard.name]
     if alone:
         raise ConfigError(
             f'A merge makes no dataset smaller, but the list of parts leaves out {_counted(alone)} of {root} itself. '
@@ -259,11 +257,7 @@ def _own_shards(
 
 def _counted(shards: Sequence[ShardInfo]) -> str:
     samples = sum(shard.samples for shard in shards)
-    return f'{count_text(len(shards), "shard")} with {count_text(samples, "sample")}, such as {_name(shards[0])}'
-
-
-def _name(shard: ShardInfo) -> str:
-    return shard.files[0].raw.basename
+    return f'{count_text(len(shards), "shard")} with {count_text(samples, "sample")}, such as {shards[0].name}'
 
 
 def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list[ShardInfo]:
@@ -276,7 +270,7 @@ def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list
     kept: set[int] = set()
     # A merged index stands above those that it was merged from, so its folder's name is shorter.
     for number in sorted(range(len(parts)), key=lambda i: len(parts[i].folder)):
-        part, names = parts[number], [_name(shard) for shard in shards[number]]
+        part, names = parts[number], [shard.name for shard in shards[number]]
         repeated = [name for name in names if name in owner]
         above = owner[repeated[0]] if repeated else part
         if repeated and (above.folder == part.folder or len(repeated) < len(names)):
@@ -369,7 +363,7 @@ def rollback(out: str | os.PathLike[str], to: str, *, options: StoreOptions | No
     if gone:
         raise ConfigError(
             f'An index comes back with all of its shards, but {len(gone)} of the {len(shards)} of '
-            f'{place.shown}/{to} are gone, such as {gone[0].files[0].raw.basename}. Restore them, or name another '
+            f'{place.shown}/{to} are gone, such as {gone[0].name}. Restore them, or name another '
             f'index.'
         )
     name = replace_index(place, data)

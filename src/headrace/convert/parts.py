@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.convert.apart import check_keeps
-from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
+from headrace.dataset.writing.claim import Claim, WriterMark, part_name, read_mark, reclaim_parts
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX, MARK, Terms
 from headrace.dataset.writing.writer import MDSWriter
@@ -180,8 +180,7 @@ class PartedDataset:
         self._at_store = None if store is None else StorePlace(store, retry)
         self._at_folder = None if self.folder is None else StorePlace(LocalStore(self.folder), retry)
         self._keeps_folder = store is None or bool(options.get('keep_local'))
-        self._claim: FolderClaim | None = None
-        self._store_claim: StoreClaim | None = None
+        self._claim: Claim | None = None
         self._counted: set[str] = set()  # names of the parts that the index lists
         self._index: bytes | None = None  # the index, once it may be stored
 
@@ -193,22 +192,8 @@ class PartedDataset:
     def begin(self) -> PartWriter:
         """Claim `out`, and remove the leftovers of a killed conversion."""
         terms = Terms(exist_ok=self._options.get('exist_ok', False))
-        if self._at_store is not None:
-            self._store_claim = StoreClaim(self._at_store, terms, beside=None)
-        start = self._store_claim and self._store_claim.start
-        if self.folder is None:
-            assert start is not None
-            self._claim = FolderClaim.make_temporary(start)
-        else:
-            self._claim = FolderClaim.take(self.folder, terms, store=start, keep_local=self._keeps_folder)
-        mark = self._claim.mark
-        if self._store_claim is not None:
-            try:
-                self._store_claim.take(mark)
-            except BaseException:
-                self._claim.release()
-                self._claim = self._store_claim = None
-                raise
+        self._claim = Claim(self.folder, self._at_store, terms, keep_local=self._keeps_folder)
+        mark = self._claim.folder.mark
         folder = None if self.folder is None else str(self.folder.absolute())
         return PartWriter(folder, self.remote, mark, self._columns, self._options, self._skip_bad)
 
@@ -256,16 +241,13 @@ class PartedDataset:
 
     def _release(self) -> str:
         assert self._claim is not None
-        claim, store_claim = self._claim, self._store_claim
-        self._claim = self._store_claim = None
-        if store_claim is not None:
-            store_claim.release()
+        claim, self._claim = self._claim, None
         claim.release()
-        return claim.mark.run
+        return claim.folder.mark.run
 
     def _write_index(self, index: bytes) -> None:
-        if self._store_claim is not None:
-            self._store_claim.check()
+        assert self._claim is not None
+        self._claim.check()
         self._index = index
         self._main().write(INDEX, index)
         if self._at_folder is not None and self._keeps_folder and self._at_store is not None:

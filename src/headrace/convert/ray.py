@@ -265,7 +265,7 @@ class _ShardSource:
             reader = open_shard(
                 shard,
                 [memoryview(data) for data in self._files(shard)],
-                source=f'{self.store.url}/{shard.files[0].raw.basename}',
+                source=f'{self.store.url}/{shard.name}',
                 columns=self.columns,
             )
             rows_of_block = max(1, shard.samples * _BLOCK // max(1, _size(shard)))

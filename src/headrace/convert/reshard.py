@@ -263,9 +263,7 @@ def _raw_shards(
 def _rows(info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: IntArray) -> Columns:
     stored = with_stored_values(info)
     batch = stored.schema.allocate(len(rows), names)
-    open_shard(stored, buffers, source=info.files[0].raw.basename, columns=names).gather(
-        rows, np.arange(len(rows)), batch
-    )
+    open_shard(stored, buffers, source=info.name, columns=names).gather(rows, np.arange(len(rows)), batch)
     columns: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = dict(batch.columns)
     for number, name in enumerate(info.schema.names):
         if name in columns and info.format == 'mds' and info.schema.arrays[number] is None:

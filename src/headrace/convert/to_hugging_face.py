@@ -108,7 +108,7 @@ class _Rows:
 
     def _rows(self, stored: StoredDataset, info: ShardInfo) -> Iterator[dict[str, Any]]:
         has = info.schema.columns
-        name = info.files[0].raw.basename
+        name = info.name
         for column, encoding in self.columns:
             if has.get(column) != encoding:
                 raise ConfigError(

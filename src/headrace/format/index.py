@@ -60,7 +60,7 @@ def dump_index(
         for shard in shards:
             all_meanings.update(shard.schema.meaning_of)
             if shard.erasure.rows:
-                erased[shard.files[0].raw.basename] = shard.erasure._asdict()
+                erased[shard.name] = shard.erasure._asdict()
             yield shard.entry()
 
     return dump_entries(entries(), {'erased': erased, 'meanings': all_meanings}, version_first=version_first)
@@ -218,17 +218,14 @@ class IndexFile:
             old = parse_index(data, source=str(cached), allow_unsafe_types=True)
             is_erasure = data != self._data and before_erasure(data) == before_erasure(self._data)
         for info in self.shards:
-            earlier = old.find(info.files[0].raw.basename)
+            earlier = old.find(info.name)
             is_same = earlier is not None and old[earlier].entry() == info.entry()
             for file in info.files:
                 for stored in (file.raw, file.zip):
                     if stored is not None and not (is_same and (stored.hashes or self._only_grows or is_erasure)):
                         yield stored.basename
         for info in old:
-            for file in info.files:
-                for stored in (file.raw, file.zip):
-                    if stored is not None and self.shards.find(stored.basename) is None:
-                        yield stored.basename
+            yield from (name for name in info.file_names if self.shards.find(name) is None)
 
 
 _ERASED: Final = '{"erased": '
@@ -247,7 +244,7 @@ def after_erasure(data: bytes, new: Mapping[str, ShardInfo]) -> bytes:
     text, before = _with_entries(text, entries)
     for name, was in before.items():
         made = Erasure(new[name].erasure.rows, erased.pop(name, {'was': was})['was'])
-        erased[new[name].files[0].raw.basename] = made._asdict()
+        erased[new[name].name] = made._asdict()
     begin = skip(text, 0)
     return f'{text[:begin]}{_ERASED}{json.dumps(erased, sort_keys=True)}, {text[begin + 1 :]}'.encode()
 

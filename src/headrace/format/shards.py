@@ -234,6 +234,16 @@ class ShardInfo:
     """The rows that `headrace erase` has emptied."""
 
     @property
+    def name(self) -> str:
+        """That of its first raw file, relative to the index, which names the shard."""
+        return self.files[0].raw.basename
+
+    @property
+    def file_names(self) -> list[str]:
+        """The names of all its files, raw and compressed."""
+        return [info.basename for file in self.files for info in (file.raw, file.zip) if info is not None]
+
+    @property
     def stored(self) -> dict[str, int]:
         """Name and bytes of each file that is stored: the compressed ones, if there are any."""
         return {(file.zip or file.raw).basename: (file.zip or file.raw).bytes for file in self.files}

@@ -31,7 +31,7 @@ def first_samples(store: Store, info: ShardInfo, count: int, retry: Retry) -> li
         shard, buffers = info, raw_files(store, info, retry)
     else:
         shard, buffers = _beginning(store, info, count, retry)
-    reader = open_shard(with_stored_values(shard), buffers, source=info.files[0].raw.basename)
+    reader = open_shard(with_stored_values(shard), buffers, source=info.name)
     return list(_until_enough(reader.sample(i) for i in range(min(count, shard.samples))))
 
 

@@ -92,7 +92,7 @@ def check_shard(store: Store, number: int, info: ShardInfo) -> BadShard | None:
         reason = f'{type(error).__name__}: {error}'
     else:
         return None
-    file = info.files[0].raw.basename
+    file = info.name
     return BadShard(number, file, cast('Any', checking), redact(reason.removeprefix(f'{file}: ')))
 
 
@@ -110,7 +110,7 @@ def _variants(store: Store, info: ShardInfo) -> list[bool]:
 
 def _check_content(info: ShardInfo, buffers: list[memoryview], step: Callable[[str], None]) -> None:
     readable = with_stored_values(info, is_mds_encoding_safe)  # what would run code is bytes
-    reader = open_shard(readable, buffers, source=info.files[0].raw.basename)
+    reader = open_shard(readable, buffers, source=info.name)
     if info.format == 'mds':
         step('columns')
         _check_header(info, buffers[0])
@@ -192,8 +192,7 @@ class Journal:
 
 def shard_digest(place: str, info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
     """The digest of a shard's root, without credentials, its entry, and its files as `objects` lists them."""
-    names = [part.basename for file in info.files for part in (file.raw, file.zip) if part is not None]
-    stored = [(name, found.size, found.etag) for name in names if (found := objects.get(name)) is not None]
+    stored = [(name, found.size, found.etag) for name in info.file_names if (found := objects.get(name)) is not None]
     text = json.dumps([place, info.entry(), stored], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -364,14 +363,14 @@ def _check_sizes(
             try:
                 found = _size(store, stored.basename, objects)
             except StorageError as error:
-                yield BadShard(number, info.files[0].raw.basename, 'unreadable', str(error))
+                yield BadShard(number, info.name, 'unreadable', str(error))
                 break
             if found is None:
-                yield BadShard(number, info.files[0].raw.basename, 'missing', f'There is no {stored.basename}.')
+                yield BadShard(number, info.name, 'missing', f'There is no {stored.basename}.')
                 break
             if found != stored.bytes:
                 reason = f'{stored.basename} has {found} bytes, the index gives {stored.bytes}.'
-                yield BadShard(number, info.files[0].raw.basename, 'size', reason)
+                yield BadShard(number, info.name, 'size', reason)
                 break
         advance()
 

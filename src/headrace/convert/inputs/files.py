@@ -23,7 +23,7 @@ from headrace.convert.stored_dataset import INDEX, StoredDataset, object_url, ra
 from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
-from headrace.format import ShardInfo, open_shard, parse_index
+from headrace.format import open_shard, parse_index
 from headrace.format.file_bytes import read_file
 from headrace.sources.formats import formats_in, how_to_name, one_format, refuse_null_files
 from headrace.sources.ledger import Ledger, ledger_of
@@ -277,17 +277,13 @@ class ShardInputs(Inputs):
         listed = {
             info.key: info for info in retry.call(f'Listing {dataset.store.url}', lambda: list(dataset.store.list('')))
         }
-        self._files = [[listed[name] for name in self._names(shard) if name in listed] for shard in self._shards]
-
-    @staticmethod
-    def _names(shard: ShardInfo) -> list[str]:
-        return [info.basename for file in shard.files for info in (file.raw, file.zip) if info is not None]
+        self._files = [[listed[name] for name in shard.file_names if name in listed] for shard in self._shards]
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def name(self, number: int) -> str:
-        return object_url(self._store, self._names(self._shards[number])[0])
+        return object_url(self._store, self._shards[number].name)
 
     def places(self) -> Iterator[str]:
         return (object_url(self._store, info.key) for infos in self._files for info in infos)

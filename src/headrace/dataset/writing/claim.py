@@ -331,6 +331,49 @@ class StoreClaim:
         delete_or_warn(self.place, [MARK])
 
 
+class Claim:
+    """A folder, the prefix of a store, or both, that one running writer has for itself."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        store: StorePlace | None,
+        terms: Terms,
+        *,
+        keep_local: bool,
+        beside: Mapping[str, int] | None = None,
+    ) -> None:
+        """Mark both, and remove what does not stay. Without a folder, a temporary one is made.
+
+        `keep_local`, `beside`: see `FolderClaim.take` and `StoreClaim`, also for the errors.
+        """
+        self.store = None if store is None else StoreClaim(store, terms, beside=beside)
+        start = self.store and self.store.start
+        if folder is None:
+            assert start is not None, 'there is a store'
+            self.folder = FolderClaim.make_temporary(start)
+        else:
+            self.folder = FolderClaim.take(folder, terms, store=start, keep_local=keep_local)
+        self.start = start or self.folder.start
+        try:
+            if self.store is not None:
+                self.store.take(self.folder.mark)
+        except BaseException:
+            self.folder.release(is_done=not terms.resume)
+            raise
+
+    def check(self) -> None:
+        """Check that no other writer has taken the store over; a StorageError if one has."""
+        if self.store is not None:
+            self.store.check()
+
+    def release(self, *, is_done: bool = True) -> None:
+        """Let another writer take both. Unless `is_done`, the marks stay as those of a killed writer."""
+        self.folder.release(is_done=is_done)
+        if self.store is not None and is_done:
+            self.store.release()
+
+
 def _reclaim_folders(parent: Path, names: re.Pattern[str]) -> None:
     """Remove this user's folders of writers that were killed on this machine."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:

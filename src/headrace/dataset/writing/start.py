@@ -41,7 +41,7 @@ def read_journal(place: Place, names: Iterable[str]) -> list[ShardInfo]:
     for name in sorted(name for name in names if JOURNAL.fullmatch(name)):
         source = f'{place.shown}/{name}'
         for shard in parse_index(place.read(name), source=source, allow_unsafe_types=True, allow_empty=True):
-            found[shard_number(shard.files[0].raw.basename)] = shard
+            found[shard_number(shard.name)] = shard
     return [found[number] for number in sorted(found)]
 
 
@@ -284,7 +284,7 @@ def _whole(
             for found_there in (sizes, beside)
             for name, size in shard.stored.items()
         )
-        if not there or shard_number(shard.files[0].raw.basename) != number:
+        if not there or shard_number(shard.name) != number:
             break
         found.append(shard)
     return found

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from headrace.dataset.arguments import check_kind
-from headrace.dataset.writing.claim import FolderClaim, StoreClaim, read_mark
+from headrace.dataset.writing.claim import Claim, FolderClaim, read_mark
 from headrace.dataset.writing.columns import FirstSamples
 from headrace.dataset.writing.pipeline import Progress, ShardPipeline
 from headrace.dataset.writing.place import FolderPlace, Place, StorePlace
-from headrace.dataset.writing.start import INDEX, Journal, Start, Terms
+from headrace.dataset.writing.start import INDEX, Journal, Terms
 from headrace.errors import ConfigError, StorageError
 from headrace.errors.mapping import add_note
 from headrace.format import (
@@ -119,21 +119,13 @@ class Writer:
         store = None if remote is None else open_store(remote, options or StoreOptions())
         self._store = None if store is None else StorePlace(store, Retry(attempts=1 + retry))
         self._keep_local = keep_local or self._store is None
-        self._remote_claim: StoreClaim | None = None
         if exist_ok or resume:
             _give_up([*([] if folder is None else [FolderPlace(folder)]), *([self._store] if self._store else [])])
-        if self._store is not None:
-            beside = _sizes_in(folder) if keep_local and folder is not None else None
-            self._remote_claim = StoreClaim(self._store, terms, beside=beside)
-        remote_start = self._remote_claim and self._remote_claim.start
-        if folder is None:
-            assert remote_start is not None
-            self._claim = FolderClaim.make_temporary(remote_start)
-        else:
-            self._claim = FolderClaim.take(folder, terms, store=remote_start, keep_local=keep_local)
+        beside = _sizes_in(folder) if self._store and keep_local and folder is not None else None
+        claim = Claim(folder, self._store, terms, keep_local=keep_local, beside=beside)
+        self._claim, self._remote_claim, self._start = claim.folder, claim.store, claim.start
         self.local = self._claim.path
         self.remote = remote
-        self._start: Start = remote_start or self._claim.start
         self._free = weakref.finalize(self, _release, self._claim, os.getpid())
         self._free.atexit = False
         _open[self._claim.mark.token] = self
@@ -142,8 +134,6 @@ class Writer:
         """The index, once it may be stored."""
         self._journal = Journal(self._store or self._claim.place)
         try:
-            if self._remote_claim is not None:
-                self._remote_claim.take(self._claim.mark)
             if not self._start.is_finished:
                 self._journal.begin(self._start.whole, self._start.journal)
         except BaseException:
