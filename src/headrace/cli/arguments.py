@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -187,7 +186,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') 
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare a file, or a dataset in its place, which needs no file; see `train_of_file`, `train_of_dataset`."""
+    """Declare a file, or a dataset in its place, which needs no file; see `train_of`."""
     parser.add_argument('what', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
     parser.add_argument(
         'overrides',
@@ -207,19 +206,27 @@ def is_config(what: str) -> bool:
     return path.is_file() and not formats_in([ObjectInfo(path.name, 0, '')])
 
 
-def train_of_file(arguments: argparse.Namespace, purpose: str) -> LoaderConfig | None:
-    """The training loader of the file that `add_data_arguments` declared; None: a dataset is given."""
+def train_of(arguments: argparse.Namespace, purpose: str, cache: str | None) -> LoaderConfig:
+    """The training loader of the file that `add_data_arguments` declared, or one of the dataset.
+
+    `cache`: the folder of a dataset's shards; None: those of a folder are read in place, and others as in a run.
+    """
+    from headrace.mixing import load_config
+    from headrace.storage import local_path
+
     if is_config(arguments.what):
+        if getattr(arguments, 'local', None) is not None:
+            raise ConfigError(
+                f'--local is the cache folder of a URL, but {arguments.what} is a configuration, which names its own. '
+                f'Leave it out, or write train.local={arguments.local}.'
+            )
         return _train_section(arguments.what, arguments.overrides, purpose)
     if arguments.what.endswith(('.yaml', '.yml')):
         raise ConfigError(f'there is no file {arguments.what}: check its path.')
-    return None
-
-
-def train_of_dataset(arguments: argparse.Namespace, place: Mapping[str, str]) -> LoaderConfig:
-    """A training loader of the dataset that `add_data_arguments` declared, with its `place`."""
-    from headrace.mixing import load_config
-
+    folder = local_path(arguments.what)
+    place = {'remote': arguments.what} if folder is None else {'local': str(folder)}
+    if cache is not None:
+        place = {'remote': arguments.what, 'local': cache}
     options = store_options(arguments)
     store = {
         'endpoint_url': options.endpoint_url,

@@ -27,8 +27,7 @@ from headrace.cli.arguments import (
     shown_progress,
     store_options,
     train_config,
-    train_of_dataset,
-    train_of_file,
+    train_of,
 )
 from headrace.cli.commands import command
 from headrace.errors import ConfigError
@@ -173,14 +172,8 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
     """The training loader of the file, or one of the URL, whose cache is temporary."""
     from headrace.storage import local_path
 
-    config = train_of_file(arguments, 'a measurement')
-    if config is not None:
-        yield config
-        return
-    folder = local_path(arguments.what)
     with tempfile.TemporaryDirectory(prefix='headrace-bench-') as cache:
-        place = {'remote': arguments.what, 'local': cache} if folder is None else {'local': str(folder)}
-        yield train_of_dataset(arguments, place)
+        yield train_of(arguments, 'a measurement', cache if local_path(arguments.what) is None else None)
 
 
 @contextlib.contextmanager
@@ -216,7 +209,9 @@ def _run_warm(arguments: argparse.Namespace) -> int:
     from headrace.dataset.warm import warm
     from headrace.order import Topology
 
-    config = _config(arguments)
+    config = train_of(arguments, '`headrace warm`', arguments.local)
+    if arguments.local is None and not is_config(arguments.what):
+        raise ConfigError(f'a URL needs the cache folder to fill: add --local DIR for {arguments.what}.')
     if not 0 <= arguments.node < arguments.nodes:
         raise ConfigError(f'--node counts from 0 to --nodes - 1, which is {arguments.nodes - 1}, got {arguments.node}.')
     if config.packing is not None:
@@ -267,17 +262,8 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 def _run_measure(arguments: argparse.Namespace) -> int:
     from headrace.config.build import build_streams
     from headrace.inspect.costs import measure
-    from headrace.storage import local_path
 
-    config = train_of_file(arguments, '`headrace measure`')
-    if config is not None:
-        _refuse_local(arguments)
-    else:
-        folder = local_path(arguments.what)
-        place = {'remote': arguments.what} if folder is None else {'local': str(folder)}
-        if arguments.local is not None:
-            place = {'remote': arguments.what, 'local': arguments.local}
-        config = train_of_dataset(arguments, place)
+    config = train_of(arguments, '`headrace measure`', arguments.local)
     if arguments.cost is not None:
         streams = tuple(dataclasses.replace(stream, cost=arguments.cost) for stream in config.streams)
         config = dataclasses.replace(config, cost=arguments.cost, streams=streams)
@@ -294,24 +280,6 @@ def _run_measure(arguments: argparse.Namespace) -> int:
         arguments, [one.to_json() for one in found], '\n'.join(line for summary in found for line in summary.lines())
     )
     return 0
-
-
-def _refuse_local(arguments: argparse.Namespace) -> None:
-    if arguments.local is not None:
-        raise ConfigError(
-            f'--local is the cache folder of a URL, but {arguments.what} is a configuration, which names its own. '
-            f'Leave it out, or write train.local={arguments.local}.'
-        )
-
-
-def _config(arguments: argparse.Namespace) -> LoaderConfig:
-    config = train_of_file(arguments, '`headrace warm`')
-    if config is not None:
-        _refuse_local(arguments)
-        return config
-    if arguments.local is None:
-        raise ConfigError(f'a URL needs the cache folder to fill: add --local DIR for {arguments.what}.')
-    return train_of_dataset(arguments, {'remote': arguments.what, 'local': arguments.local})
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
