@@ -209,7 +209,7 @@ def is_config(what: str) -> bool:
 def train_of(arguments: argparse.Namespace, purpose: str, cache: str | None) -> LoaderConfig:
     """The training loader of the file that `add_data_arguments` declared, or one of the dataset.
 
-    `cache`: the folder of a dataset's shards; None: those of a folder are read in place, and others as in a run.
+    `cache`: the folder for the shards of a dataset, or None to read folders in place and others as in a run.
     """
     from headrace.mixing import load_config
     from headrace.storage import local_path

@@ -405,10 +405,10 @@ class Conversion:
         inputs = job.inputs
         if isinstance(self._source, IterableSamples):
             self._tasks = tasks_of_rows(self._source.chunks(job.size_limit))
-        elif not job.keeps_records or job.size_limit is None or not inputs.sizes or inputs.digest(0, 1) is None:
-            self._tasks = cut(inputs, job.size_limit)
-        else:
+        elif job.keeps_records and job.size_limit and inputs.sizes and len(inputs) and inputs.digest(0, 1):
             self._tasks = cut_by_content(inputs, job.size_limit)
+        else:
+            self._tasks = cut(inputs, job.size_limit)
         if not job.keeps_records:
             return
         digest = None

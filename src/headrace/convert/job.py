@@ -53,7 +53,7 @@ class JobFolder:
 
     @property
     def result(self) -> Any:
-        """The result of all tasks; None: some may be left to do."""
+        """The result of all tasks, or None if some may be left to do."""
         return self.plan.get('result')
 
     @property

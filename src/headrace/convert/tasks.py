@@ -4,7 +4,8 @@ Inputs are cut the same for any number of workers, so that shards are, too. A ta
 worker writes it into separate shards, of which the last is usually not full. So a task is as large as one to four
 shards. Small tasks give work to many processes, large ones make fewer shards that are not full.
 
-A worker takes one task at a time. The parent hands tasks out and watches. A worker ends with its parent, also if that
+A worker takes one task at a time, writes its shards, and adds its record to the job folder. A task can be pickled, so
+any executor may run `_Worker.run`. The parent hands tasks out and watches. A worker ends with its parent, also if that
 is killed. A worker that dies ends the conversion with an error, which names the input that it was reading. Ctrl-C
 reaches the parent only, which ends the workers.
 """
