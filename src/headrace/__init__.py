@@ -8,7 +8,6 @@ from headrace.lazy_names import lazy_names
 from headrace.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from headrace.audio import AudioTensor
     from headrace.convert import merge_index
     from headrace.dataset import (
         BAD_SAMPLE,
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
         topology_of_mesh,
         without_padding,
     )
-    from headrace.images import ImageTensor
-    from headrace.images.normalize import NormalizeImages
     from headrace.order import Topology
     from headrace.selection import Where
+    from headrace.tensors.audio import AudioTensor
+    from headrace.tensors.images import ImageTensor
+    from headrace.tensors.normalize import NormalizeImages
 
 __all__ = [
     'BAD_SAMPLE',
@@ -62,11 +62,11 @@ __all__ = [
     'without_padding',
 ]
 
-_PACKAGES = ('convert', 'dataset', 'format', 'images', 'order', 'selection', 'sources', 'storage')
+_PACKAGES = ('convert', 'dataset', 'format', 'order', 'selection', 'sources', 'storage')
 _ELSEWHERE = {
-    'AudioTensor': 'headrace.audio',
-    'ImageTensor': 'headrace.images',
-    'NormalizeImages': 'headrace.images.normalize',
+    'AudioTensor': 'headrace.tensors.audio',
+    'ImageTensor': 'headrace.tensors.images',
+    'NormalizeImages': 'headrace.tensors.normalize',
     'Topology': 'headrace.order',
     'Where': 'headrace.selection',
     'merge_index': 'headrace.convert',

@@ -13,11 +13,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from headrace.dataset.dataset import StreamingDataset
-from headrace.decoding import Decode
 from headrace.errors import ConfigError, TopologyError
-from headrace.images import ImageTensor
 from headrace.mixing import LoaderConfig, StreamConfig, WorkerConfig, build_dataset, build_loader, load_config, to_yaml
 from headrace.order import Topology
+from headrace.tensors.decoding import Decode
+from headrace.tensors.images import ImageTensor
 
 WriteShards = Callable[..., Path]
 

@@ -22,7 +22,7 @@ from headrace.errors.display import Facts, FactsRepr
 from headrace.errors.redaction import warn
 from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
-from headrace.padding import length_key
+from headrace.tensors.padding import length_key
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:

@@ -27,7 +27,6 @@ from headrace.config.validate import (
     read_peers,
     read_skip,
 )
-from headrace.decoding import Decode
 from headrace.errors import ConfigError
 from headrace.errors.exclusions import BrokenRule, broken_exclusions, path_errors
 from headrace.errors.redaction import redact_value, redacted_repr
@@ -44,10 +43,11 @@ from headrace.order.mixture.rules import (
 )
 from headrace.order.mixture.schedule import Change
 from headrace.order.shuffle import ALGORITHMS
-from headrace.padding import Pad
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import known_formats
 from headrace.storage.cache.peers import PeerOptions
+from headrace.tensors.decoding import Decode
+from headrace.tensors.padding import Pad
 
 SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),

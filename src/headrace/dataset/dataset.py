@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.audio import AudioTensor
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.attributes import SamplesById
 from headrace.dataset.batch_keys import (
@@ -53,7 +52,6 @@ from headrace.dataset.streams.stream import (
     streams_given,
     streams_registry,
 )
-from headrace.decoding import DecodeLike
 from headrace.errors import ConfigError
 from headrace.errors.display import Facts, FactsRepr
 from headrace.errors.exclusions import refuse_exclusions
@@ -78,9 +76,10 @@ from headrace.order.config import BatchCost
 from headrace.order.skip import refuse_documents
 from headrace.order.state import decisions_in
 from headrace.order.topology import Uneven, check_batch_size
-from headrace.padding import Pad
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage.cache.peers import PeerOptions, Peers
+from headrace.tensors.decoding import DecodeLike
+from headrace.tensors.padding import Pad
 
 _log = logger_of(__name__)
 
@@ -416,7 +415,7 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
     def _padding_of(self, pad: Pad | None) -> Pad | None:
         """The settings with the axis of each column: the samples of sound are its last."""
         columns = (column for stream in self.pool.streams for kind in stream.tensor_columns for column in kind.columns)
-        return pad and pad.with_last_axis({one.name for one in columns if isinstance(one.settings, AudioTensor)})
+        return pad and pad.with_last_axis({one.name for one in columns if one.settings.is_ragged})
 
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0

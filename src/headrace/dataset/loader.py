@@ -26,7 +26,7 @@ from headrace.errors import ConfigError
 from headrace.errors.display import Facts, FactsRepr
 from headrace.errors.exclusions import refuse_exclusions
 from headrace.order import BatchPlan, BatchSpec, Decision, Remainder, ResumeState, Topology
-from headrace.padding import Pad
+from headrace.tensors.padding import Pad
 
 _TRAINER_EPOCH = 'trainer_epoch'  # key of the epoch that a trainer has set on the sampler, in its own count
 

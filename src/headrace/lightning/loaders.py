@@ -17,7 +17,7 @@ from headrace.dataset.tracker import LoaderPosition, PositionListener, TrainMode
 from headrace.errors import ConfigError
 from headrace.lightning.train_position import TrainPosition
 from headrace.order import Remainder
-from headrace.padding import Pad
+from headrace.tensors.padding import Pad
 
 
 class TrackedLoader(StreamingDataLoader):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.batch_keys import BAD_SAMPLE, has_rows
-from headrace.padding import length_key
+from headrace.tensors.padding import length_key
 
 TOKEN_COLUMNS = ('input_ids', 'tokens')  # columns that hold tokens by default
 

@@ -38,7 +38,7 @@ from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing, StreamPacking
 from headrace.packing.tokenizers import fingerprint, is_of_library, origin_of_tokens
 from headrace.packing.whole import WholePass, count_tokens_of
-from headrace.padding import Pad
+from headrace.tensors.padding import Pad
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey

@@ -30,7 +30,7 @@ from headrace.errors import CollateError, ConfigError
 from headrace.metrics.tokens import count_tokens
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
-from headrace.padding import Pad
+from headrace.tensors.padding import Pad
 
 SAMPLES = 50
 COLUMNS = {'id': 'int', 'tokens': 'ndarray:uint16', 'frames': 'ndarray:float32', 'text': 'str'}

@@ -25,8 +25,7 @@ _PROFILED: Final = 8  # batches
 _SHARE: Final = 0.5  # of the time, which makes something the limit
 _PARTS: Final = {
     'decoding of images and sound': (
-        '/headrace/images/',
-        '/headrace/audio.py',
+        '/headrace/tensors/',
         '/tensor_rows.py',
         '/PIL/',
         '/simplejpeg/',

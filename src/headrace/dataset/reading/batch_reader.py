@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from headrace.audio import Clips
 from headrace.dataset.batch_keys import BAD_SAMPLE_KEY, LOSS_WEIGHT_KEY, marked, with_streams
 from headrace.dataset.prefetch.horizon import Upcoming, upcoming_batches
 from headrace.dataset.prefetch.limits import prefetch_limits
@@ -32,9 +31,10 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
 from headrace.order import BatchPlan, BatchSpec, Decision, Places, Run
-from headrace.padding import Pad
 from headrace.storage import CacheCounters
 from headrace.storage.cache.peers import Peers
+from headrace.tensors.audio import Clips
+from headrace.tensors.padding import Pad
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset

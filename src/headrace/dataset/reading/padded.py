@@ -12,7 +12,7 @@ import torch
 from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.sample_errors import Describe, collated
 from headrace.errors import CollateError
-from headrace.padding import Pad, PadColumn, can_hold
+from headrace.tensors.padding import Pad, PadColumn, can_hold
 
 
 def padded(

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.audio import AudioTensor
-from headrace.decoding import Decode, TensorSettings
 from headrace.errors import ConfigError, StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
 from headrace.format.encodings.encoding import ArrayKind
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.order import Mixture
-from headrace.padding import Pad, can_hold
+from headrace.tensors.decoding import Decode, TensorSettings
+from headrace.tensors.padding import Pad, can_hold
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.open_streams import OpenedStream
@@ -124,7 +123,7 @@ def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture,
                     f'`pad` names {column.name!r}, but {place} has the columns to read {_listed([*kinds])}.{meant}'
                 )
             settings = tensors.get(column.name)
-            is_sound = isinstance(settings, AudioTensor) and settings.samples is None
+            is_sound = settings is not None and settings.is_ragged
             if not (is_sound or isinstance(kind, ArrayKind)):
                 raise ConfigError(
                     f'`pad` fills up columns of arrays, and of sound without `seconds`, but {column.name!r} is {kind} '

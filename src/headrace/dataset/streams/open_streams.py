@@ -20,7 +20,6 @@ from headrace.dataset.streams.missing_index import explain_missing_index, missin
 from headrace.dataset.streams.past import PastData, data_of, past_data
 from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
 from headrace.dataset.topology import detect_topology
-from headrace.decoding import Decode
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.errors.mapping import mapping_errors
 from headrace.errors.redaction import warn
@@ -63,6 +62,7 @@ from headrace.storage.cache.control_folder import (
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 from headrace.storage.cache.locks import cannot_use
 from headrace.storage.cache.peers import Peers, StreamPeers, digest_of
+from headrace.tensors.decoding import Decode
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
 from headrace.dataset.streams.columns import column_kinds
-from headrace.decoding import Decode, DecodeLike
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.errors.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors.exclusions import path_errors
@@ -27,6 +26,7 @@ from headrace.sources.formats import check_format, check_options
 from headrace.storage import Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.control_folder import temporary_folder
 from headrace.storage.cache.fetch import same_folder
+from headrace.tensors.decoding import Decode, DecodeLike
 
 OnChangedData: TypeAlias = Literal['refresh', 'refuse']
 

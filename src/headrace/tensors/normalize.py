@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headrace.errors import ConfigError
-from headrace.images.image_tensor import Layout
+from headrace.tensors.images import Layout
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)  # means of ImageNet's red, green and blue, of values from 0 to 1
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)  # their standard deviations

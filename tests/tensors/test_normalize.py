@@ -7,7 +7,7 @@ import torch
 
 from headrace import NormalizeImages
 from headrace.errors import ConfigError
-from headrace.images.normalize import IMAGENET_MEAN, IMAGENET_STD
+from headrace.tensors.normalize import IMAGENET_MEAN, IMAGENET_STD
 
 
 def images(*shape):

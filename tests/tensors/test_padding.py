@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.padding import Pad, can_hold
+from headrace.tensors.padding import Pad, can_hold
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace import AudioTensor, ImageTensor
-from headrace.decoding import Decode
 from headrace.errors import StreamError
+from headrace.tensors.decoding import Decode
 
 STORED = {'id': 'int', 'image': 'jpeg', 'mask': 'png', 'file': 'bytes'}
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import FormatError, MissingDependencyError, StreamError
-from headrace.images.image_tensor import is_number
 from headrace.selection import Mistake
+from headrace.tensors.images import is_number
 
 Crop = Literal['random', 'center', 'start']
 
@@ -72,10 +73,12 @@ class AudioTensor:
     crop: Crop = 'start'
     max_samples: int = 1 << 28
 
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float32)
+    encodings: ClassVar = frozenset({'bytes'})
+    """Encodings of columns that are read so."""
+
     def __post_init__(self) -> None:
-        mistakes: list[Mistake] = []
-        check_audio(self, mistakes)
-        if mistakes:
+        if mistakes := self.mistakes():
             (key,), value, rule = mistakes[0]
             raise StreamError(f'`{key}` of an AudioTensor {rule}, but is {value!r:.100}.')
 
@@ -90,46 +93,97 @@ class AudioTensor:
         length = 'any number of' if self.samples is None else self.samples
         return f'float32 audio tensor of {self.channels} x {length} samples, {self.sample_rate} Hz'
 
+    def mistakes(self) -> list[Mistake]:
+        """The rules that the settings break."""
+        mistakes: list[Mistake] = []
 
-def check_audio(audio: AudioTensor, mistakes: list[Mistake]) -> None:
-    def refuse(name: str, rule: str) -> None:
-        mistakes.append(Mistake((name,), getattr(audio, name), rule))
+        def refuse(name: str, rule: str) -> None:
+            mistakes.append(Mistake((name,), getattr(self, name), rule))
 
-    rate = audio.sample_rate
-    if not (is_number(rate, int) and 1 <= rate <= _MOST_RATE):
-        refuse('sample_rate', f'must be a whole number of hertz, from 1 to {_MOST_RATE}')
-    elif audio.seconds is not None and not (
-        is_number(audio.seconds) and math.isfinite(audio.seconds) and audio.seconds * rate >= 1
-    ):
-        refuse('seconds', 'must be a number of seconds that holds a sample or more')
-    if not (is_number(audio.channels, int) and audio.channels >= 1):
-        refuse('channels', 'must be a whole number of at least 1')
-    if audio.crop not in get_args(Crop):
-        refuse('crop', f'must be one of {", ".join(map(repr, get_args(Crop)))}')
-    elif audio.crop != 'start' and audio.seconds is None:
-        refuse('crop', 'needs `seconds`, the length of the part that is kept')
-    if not (is_number(audio.max_samples, int) and audio.max_samples >= 1):
-        refuse('max_samples', 'must be a whole number of at least 1')
+        rate = self.sample_rate
+        if not (is_number(rate, int) and 1 <= rate <= _MOST_RATE):
+            refuse('sample_rate', f'must be a whole number of hertz, from 1 to {_MOST_RATE}')
+        elif self.seconds is not None and not (
+            is_number(self.seconds) and math.isfinite(self.seconds) and self.seconds * rate >= 1
+        ):
+            refuse('seconds', 'must be a number of seconds that holds a sample or more')
+        if not (is_number(self.channels, int) and self.channels >= 1):
+            refuse('channels', 'must be a whole number of at least 1')
+        if self.crop not in get_args(Crop):
+            refuse('crop', f'must be one of {", ".join(map(repr, get_args(Crop)))}')
+        elif self.crop != 'start' and self.seconds is None:
+            refuse('crop', 'needs `seconds`, the length of the part that is kept')
+        if not (is_number(self.max_samples, int) and self.max_samples >= 1):
+            refuse('max_samples', 'must be a whole number of at least 1')
+        return mistakes
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether each tensor of a batch has a length of its own."""
+        return self.seconds is None
+
+    def open(self, data: bytes, encoding: str) -> Clip:
+        """A clip from its file, undecoded; FormatError: it has no samples, too many, or channels that do not mix."""
+        del encoding  # 'bytes'
+        try:
+            import soundfile
+            import soxr  # noqa: F401 # pyright: ignore[reportUnusedImport] - `read_into` needs it
+        except ImportError as error:
+            raise MissingDependencyError(
+                "Audio as tensors needs soundfile and soxr, which are not installed: pip install 'headrace[audio]'"
+            ) from error
+        data = _whole_wav(data)
+        try:
+            file = soundfile.SoundFile(_Bytes(data))
+            _refuse_other_lengths(file, data)
+            if file.format == 'MP3' and (counted := _with_length(data)) is not data:
+                file = soundfile.SoundFile(_Bytes(counted))
+        except soundfile.SoundFileError as error:
+            raise _damaged(error) from error
+        rate, stored = file.samplerate, file.channels
+        if file.frames < 1 or not 1 <= rate <= _MOST_RATE:
+            raise _damaged(f'it says {file.frames} frames at {rate} Hz')
+        if stored != self.channels and 1 not in (stored, self.channels):
+            raise FormatError(
+                f'A clip is mixed to one channel, or from one, but this one has {stored} channels, and `channels` of '
+                f'its AudioTensor is {self.channels}. Set it to 1 or {stored}.'
+            )
+        frames, samples = file.frames, self.samples
+        if samples is None:
+            samples = max((2 * frames * self.sample_rate + rate) // (2 * rate), 1)  # rounded
+        else:
+            frames = min(frames, -(-samples * rate // self.sample_rate))
+        if max(frames * stored, samples * self.channels) > self.max_samples:
+            raise FormatError(
+                f'An AudioTensor may have `max_samples`, {self.max_samples:,}, but this clip says {frames} frames of '
+                f'{stored} channels at {rate} Hz. If it is right, set `seconds` or `max_samples`.'
+            )
+        begin = 0 if self.crop == 'start' else (file.frames - frames) // 2
+        return Clip(file, self, begin, frames, (self.channels, samples))
+
+    def in_layout(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Samples as they are."""
+        return array
 
 
 class Clip(NamedTuple):
     """A stored clip whose header has been read."""
 
     file: Any  # soundfile's.
-    audio: AudioTensor
+    settings: AudioTensor
     begin: int
     """First frame of the part that is kept, for a crop that is not random; a frame has a sample of each channel."""
     frames: int  # Of the part that is kept.
     shape: tuple[int, int]  # Channels and samples of the tensor.
 
-    def read_into(self, out: npt.NDArray[np.float32], draw: float | None) -> None:
-        """Decode into `out`, float32[channels, samples]; `draw`: from 0 to below 1, None: a random crop is central."""
+    def read_into(self, out: npt.NDArray[np.float32], draws: Sequence[float] | None) -> None:
+        """Decode into memory of `shape`. The last of `draws`, below 1, places a random crop; None: it is central."""
         import soundfile
         import soxr
 
         file, begin = self.file, self.begin
-        if self.audio.crop == 'random' and draw is not None:
-            begin = int(draw * (file.frames - self.frames + 1))
+        if self.settings.crop == 'random' and draws is not None:
+            begin = int(draws[-1] * (file.frames - self.frames + 1))
         try:
             lead = min(begin, _MP3_LEAD) if file.format == 'MP3' else 0
             if file.subtype == 'VORBIS' or not file.seekable():  # libsndfile seeks to wrong frames of Vorbis
@@ -145,8 +199,8 @@ class Clip(NamedTuple):
             raise _damaged(f'{self.frames} frames from frame {begin} on should follow, but {len(values)} do')
         if values.shape[1] != len(out):
             values = _mixed(values)
-        if file.samplerate != self.audio.sample_rate:
-            values = soxr.resample(values, file.samplerate, self.audio.sample_rate)
+        if file.samplerate != self.settings.sample_rate:
+            values = soxr.resample(values, file.samplerate, self.settings.sample_rate)
         count = min(len(values), out.shape[1])
         out[:, :count] = values.T[:, :count]
         out[:, count:] = 0
@@ -154,45 +208,6 @@ class Clip(NamedTuple):
 
 class Clips(list[Any]):
     """Tensors of a column without `seconds`, which a batch keeps as a list; None in bad rows."""
-
-
-def open_clip(data: bytes, audio: AudioTensor) -> Clip:
-    """A clip from its file, undecoded; FormatError: it has no samples, too many, or channels that cannot be mixed."""
-    try:
-        import soundfile
-        import soxr  # noqa: F401 # pyright: ignore[reportUnusedImport] - `read_into` needs it
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Audio as tensors needs soundfile and soxr, which are not installed: pip install 'headrace[audio]'"
-        ) from error
-    data = _whole_wav(data)
-    try:
-        file = soundfile.SoundFile(_Bytes(data))
-        _refuse_other_lengths(file, data)
-        if file.format == 'MP3' and (counted := _with_length(data)) is not data:
-            file = soundfile.SoundFile(_Bytes(counted))
-    except soundfile.SoundFileError as error:
-        raise _damaged(error) from error
-    rate, stored = file.samplerate, file.channels
-    if file.frames < 1 or not 1 <= rate <= _MOST_RATE:
-        raise _damaged(f'it says {file.frames} frames at {rate} Hz')
-    if stored != audio.channels and 1 not in (stored, audio.channels):
-        raise FormatError(
-            f'A clip is mixed to one channel, or from one, but this one has {stored} channels, and `channels` of its '
-            f'AudioTensor is {audio.channels}. Set it to 1 or {stored}.'
-        )
-    frames, samples = file.frames, audio.samples
-    if samples is None:
-        samples = max((2 * frames * audio.sample_rate + rate) // (2 * rate), 1)  # rounded
-    else:
-        frames = min(frames, -(-samples * rate // audio.sample_rate))
-    if max(frames * stored, samples * audio.channels) > audio.max_samples:
-        raise FormatError(
-            f'An AudioTensor may have `max_samples`, {audio.max_samples:,}, but this clip says {frames} frames of '
-            f'{stored} channels at {rate} Hz. If it is right, set `seconds` or `max_samples`.'
-        )
-    begin = 0 if audio.crop == 'start' else (file.frames - frames) // 2
-    return Clip(file, audio, begin, frames, (audio.channels, samples))
 
 
 class _Bytes(BytesIO):

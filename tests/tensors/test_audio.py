@@ -27,10 +27,9 @@ from headrace import (
     Topology,
     without_padding,
 )
-from headrace.audio import open_clip
-from headrace.decoding import Decode
 from headrace.errors import FormatError, ShardError, StreamError
 from headrace.mixing import build_loader, load_config
+from headrace.tensors.decoding import Decode
 
 KINDS = [('WAV', 'PCM_16'), ('WAV', 'FLOAT'), ('FLAC', 'PCM_16'), ('OGG', 'VORBIS'), ('OGG', 'OPUS'), ('MP3', None)]
 
@@ -60,10 +59,14 @@ def by_hand(data, audio, begin=0):
     return np.pad(out, ((0, 0), (0, max(audio.samples - out.shape[1], 0))))[:, : audio.samples]
 
 
+def open_clip(data, audio):
+    return audio.open(data, 'bytes')
+
+
 def decoded(data, audio, draw=None):
     clip = open_clip(data, audio)
     out = np.full(clip.shape, np.nan, np.float32)
-    clip.read_into(out, draw)
+    clip.read_into(out, None if draw is None else [draw])
     return out
 
 
@@ -336,7 +339,7 @@ def test_wrong_settings_are_refused(options, rule):
         Decode.of({'audio': {'sample_rate': 16_000, **options}})
 
 
-DOC = (Path(__file__).parents[1] / 'docs' / 'images.md').read_text().partition('## Sound')[2]
+DOC = (Path(__file__).parents[2] / 'docs' / 'images.md').read_text().partition('## Sound')[2]
 
 
 def test_the_page(tmp_path, monkeypatch, capsys):

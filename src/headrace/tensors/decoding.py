@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from headrace.audio import AudioTensor, check_audio
 from headrace.errors import StreamError
-from headrace.images import ImageTensor
-from headrace.images.image_tensor import check_image
 from headrace.selection import Mistake
 from headrace.selection.predicate import read_given
+from headrace.tensors.audio import AudioTensor
+from headrace.tensors.images import ImageTensor
 
 TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'  # settings of one column
 
 _TENSOR: Final = 'tensor'
-_IMAGES: Final = frozenset({'jpeg', 'png', 'pil'})  # encodings whose columns are read as tensors without being named
-_FILES: Final = frozenset({*_IMAGES, 'bytes'})
+_IMAGES: Final = ImageTensor.encodings - {'bytes'}  # those of columns that are read as tensors without being named
 _RULE: Final = (
     "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these or to an "
     'AudioTensor; a mapping of the keys of ImageTensor or AudioTensor stands for one'
@@ -93,12 +91,11 @@ class Decode:
                 raise StreamError(
                     f'`decode` names the column {name!r}, but {title} has the columns to read {_listed(stored)}.{meant}'
                 )
-            kind = type(settings)
-            if stored[name] not in _FILES or (kind is AudioTensor and stored[name] != 'bytes'):
-                encodings = 'encoding bytes' if kind is AudioTensor else f'encodings {", ".join(sorted(_FILES))}'
+            if stored[name] not in settings.encodings:
+                encodings = sorted(settings.encodings)
                 raise StreamError(
-                    f'`decode` makes an {kind.__name__} of the {encodings}, but column {name!r} of {title} is '
-                    f'`{stored[name]}`.'
+                    f'`decode` makes an {type(settings).__name__} of the encoding{"s" * (len(encodings) > 1)} '
+                    f'{", ".join(encodings)}, but column {name!r} of {title} is `{stored[name]}`.'
                 )
         return dict(self.named)
 
@@ -133,8 +130,8 @@ def _settings(raw: object, mistakes: list[Mistake]) -> TensorSettings | None:
         for field in dataclasses.fields(kind):
             default = None if field.default is dataclasses.MISSING else field.default
             object.__setattr__(made, field.name, given.get(field.name, default))
-        _CHECKS[kind](made, mistakes)
-        if len(mistakes) == before:
+        mistakes += (of_settings := made.mistakes())
+        if not of_settings:
             return made
     return None
 
@@ -151,7 +148,3 @@ def _listed(stored: Mapping[str, str]) -> str:
 
 
 _KEYS: Final = {kind: {field.name for field in dataclasses.fields(kind)} for kind in (ImageTensor, AudioTensor)}
-_CHECKS: Final[Mapping[type, Callable[[Any, list[Mistake]], None]]] = {
-    ImageTensor: check_image,
-    AudioTensor: check_audio,
-}

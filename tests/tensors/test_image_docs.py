@@ -10,8 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 from headrace import ImageTensor, MDSWriter
-from headrace.decoding import Decode
 from headrace.mixing import load_config
+from headrace.tensors.decoding import Decode
 from tests.support.formats.pictures import picture, stored
 
 DOC = (Path(__file__).parents[2] / 'docs' / 'images.md').read_text().partition('## Sound')[0]

@@ -10,16 +10,14 @@ from PIL import Image
 
 from headrace import ImageTensor
 from headrace.errors import FormatError
-from headrace.images import NUM_DRAWS, open_picture
-from headrace.images.decode import decode_into
-from headrace.images.image_tensor import choose_box, is_flipped
+from headrace.tensors.images import NUM_DRAWS, choose_box, is_flipped
 from tests.support.formats.pictures import by_pillow, jpeg_that_says, of_16_bits, picture, stored
 
 
 def decoded(data, image, draws=None, encoding='jpeg'):
-    opened = open_picture(data, encoding, image.max_pixels)
+    opened = image.open(data, encoding)
     out = np.zeros((*(image.out_size or opened[:2]), image.channels), np.uint8)
-    decode_into(out, opened, image, draws)
+    opened.read_into(out, draws)
     return out
 
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import ImageTensor
-from headrace.decoding import Decode
 from headrace.errors import StreamError
-from headrace.images import NUM_DRAWS
-from headrace.images.image_tensor import choose_box, is_flipped
+from headrace.tensors.decoding import Decode
+from headrace.tensors.images import NUM_DRAWS, choose_box, is_flipped
 
 
 @pytest.mark.parametrize(
