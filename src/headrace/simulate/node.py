@@ -161,7 +161,7 @@ class Node:
             del self._leased[shard]
 
     def coming(self, shard: int) -> Event | None:
-        """The end of a running fetch of a shard; None: nobody fetches it."""
+        """The end of a running fetch of a shard; None if it is not being fetched."""
         return self._fetching.get(shard)
 
     def fetch_now(self, prefetcher: Prefetcher, shard: int) -> Event | float:
@@ -337,7 +337,7 @@ class Rank:
         return self.source.locate(self.plan.ids(number))[0]
 
     def _work(self, worker: int, start_seconds: float) -> Process:
-        """A worker: every n-th batch, no more ahead than the trainer's prefetch allows."""
+        """A worker: every n-th batch, at most as far ahead as the trainer's prefetch allows."""
         yield start_seconds
         most = self._workers * (self.loader.loader.prefetch_factor or 2)
         for number in range(worker, len(self.made), self._workers):

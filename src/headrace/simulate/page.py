@@ -40,17 +40,17 @@ from headrace.simulate.tune import OF_THE_ORDER, SETTINGS, replace_settings, set
 
 
 def read_prices(path: Path | None = None) -> dict[str, float]:
-    """US dollars per GB by provider, of a YAML mapping; None: headrace's own list prices."""
+    """US dollars per GB by provider, of a YAML mapping; by default headrace's list prices."""
     text = (
         resources.files('headrace.simulate').joinpath('prices.yaml').read_text() if path is None else path.read_text()
     )
     try:
-        found: Any = OmegaConf.to_container(OmegaConf.create(text))
+        given: Any = OmegaConf.to_container(OmegaConf.create(text))
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f'{path} must be YAML from providers to dollars per GB: {error}') from error
-    if not isinstance(found, dict):
+    if not isinstance(given, dict):
         raise ConfigError(f'{path} must be a mapping from providers to dollars per GB.')
-    prices = cast('dict[Any, Any]', found)
+    prices = cast('dict[Any, Any]', given)
     wrong = [name for name, price in prices.items() if isinstance(price, bool) or not isinstance(price, int | float)]
     if wrong:
         raise ConfigError(f'A price is a number of dollars per GB, but {path} has {prices[wrong[0]]!r} for {wrong[0]}.')

@@ -213,7 +213,7 @@ class SimulatedRun:
         return run.epoch_store_bytes / max(1, self.shared.used_bytes if self.shared else 0)
 
     def to_json(self) -> dict[str, Any]:
-        """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
+        """All figures as plain values, `steps` as a list for each; infinity becomes None."""
         names = ('conditions', 'steps', 'shared_shards', 'lengths', 'shared', 'alone')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
@@ -237,7 +237,7 @@ class SimulatedRun:
         rate = self.samples_per_second
         of = 'simulated' if self.is_whole else f'estimated from {count_text(steps, "step")}'
         fetched, whole = human_size(self.epoch_fetched_bytes), human_size(self.dataset_bytes)
-        found = [
+        rows = [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
             ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
             ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {count_text(steps, "step")}'),
@@ -253,21 +253,21 @@ class SimulatedRun:
             alone = '' if self.alone is None else f', without `peers` {self.times(self.alone):.2f}'
             peers = self.epoch_fetched_bytes * self.conditions.nodes * shared.peer_share
             times = f'each shard {self.times(self):.2f} times in an epoch{alone}'
-            found += [
+            rows += [
                 ('from the store', f'{human_size(shared.store_bytes)} by all nodes: {times}'),
                 ('from peers', f'{human_size(peers)} by all nodes, {100 * shared.peer_share:.0f} % of their bytes'),
             ]
         if self.lengths is not None:
-            found += [
+            rows += [
                 ('padding', f'{100 * self.lengths.padding:.1f} % of the places, if ranks pad to their longest row'),
                 ('most work', f'{self.lengths.slowest:.2f} times that of the mean rank'),
             ]
-        return found
+        return rows
 
     def notes(self) -> list[str]:
         """Sentences on gaps of the simulation, and on waste: shared shards, padding, unequal work."""
-        found = self.shared_shards
-        notes = [] if found is None else [f'{found.text}: {found.fix}.']
+        shared = self.shared_shards
+        notes = [] if shared is None else [f'{shared.text}: {shared.fix}.']
         if self.has_limit and not (self.evicts or self.is_whole):
             notes.append(
                 'no shard was evicted in the simulated steps, so the bytes of an epoch are those of a cache without '

@@ -41,7 +41,7 @@ def replace_settings(config: LoaderConfig, values: Mapping[str, int | None]) -> 
 
 
 def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str, int | None]:
-    """The settings of a loader, with their defaults filled in; None: it has no `cache_limit`, or no blocks."""
+    """The settings of a loader, with their defaults filled in; None without a `cache_limit`, or without blocks."""
     order = dataset.order_config
     return {
         'num_workers': config.loader.num_workers,
@@ -53,7 +53,7 @@ def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str
 
 
 def _default_predownload(dataset: StreamingDataset) -> int:
-    """Samples that a default prefetch is ahead of its reader, about: it ends at a number of bytes, too."""
+    """About how many samples a default prefetch is ahead of its reader; it ends at a number of bytes, too."""
     batch_size = dataset.batch_size or 1
     limits = prefetch_limits(None, batch_size)
     stored = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)
@@ -210,7 +210,7 @@ def tune(
         conditions: machines, network and model. The run of a model without step time always waits.
         target: share of the time of the first epoch that may be spent waiting, from 0 to 1.
         most_workers: workers of a rank at most.
-        disk: bytes that the cache of a node may take at most; None: if there is a limit, all shards at most.
+        disk: bytes that the cache of a node may take at most; if there is a limit, by default all shards.
         keep_order: do not try settings that change the order, for a run in progress.
         seconds: real time of the search; then it proposes the best values of its tries.
         progress: called after each simulated run.
@@ -389,20 +389,20 @@ class _Search:
             self._peers = f'`peers` do not go with this configuration: {error}'
             return
         now, then, shared = peers.times(alone), peers.times(peers), alone.shared_shards
-        found = f'In an epoch each shard leaves the store {now:.2f} times, and {then:.2f} times with `peers`'
+        reason = f'In an epoch each shard leaves the store {now:.2f} times, and {then:.2f} times with `peers`'
         if now <= _SAME * then:
-            self._peers = f'{found}: they save little.'
+            self._peers = f'{reason}: they save little.'
             return
         advice = 'Set `peers` if the nodes are connected faster than the store.'
         if shared is not None:
             name, value = 'num_canonical_nodes', shared.canonical_nodes
             other = peers.times(run(peers=None, **{name: value}))
-            found = f'{found}; with `{name}: {value}` and without peers {other:.2f} times'
+            reason = f'{reason}; with `{name}: {value}` and without peers {other:.2f} times'
             if other <= _SAME * then:
                 advice = (
                     f'Set `{name}` in a new run, which sends nothing between nodes, and `peers` in a run in progress.'
                 )
-        self._peers = f'{found}. {advice}'
+        self._peers = f'{reason}. {advice}'
 
     def result(self, *, missing: Sequence[str] = (), has_peers: bool = True) -> Tuning:
         missing = [name for name in missing if self._before[name] is not None]  # others have no values to try

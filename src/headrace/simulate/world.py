@@ -162,7 +162,7 @@ class Link:
         *,
         sent_after: float = 0.0,
     ) -> None:
-        """Transfer an object; `almost`: the rest takes under a round trip, as far as a download can know."""
+        """Transfer an object; `almost` is set when the rest takes under a round trip by a download's estimate."""
         self.bytes += size
         transfer = _Transfer(self._world, size, connections, almost, done)
         self._asked += connections
@@ -172,7 +172,7 @@ class Link:
 
     def _begin(self, transfer: _Transfer) -> None:
         """Have the first bytes of a transfer sent: they wait for a burst of each connection under way."""
-        connections = sum(one.connections for one in self._active)
+        connections = sum(transfer.connections for transfer in self._active)
         self._world.after(connections * _BURST / self._bandwidth, lambda: self._join(transfer))
 
     def _join(self, transfer: _Transfer) -> None:
