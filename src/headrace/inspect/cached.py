@@ -51,8 +51,8 @@ class Removal:
         return _plain(self)
 
 
-def _plain(found: CacheContent | Removal) -> dict[str, Any]:
-    return {name.removeprefix('num_'): value for name, value in {**vars(found), 'folder': str(found.folder)}.items()}
+def _plain(report: CacheContent | Removal) -> dict[str, Any]:
+    return {name.removeprefix('num_'): value for name, value in {**vars(report), 'folder': str(report.folder)}.items()}
 
 
 def find_caches(root: Path) -> list[Path]:
@@ -60,13 +60,13 @@ def find_caches(root: Path) -> list[Path]:
     if root.is_symlink() or not root.is_dir():
         what = f'a link to {root.resolve()}: name that folder' if root.is_symlink() else 'no folder: check the path'
         raise ConfigError(f'A cache is a folder, but {root} is {what}.')
-    found = list(_marked(root, _DEEPEST))
-    if not found:
+    folders = list(_marked(root, _DEEPEST))
+    if not folders:
         raise ConfigError(
             f'A cache folder holds the file {REMOTE_MARKER}, which headrace writes, but neither {root} nor a folder in '
             f'it does. Name the `local` of a stream. Nothing was touched.'
         )
-    return sorted(found)
+    return sorted(folders)
 
 
 def _marked(folder: Path, depth: int) -> Iterator[Path]:

@@ -49,8 +49,8 @@ def _beginning(store: Store, info: ShardInfo, count: int, retry: Retry) -> tuple
     data, table = info.files[0].raw, info.files[-1].raw
     head = _read_range(store, table, 0, 8 + 4 * count, retry)
     offsets = np.frombuffer(head, '<u4', count + 1, 4).astype(np.int64)
-    found = int.from_bytes(head[:4], 'little')
-    if found != info.samples or (np.diff(offsets) < 0).any() or offsets[-1] > data.bytes:
+    stored = int.from_bytes(head[:4], 'little')
+    if stored != info.samples or (np.diff(offsets) < 0).any() or offsets[-1] > data.bytes:
         raise ShardError(
             f'Shard {table.basename} is damaged: the index counts {info.samples} samples in {data.bytes} bytes, but '
             f'its table of offsets does not fit. Run `headrace verify`.'
@@ -80,10 +80,10 @@ def _read_range(store: Store, info: FileInfo, offset: int, size: int, retry: Ret
     try:
         return retry.call(f'Reading {object_url(store, info.basename)}', attempt) if size else b''
     except ConfigError:  # a range outside of the object is refused
-        found = store.head(info.basename).size
-        if found >= offset + size:
+        stored = store.head(info.basename).size
+        if stored >= offset + size:
             raise
-        raise ChecksumError(f'{info.basename} has {found} bytes, the index gives {info.bytes}.') from None
+        raise ChecksumError(f'{info.basename} has {stored} bytes, the index gives {info.bytes}.') from None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class CostSummary:
             'sum': self.sum,
             **self.quantiles,
             f'padding_of_{ROWS}': round(self.padding, 4),
-            'histogram': [list(one) for one in self.histogram],
+            'histogram': [list(bucket) for bucket in self.histogram],
         }
 
     def lines(self) -> list[str]:
@@ -83,7 +83,7 @@ def measure(
 
     With other columns or selections than the runs', costs are measured again. `column` is for streams that name no
     `cost`. `progress` gets the numbers of measured shards and of all. StreamError: a stream has no cost, or one that is
-    no column of it.
+    not its column.
     """
     for number, stream in enumerate(streams):
         if (stream.cost or column) is None:

@@ -347,7 +347,7 @@ def describe(
 
     Raises:
         ConfigError: `samples` is negative, or the URL breaks a rule.
-        FileNotFoundError: there is no index.
+        FileNotFoundError: the index does not exist.
         FormatError: the index breaks a rule.
         OSError: the store cannot be reached, or refuses.
     """
@@ -362,8 +362,8 @@ def describe(
         schema = shards[int(filled[0])].schema
         if samples:
             try:
-                found = content.read(int(filled[0]), max(samples, _LOOKED_AT))
-                values = [{name: describe_value(schema, name, each[name]) for name in schema.names} for each in found]
+                rows = content.read(int(filled[0]), max(samples, _LOOKED_AT))
+                values = [{name: describe_value(schema, name, each[name]) for name in schema.names} for each in rows]
             except FormatError as error:
                 damage = str(error)
     stored = shards.stored_bytes()
@@ -388,13 +388,13 @@ def describe(
 
 
 def _columns(schema: Schema, samples: Sequence[dict[str, SampleValue]]) -> tuple[ColumnDescription, ...]:
-    kinds, found = schema.kinds(), list[ColumnDescription]()
+    kinds, columns = schema.kinds(), list[ColumnDescription]()
     for number, (name, encoding) in enumerate(schema.columns.items()):
         values = [sample[name] for sample in samples]
         sizes = [value.size for value in values]
         shapes = dict.fromkeys(value.shape for value in sorted(values, key=lambda value: value.size) if value.shape)
         is_array = schema.arrays[number] is not None
-        found.append(
+        columns.append(
             ColumnDescription(
                 name=name,
                 encoding=encoding,
@@ -404,7 +404,7 @@ def _columns(schema: Schema, samples: Sequence[dict[str, SampleValue]]) -> tuple
                 seen_shapes=() if is_array else tuple(shapes),
             )
         )
-    return tuple(found)
+    return tuple(columns)
 
 
 COLUMNS: Final = 32  # columns of the terminal that a thumbnail takes at most, and twice its lines

@@ -109,7 +109,7 @@ def _variants(store: Store, info: ShardInfo) -> list[bool]:
 
 
 def _check_content(info: ShardInfo, buffers: list[memoryview], step: Callable[[str], None]) -> None:
-    readable = with_stored_values(info, is_mds_encoding_safe)  # what would run code is bytes
+    readable = with_stored_values(info, is_mds_encoding_safe)  # columns that would run code are bytes
     reader = open_shard(readable, buffers, source=info.name)
     if info.format == 'mds':
         step('columns')
@@ -134,14 +134,14 @@ def _check_header(info: ShardInfo, data: memoryview) -> None:
     """Compare the columns that an MDS file names itself with those of the index."""
     begin, end = 8 + 4 * info.samples, int.from_bytes(data[4:8], 'little')
     try:
-        found = json.loads(bytes(data[begin:end]))
+        header = json.loads(bytes(data[begin:end]))
     except ValueError:
         return  # no reader needs it, and other writers may leave it out
     config = info.schema.config()
-    if isinstance(found, dict) and all(key in found for key in _COLUMN_KEYS):
+    if isinstance(header, dict) and all(key in header for key in _COLUMN_KEYS):
         for key in _COLUMN_KEYS:
-            if found[key] != config[key]:
-                raise FormatError(f'the index gives the {key} {config[key]!r}, but the file {found[key]!r:.500}')
+            if header[key] != config[key]:
+                raise FormatError(f'the index gives the {key} {config[key]!r}, but the file {header[key]!r:.500}')
 
 
 def _check_pickles(name: str, rows: np.ndarray[Any, Any], values: Any) -> None:
@@ -192,7 +192,7 @@ class Journal:
 
 def shard_digest(place: str, info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
     """The digest of a shard's root, without credentials, its entry, and its files as `objects` lists them."""
-    stored = [(name, found.size, found.etag) for name in info.file_names if (found := objects.get(name)) is not None]
+    stored = [(name, entry.size, entry.etag) for name in info.file_names if (entry := objects.get(name)) is not None]
     text = json.dumps([place, info.entry(), stored], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -278,14 +278,14 @@ def verify(
     Args:
         url: a folder, or a URL of a store.
         fast: check the existence and the sizes of the stored files only.
-        jobs: processes. None: one for each CPU, 8 at most.
+        jobs: processes. By default one for each CPU, 8 at most.
         state: a file that notes the shards that have passed. A later call with the same file passes over them.
         options: how to reach the store.
         progress: called with the number of finished shards, and of all.
 
     Raises:
         ConfigError: an argument breaks a rule.
-        FileNotFoundError: there is no index.
+        FileNotFoundError: the index does not exist.
         FormatError: the index breaks a rule.
         OSError: the store cannot be reached, or refuses, or a process was killed.
     """
@@ -320,9 +320,9 @@ def verify(
             passed_before = len(shards) - len(todo)
             advance(passed_before)
             bad: list[BadShard] = []
-            for number, found in check((n, shards[n]) for n in todo):
-                if found is not None:
-                    bad.append(found)
+            for number, problems in check((n, shards[n]) for n in todo):
+                if problems is not None:
+                    bad.append(problems)
                 elif journal is not None:
                     journal.add(digests[number])
                 advance()
@@ -346,7 +346,7 @@ def _is_unknown(shards: ShardTable, key: str) -> bool:
 def _listing(store: Store) -> dict[str, ObjectInfo] | None:
     """The store's objects by key; None if it may not be listed, or holds a link that leads nowhere."""
     try:
-        return PATIENT.call(f'Listing {store.url}', lambda: {found.key: found for found in store.list('')})
+        return PATIENT.call(f'Listing {store.url}', lambda: {info.key: info for info in store.list('')})
     except (AccessDeniedError, ObjectNotFoundError):
         return None
 
@@ -361,15 +361,15 @@ def _check_sizes(
             if file.zip and objects is not None and folder_of(store) and file.zip.basename not in objects:
                 stored = file.raw  # a cache folder holds what it has unpacked
             try:
-                found = _size(store, stored.basename, objects)
+                size = _size(store, stored.basename, objects)
             except StorageError as error:
                 yield BadShard(number, info.name, 'unreadable', str(error))
                 break
-            if found is None:
+            if size is None:
                 yield BadShard(number, info.name, 'missing', f'There is no {stored.basename}.')
                 break
-            if found != stored.bytes:
-                reason = f'{stored.basename} has {found} bytes, the index gives {stored.bytes}.'
+            if size != stored.bytes:
+                reason = f'{stored.basename} has {size} bytes, the index gives {stored.bytes}.'
                 yield BadShard(number, info.name, 'size', reason)
                 break
         advance()
