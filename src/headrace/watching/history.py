@@ -34,17 +34,17 @@ _FORMAT = 1
 class Decisions:
     """Decisions of a run, as `StreamingDataset(decisions=...)` takes them in a list; a record has each once."""
 
-    last: str | None  # The digest of the last one; None: there are none.
-    known: Mapping[str, Mapping[str, Any]] = field(repr=False)  # The record's entries, by digest.
+    last: str | None  # The digest of the last one; None if there are none.
+    by_digest: Mapping[str, Mapping[str, Any]] = field(repr=False)  # The record's entries, by digest.
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         digest = self.last
-        while digest is not None and digest in self.known:
-            entry = self.known[digest]
-            found.append({key: entry[key] for key in ('at', 'what', 'by', 'digest')})
+        while digest is not None and digest in self.by_digest:
+            entry = self.by_digest[digest]
+            entries.append({key: entry[key] for key in ('at', 'what', 'by', 'digest')})
             digest = entry['after']
-        return reversed(found)
+        return reversed(entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class Segment:
 
     def pass_of(self, step: int, loader: str) -> RecordedPass | None:
         """The pass of a loader that a step is in; a step that is not reached is counted on from the last one."""
-        found = [one for one in self.passes if one.loader == loader and one.first_step <= step]
-        return found[-1] if found else None
+        passes = [place for place in self.passes if place.loader == loader and place.first_step <= step]
+        return passes[-1] if passes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,28 +159,28 @@ class RunHistory:
 
     def decisions(self, loader: str = '') -> list[dict[str, Any]]:
         """The decisions of a run's last weights, as `StreamingDataset(decisions=...)` takes them."""
-        passes = [one for segment, _ in self.kept() for one in segment.passes if one.loader == loader]
+        passes = [place for segment, _ in self.kept() for place in segment.passes if place.loader == loader]
         return list(passes[-1].decisions) if passes else []
 
     @property
     def loaders(self) -> list[str]:
         """Names of the training loaders."""
-        return list(dict.fromkeys(one.loader for segment in self.segments for one in segment.passes))
+        return list(dict.fromkeys(place.loader for segment in self.segments for place in segment.passes))
 
     def kept(self) -> list[tuple[Segment, int]]:
         """The segments that the run's last weights come from, in their order, each with the step that it counts to.
 
         The last one counts to the step that it reached.
         """
-        found: list[tuple[Segment, int]] = []
+        kept: list[tuple[Segment, int]] = []
         for segment in reversed(self.segments):
-            end = found[-1][0].first_step if found else segment.reached
+            end = kept[-1][0].first_step if kept else segment.reached
             # The checkpoint of a resume is of the last segment that got as far.
-            if not found or (segment.first_step < end and (segment.reached >= end or not segment.has_ended)):
-                found.append((segment, end))
-            if not found[-1][0].first_step:
+            if not kept or (segment.first_step < end and (segment.reached >= end or not segment.has_ended)):
+                kept.append((segment, end))
+            if not kept[-1][0].first_step:
                 break
-        return found[::-1]
+        return kept[::-1]
 
     def trained(self, step: int, loader: str = '') -> list[TrainedStep]:
         """The times that a step was trained, or may have been, or will be if the run continues; in their order.
@@ -190,13 +190,13 @@ class RunHistory:
             loader: which training loader's data.
         """
         last = {segment.number: end for segment, end in self.kept()}
-        found: list[TrainedStep] = []
+        times: list[TrainedStep] = []
         for segment in self.segments:
             place = segment.pass_of(step, loader) if segment.first_step <= step else None
             is_last = segment is self.segments[-1]
             if place is None or not (step < segment.reached or is_last or not segment.has_ended):
                 continue
-            found.append(
+            times.append(
                 TrainedStep(
                     step=step,
                     segment=segment,
@@ -205,7 +205,7 @@ class RunHistory:
                     is_kept=segment.number in last and (step < last[segment.number] or is_last),
                 )
             )
-        return found
+        return times
 
 
 def _segment(entry: Mapping[str, Any], number: int) -> Segment:
@@ -265,7 +265,7 @@ class ExplainedStep:
     trained: TrainedStep
     report: StepReport
     loader: StreamingDataLoader
-    """A loader with the data and the topology of then, at the beginning of the step's pass."""
+    """A loader with the segment's data and topology, at the beginning of the step's pass."""
     others: tuple[TrainedStep, ...]
     """The other times that the step was trained, or may have been."""
 
@@ -308,7 +308,7 @@ class _Sample:
 
     def id_in(self, dataset: StreamingDataset) -> int | None:
         """Its id in other data of the run, or None if they do not hold the sample."""
-        stream = next((one for one in dataset.pool.streams if one.name == self.stream.name), None)
+        stream = next((stream for stream in dataset.pool.streams if stream.name == self.stream.name), None)
         if stream is None:
             return None
         then, now = Generation.of(self.stream.fingerprint), Generation.of(stream.fingerprint)
@@ -321,8 +321,8 @@ class _Sample:
         if shard is None or not 0 <= shard < len(stream.shards):
             return None
         ids = np.array(dataset.pool.map.ids_of(stream.first_shard + shard), np.int64)
-        found = np.flatnonzero(dataset.locate(ids)[1] == self.row) if len(ids) else ids
-        return int(ids[found[0]]) if len(found) else None
+        places = np.flatnonzero(dataset.locate(ids)[1] == self.row) if len(ids) else ids
+        return int(ids[places[0]]) if len(places) else None
 
 
 def _is_grown(then: Generation, stream: OpenedStream) -> bool:
@@ -339,7 +339,7 @@ class RecordedRun:
         overrides: changes to the configuration of the record, such as ``train.streams.code.local=/data``.
 
     Raises:
-        ConfigError: there is no record; it holds no step; or there are other loaders.
+        ConfigError: the record is missing, or holds no step, or names other loaders.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class RecordedRun:
             raise ConfigError(f'The run in {folder} has the training loaders {", ".join(names)}, got {loader!r}.')
         self.loader_name = loader if loader in names else names[0]
         self._open = functools.lru_cache(maxsize=4)(self._opened)
-        self._passes = {id(one): one for segment in self.history.segments for one in segment.passes}
+        self._passes = {id(place): place for segment in self.history.segments for place in segment.passes}
         self._segments = {segment.number: segment for segment in self.history.segments}
 
     def loader(self, segment: Segment, place: RecordedPass) -> StreamingDataLoader:
@@ -424,13 +424,13 @@ class RecordedRun:
             )
         if not times:
             raise ConfigError(f'The record in {self.folder} begins with step {first}, got --step {step}.')
-        chosen = next((one for one in reversed(times) if one.is_kept), times[-1])
+        chosen = next((time for time in reversed(times) if time.is_kept), times[-1])
         loader = self.loader(chosen.segment, chosen.place)
         place = chosen.place
         at = (place.epoch, place.sample)
         report = explain_step(loader, step, place=at, first_step=place.first_step, documents=documents)
         # A step that no segment is known to have reached has no other times.
-        others = tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
+        others = tuple(time for time in times if time is not chosen and (time.is_sure or chosen.is_sure))
         return ExplainedStep(trained=chosen, report=report, loader=loader, others=others)
 
     def report(self, step: int, *, before: int = 0, after: int = 0, documents: bool = False) -> StepReport:
@@ -453,13 +453,13 @@ class RecordedRun:
         first = min(segment.first_step for segment in self.history.segments)
         steps = tuple(range(max(step - before, min(first, step)), step + after + 1))
         explained = [self.step(number, documents=documents) for number in steps]
-        batches = tuple(one.report.batches[0] for one in explained)
-        ranges = tuple(one.report.ranges[0] for one in explained)
-        named = [replace(batch, ids=self.last_ids(one, batch)) for one, batch in zip(explained, batches, strict=True)]
+        batches = tuple(part.report.batches[0] for part in explained)
+        ranges = tuple(part.report.ranges[0] for part in explained)
+        named = [replace(batch, ids=self.last_ids(part, batch)) for part, batch in zip(explained, batches, strict=True)]
         return StepReport(
             step=step,
             steps=steps,
-            numbers=tuple(one.report.numbers[0] for one in explained),
+            numbers=tuple(part.report.numbers[0] for part in explained),
             batches=batches,
             ranges=ranges,
             skip=skip_with(self._last()[0].dataset, ranges, named if documents else ()),
@@ -505,22 +505,22 @@ class RecordedRun:
             sample_id: a global sample id of `last_loader`.
 
         Raises:
-            ConfigError: there is no such sample.
+            ConfigError: the sample does not exist.
         """
         last = self.last_loader.dataset
         if not 0 <= sample_id < last.num_samples:
             raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
         sample, kept = _Sample.of(last, sample_id), self.history.kept()
         for segment, end in kept:
-            passes = [one for one in segment.passes if one.loader == self.loader_name and one.first_step < end]
-            ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
-            for one, after in zip(passes, ends, strict=True):
-                loader = self.loader(segment, one)
-                found = sample.id_in(loader.dataset)
-                if found is not None:
-                    plan, data = loader.plan(one.epoch, one.sample), _data_of(loader.dataset)[sample.stream.name]
-                    for use in _uses(loader.dataset, plan, found, after - one.first_step):
-                        yield replace(_seen(use, one.first_step + use.batch, segment.number, is_past=True), data=data)
+            passes = [place for place in segment.passes if place.loader == self.loader_name and place.first_step < end]
+            ends = [*(place.first_step for place in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
+            for past, after in zip(passes, ends, strict=True):
+                loader = self.loader(segment, past)
+                its_id = sample.id_in(loader.dataset)
+                if its_id is not None:
+                    plan, data = loader.plan(past.epoch, past.sample), _data_of(loader.dataset)[sample.stream.name]
+                    for use in _uses(loader.dataset, plan, its_id, after - past.first_step):
+                        yield replace(_seen(use, past.first_step + use.batch, segment.number, is_past=True), data=data)
         if isinstance(last, PackedDataset):
             return
         for segment, end in reversed(kept):
@@ -548,8 +548,8 @@ class RecordedRun:
             first = place.first_step
             for epoch in range(place.epoch, use.epoch):
                 first += (plan if epoch == place.epoch else loader.plan(epoch)).num_batches
-            found = _seen(use, first + use.batch, segment.number, is_past=False)
-            yield replace(found, data=_data_of(loader.dataset)[sample.stream.name])
+            seen = _seen(use, first + use.batch, segment.number, is_past=False)
+            yield replace(seen, data=_data_of(loader.dataset)[sample.stream.name])
 
     def to_json(self) -> dict[str, Any]:
         """The segments as plain values."""
@@ -567,7 +567,7 @@ class RecordedRun:
                     'versions': dict(segment.versions),
                     'code': dict(segment.code),
                     'checkpoints': segment.checkpoints,
-                    'mixtures': list(dict.fromkeys(one.mixture for one in segment.passes)),
+                    'mixtures': list(dict.fromkeys(place.mixture for place in segment.passes)),
                     'proportions': dict(segment.passes[-1].proportions) if segment.passes else {},
                     'decisions': list(segment.passes[-1].decisions) if segment.passes else [],
                 }

@@ -25,7 +25,7 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
     """Read the last status of all ranks.
 
     Returns:
-        Plain values by these keys. Without a file there are no ranks.
+        Plain values by these keys. Without a file, `ranks` is empty.
 
         - ``run``, ``time`` and ``world_size``;
         - ``missing``: ranks without a file;
@@ -44,10 +44,10 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
             f'callback `RunRecord`, or `RunRecorder`, writes to.'
         )
     now = clock()
-    found = [status for path in sorted((folder / STATUS_FOLDER).glob('rank-*.json')) if (status := _read(path))]
-    newest = max(found, key=lambda status: status['started'], default=None)
+    statuses = [status for path in sorted((folder / STATUS_FOLDER).glob('rank-*.json')) if (status := _read(path))]
+    newest = max(statuses, key=lambda status: status['started'], default=None)
     # The files of ranks that a resume on fewer ranks left behind.
-    ranks = [status for status in found if newest is not None and status['rank'] < newest['world_size']]
+    ranks = [status for status in statuses if newest is not None and status['rank'] < newest['world_size']]
     for status in ranks:
         status['age'] = max(0.0, now - status['time'])
         # An evaluation, or what comes before the first batch, may take long and writes nothing.
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _mix(figures: dict[str, float]) -> list[dict[str, Any]]:
     """The streams; every rank knows those of all ranks."""
-    found: list[dict[str, Any]] = []
+    shares: list[dict[str, Any]] = []
     for key, share in figures.items():
         name, is_share = key.removeprefix('mix/').removesuffix('/share'), key.endswith('/share')
         if not key.startswith('mix/') or not is_share:
@@ -85,8 +85,8 @@ def _mix(figures: dict[str, float]) -> list[dict[str, Any]]:
         unit = 'tokens' if f'mix/{name}/tokens' in figures else 'samples'
         count = figures.get(f'mix/{name}/{unit}', 0)
         promised = figures.get(f'mix/{name}/promised', 0.0)
-        found.append({'stream': name, 'count': count, 'unit': unit, 'share': share, 'promised': promised})
-    return found
+        shares.append({'stream': name, 'count': count, 'unit': unit, 'share': share, 'promised': promised})
+    return shares
 
 
 def _total(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def live_text(live: dict[str, Any]) -> str:
         lines.append(f'  without a status: {ranks} {", ".join(map(str, live["missing"]))}')
     if live['mix']:
         lines += ['', *text_table([('stream', 'count', 'share', 'promised', ''), *map(_stream, live['mix'])])]
-    lines += [decided_text(one, one['count']) for one in live['decisions']]
+    lines += [decided_text(decision, decision['count']) for decision in live['decisions']]
     return '\n'.join(lines)
 
 

@@ -138,8 +138,8 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         settings is not None and settings.tokenizer for settings in (packing, *(s.packing for s in dataset.streams))
     ):
         return None
-    asked = run.asked
-    order = asked.order
+    arguments = run.asked
+    order = arguments.order
     values: dict[str, Any] = {
         'streams': [
             {**_stream_config(stream), **_weight_config(size)}
@@ -150,9 +150,9 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'remainder': loader.remainder,
         'uneven': dataset.uneven,
         'on_growth': dataset.on_growth if dataset.follows_growth else None,
-        'epoch_size': asked.epoch_size,
-        'when_exhausted': asked.when_exhausted,
-        'balance': asked.balance,
+        'epoch_size': arguments.epoch_size,
+        'when_exhausted': arguments.when_exhausted,
+        'balance': arguments.balance,
         'skip': [*with_more(dataset.skip, ()), *documents_skip(dataset.skipped_documents)],
         **{key: getattr(order, name) for key, name in ORDER_ARGUMENTS.items()},
     }
@@ -160,8 +160,8 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         del values['shuffle_seed']
     if order.batch_cost is not None:
         values['batch_cost'] = order.batch_cost.plain
-    if asked.schedule is not None:
-        values['schedule'] = [dataclasses.asdict(point) for point in asked.schedule.points]
+    if arguments.schedule is not None:
+        values['schedule'] = [dataclasses.asdict(point) for point in arguments.schedule.points]
     given = {key: value for key, value in values.items() if value is not None}
     try:
         config = load_config({'train': given}).train
@@ -172,18 +172,18 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
 
 
 def _stream_config(stream: Stream) -> dict[str, Any]:
-    found: dict[str, Any] = {'name': stream.name, 'local': os.path.abspath(stream.local)}  # noqa: PTH100 - keeps links
+    config: dict[str, Any] = {'name': stream.name, 'local': os.path.abspath(stream.local)}  # noqa: PTH100 - keeps links
     if stream.remote is not None:
         remote = without_credentials(stream.remote)
-        found['remote'] = remote if '://' in remote else os.path.abspath(remote)  # noqa: PTH100
-    found |= {name: getattr(stream, name) for name in _OF_STREAM}
+        config['remote'] = remote if '://' in remote else os.path.abspath(remote)  # noqa: PTH100
+    config |= {name: getattr(stream, name) for name in _OF_STREAM}
     if stream.endpoint_url is not None:
-        found['endpoint_url'] = without_credentials(stream.endpoint_url)
+        config['endpoint_url'] = without_credentials(stream.endpoint_url)
     for name in ('subset', 'fraction', 'where'):  # as users write them, or read already
         value = getattr(stream, name)
-        found[name] = getattr(value, 'plain', value)
-    found['packing'] = _packing_config(stream.packing)
-    return {key: value for key, value in found.items() if value is not None and value != ''}
+        config[name] = getattr(value, 'plain', value)
+    config['packing'] = _packing_config(stream.packing)
+    return {key: value for key, value in config.items() if value is not None and value != ''}
 
 
 def _packing_config(packing: Packing | StreamPacking | None) -> dict[str, Any] | None:
@@ -202,8 +202,8 @@ _LIBRARIES = ('torch', 'numpy', 'lightning', 'mosaicml', 'tokenizers', 'transfor
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that have to do with data."""
     versions = {name: _version(name) for name in _LIBRARIES}
-    own = {'python': platform.python_version(), 'headrace': __version__}
-    return own | {name: text for name, text in versions.items() if text}
+    versions_here = {'python': platform.python_version(), 'headrace': __version__}
+    return versions_here | {name: text for name, text in versions.items() if text}
 
 
 def _version(name: str) -> str | None:
@@ -216,12 +216,12 @@ def _version(name: str) -> str | None:
 def code_of_run() -> dict[str, str]:
     """The program, and its commit as git's files tell it. Changes that are not committed do not show."""
     path = Path(sys.argv[0] or '.').absolute()
-    found = {'program': str(path)}
+    code = {'program': str(path)}
     for folder in (path, *path.parents):
         commit = _commit(folder / '.git')
         if commit:
-            return {**found, 'commit': commit}
-    return found
+            return {**code, 'commit': commit}
+    return code
 
 
 def _commit(git: Path) -> str | None:
@@ -274,7 +274,7 @@ class RunRecorder:
         folder: the run's folder, the same after each resume.
         every: seconds after which the step is written down again without a checkpoint.
         clock: seconds, from anywhere.
-        status_every: seconds between two writes of a rank's status; None: no status, and nothing to watch.
+        status_every: seconds between two writes of a rank's status; None writes no status to watch.
 
     Raises:
         ConfigError: the folder is a URL; or, at `begin`, the record cannot be opened.
@@ -366,11 +366,11 @@ class RunRecorder:
         pinned = json.loads(str(state['config']))
         of_position = {key: pinned.pop(key) for key in _PINNED_POSITION if key in pinned}
         decided = None
-        for one in pinned.pop('decisions', ()):
-            if one['digest'] not in self._known:
-                self._known.add(one['digest'])
-                self._add('decision', loader=name, after=decided, **one)
-            decided = one['digest']
+        for decision in pinned.pop('decisions', ()):
+            if decision['digest'] not in self._known:
+                self._known.add(decision['digest'])
+                self._add('decision', loader=name, after=decided, **decision)
+            decided = decision['digest']
         mixture = {key: value for key, value in state.items() if key not in (*_OF_POSITION, 'config')}
         now = [mixture for begin, mixture in plan.order.mixtures if begin <= plan.start][-1]
         if isinstance(loader.dataset, PackedDataset):  # its plan deals sequences, which hold documents of all streams
@@ -395,7 +395,7 @@ class RunRecorder:
         """A checkpoint is saved.
 
         Args:
-            step: batches that it has trained; None: all that were reported.
+            step: batches that it has trained; by default all that were reported.
         """
         if self._file is None:
             return

@@ -33,32 +33,32 @@ def sources_of(run: RecordedRun) -> list[dict[str, Any]]:
     Raises:
         ConfigError, ResumeError: as `RecordedRun.loader`.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    drawn: dict[tuple[str, str], dict[str, Any]] = {}
     seen: dict[tuple[str, str], NDArray[np.bool_]] = {}  # by the id in the stream
     checkpoints: list[dict[str, Any]] = []
     for segment, end in run.history.kept():
         saved = {step for step in segment.checkpoints if segment.first_step < step <= end}
-        passes = [one for one in segment.passes if one.loader == run.loader_name and one.first_step < end]
-        ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
-        for one, after in zip(passes, ends, strict=True):
-            loader = run.loader(segment, one)
-            dataset, plan, begin = loader.dataset, loader.plan(one.epoch, one.sample), one.first_step
+        passes = [place for place in segment.passes if place.loader == run.loader_name and place.first_step < end]
+        ends = [*(place.first_step for place in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
+        for run_pass, after in zip(passes, ends, strict=True):
+            loader = run.loader(segment, run_pass)
+            dataset, plan, begin = loader.dataset, loader.plan(run_pass.epoch, run_pass.sample), run_pass.first_step
             mixture, _ = dataset.read_order()
             keys = [(stream.name or '', stream.fingerprint) for stream in dataset.pool.streams]
             for stream, key, size in zip(dataset.pool.streams, keys, mixture.streams, strict=True):
                 seen.setdefault(key, np.zeros(size.size, np.bool_))
-                found.setdefault(key, {**_described(stream), 'unit': 'tokens' if dataset.is_packed else 'samples'})
+                drawn.setdefault(key, {**_described(stream), 'unit': 'tokens' if dataset.is_packed else 'samples'})
             for step in sorted({*(step for step in saved if begin < step < after), after}):
-                for ids, counts in _drawn(dataset, plan, begin - one.first_step, step - one.first_step):
+                for ids, counts in _drawn(dataset, plan, begin - run_pass.first_step, step - run_pass.first_step):
                     streams = mixture.streams_of(ids)
                     for number, key in enumerate(keys):
                         seen[key][ids[streams == number] - mixture.sample_offsets[number]] = True
-                        found[key]['drawn'] += int(counts[number])
+                        drawn[key]['drawn'] += int(counts[number])
                 begin = step
-                total = sum(source['drawn'] for source in found.values()) or 1
+                total = sum(source['drawn'] for source in drawn.values()) or 1
                 sources = [
                     {**source, 'unique': int(seen[key].sum()), 'share': source['drawn'] / total}
-                    for key, source in found.items()
+                    for key, source in drawn.items()
                     if source['drawn']
                 ]
                 where = {'step': step, 'segment': segment.number, 'is_checkpoint': step in saved}
