@@ -138,11 +138,11 @@ def _largest_part(config: LoaderConfig) -> tuple[str, float]:
     profile.runcall(lambda: [*islice(batches, _PROFILED)])
     batches.close()
     # By (file, line, function); own time is at index 2, time with callees at 3.
-    found = cast('dict[tuple[str, int, str], tuple[Any, ...]]', pstats.Stats(profile).stats)  # pyright: ignore[reportAttributeAccessIssue]
-    total = sum(times[2] for times in found.values()) or 1.0
+    timings = cast('dict[tuple[str, int, str], tuple[Any, ...]]', pstats.Stats(profile).stats)  # pyright: ignore[reportAttributeAccessIssue]
+    total = sum(times[2] for times in timings.values()) or 1.0
     shares = {
         part: max(
-            (times[3] for (file, _, _), times in found.items() if any(each in file for each in files)), default=0.0
+            (times[3] for (file, _, _), times in timings.items() if any(each in file for each in files)), default=0.0
         )
         / total
         for part, files in _PARTS.items()

@@ -49,34 +49,36 @@ class Place:
     url: str
     """Of the folder that holds the index."""
     folder: Path | None = None
-    """The cache; None: the data are read in place, or no cache is asked about."""
+    """The cache; None if the data are read in place, or if the cache does not matter."""
     limit: int | None = None
     """Bytes that the cache may take."""
     options: StoreOptions = field(default_factory=StoreOptions)
     is_trained: bool = False
     """Whether the training loader reads it."""
     stream: StreamOptions | None = None
-    """What reads it; None: nothing does yet."""
+    """Options of its reader, or None before anything reads it."""
 
     def open(self) -> Content:
         """The data, as the stream finds them; see `open_content`."""
-        one = self.stream
-        if one is None:
+        stream = self.stream
+        if stream is None:
             return open_content(self.url, self.options)
-        place = one.remote or str(one.local)
-        return open_content(place, self.options, split=one.split, format=one.format, format_options=one.format_options)
+        place = stream.remote or str(stream.local)
+        return open_content(
+            place, self.options, split=stream.split, format=stream.format, format_options=stream.format_options
+        )
 
 
 def places_of(config: Config) -> list[Place]:
     """The streams of a configuration's loaders, each place once."""
-    found: dict[tuple[str, Path | None], Place] = {}
+    places: dict[tuple[str, Path | None], Place] = {}
     for loader in named_loaders(config).values():
         for stream in build_streams(loader):
             url, folder = _url_of(stream), None if stream.is_local else stream.folder
             name, options = stream.name or loader.name or 'train', stream.for_store()
             place = Place(name, url, folder, loader.cache_limit, options, loader is config.train, stream)
-            found.setdefault((url, folder), place)
-    return list(found.values())
+            places.setdefault((url, folder), place)
+    return list(places.values())
 
 
 def _url_of(stream: Stream) -> str:
@@ -151,20 +153,22 @@ def _peers(options: PeerOptions) -> Finding:
         if options.hosts or options.token_env:
             options.token()
         if not options.hosts:
-            own = text_of((options.own_host(), options.port))
-            return Finding('ok', 'peers', f'this node would serve on {own} to those of the process group')
+            address_here = text_of((options.own_host(), options.port))
+            return Finding('ok', 'peers', f'this node would serve on {address_here} to those of the process group')
         by_host = {host: replace(options, hosts=(host,)).addresses() for host in options.hosts}
         addresses = sorted(set(chain.from_iterable(by_host.values())))
-        own = text_of(options.own(addresses))
+        address_here = text_of(options.own(addresses))
     except ConfigError as error:
         return Finding('problem', 'peers', str(error))
-    if unknown := [host for host, found in by_host.items() if not found]:
+    if unknown := [host for host, ips in by_host.items() if not ips]:
         fix = 'correct these `hosts`, or add them to the name server or /etc/hosts'
         return Finding('problem', 'peers', f'no name server knows an address of {", ".join(unknown)}', fix)
-    if silent := [text_of(one) for one in addresses if not _is_reached(one)]:
+    if silent := [text_of(address) for address in addresses if not _is_reached(address)]:
         fix = 'let all nodes reach that port, or correct `hosts`'
         return Finding('problem', 'peers', f'this node cannot connect to {", ".join(silent)}', fix)
-    return Finding('ok', 'peers', f'this node would serve on {own} to {count_text(len(addresses) - 1, "peer")}')
+    return Finding(
+        'ok', 'peers', f'this node would serve on {address_here} to {count_text(len(addresses) - 1, "peer")}'
+    )
 
 
 def _is_reached(address: tuple[str, int]) -> bool:
@@ -184,9 +188,9 @@ def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Fin
     )
     if train.global_batch_size is not None:
         config = config.for_batches(train.global_batch_size, None)
-    found = shared_shards(config, shards, nodes)
-    if found is not None:
-        yield Finding('note', 'nodes', found.text, found.fix)
+    shared = shared_shards(config, shards, nodes)
+    if shared is not None:
+        yield Finding('note', 'nodes', shared.text, shared.fix)
 
 
 def _rate(place: Place, content: Content, clock: Callable[[], float]) -> Finding:
@@ -281,8 +285,8 @@ def file_system(folder: Path) -> str:
         return ''
     here, best, kind = str(folder.resolve()), '', ''
     for line in lines:
-        _, mounted, found, *_ = line.split(' ')
+        _, mounted, file_system_type, *_ = line.split(' ')
         mounted = mounted.encode().decode('unicode_escape')
         if (here + '/').startswith(mounted.rstrip('/') + '/') and len(mounted) >= len(best):
-            best, kind = mounted, found
+            best, kind = mounted, file_system_type
     return kind

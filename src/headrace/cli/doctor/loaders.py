@@ -71,7 +71,7 @@ def check_loader(name: str, config: LoaderConfig, *, ranks: int = 1, nodes: int 
 def _without_values(config: LoaderConfig) -> LoaderConfig:
     """The loader without what needs values of samples, such as the rows that `where` selects."""
     parts: dict[str, Any] = {'where': None, 'cost': None}
-    has_where = any(one.where is not None for one in (config, *config.streams))
+    has_where = any(settings.where is not None for settings in (config, *config.streams))
     packing = config.packing
     if packing is not None and packing.sequences_per_epoch == 'all':  # counts the tokens of all documents
         packing = dataclasses.replace(packing, sequences_per_epoch=None)

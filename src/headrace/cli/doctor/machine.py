@@ -129,19 +129,19 @@ def check_versions() -> Iterable[Finding]:
             if extra not in _ONLY_WITH or _version(_ONLY_WITH[extra]) is not None:
                 bounds.setdefault(canonicalize_name(requirement.name), []).append(requirement)
     for name, requirements in bounds.items():
-        found = _version(name)
-        if found is None:
+        installed = _version(name)
+        if installed is None:
             if name in _ALWAYS:
                 yield Finding('problem', name, 'is not installed', f'pip install {name}')
             continue
-        broken = [each for each in requirements if not each.specifier.contains(found, prereleases=True)]
+        broken = [each for each in requirements if not each.specifier.contains(installed, prereleases=True)]
         if broken:
             wanted = ','.join(dict.fromkeys(str(each.specifier) for each in broken))
             yield Finding(
-                'problem', name, f'{found} is installed, headrace wants {wanted}', f"pip install '{name}{wanted}'"
+                'problem', name, f'{installed} is installed, headrace wants {wanted}', f"pip install '{name}{wanted}'"
             )
         else:
-            yield Finding('ok', name, found)
+            yield Finding('ok', name, installed)
 
 
 def _version(name: str) -> str | None:
