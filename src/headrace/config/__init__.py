@@ -6,6 +6,6 @@
    mistakes.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 
-`foundry.config_of_foundry` takes the YAML of LLM Foundry in the place of steps 1 and 2. Steps 1 and 2 touch no
-network, shard or torch.
+`foundry.config_of_foundry` reads the YAML of LLM Foundry instead of steps 1 and 2. Steps 1 and 2 touch no network,
+shard or torch.
 """

@@ -280,18 +280,18 @@ def _escaped(value: Any) -> Any:
 
 def written_at(values: Any, path: Path, value: object) -> object:
     """The raw value at `path` if it holds an interpolation; else `value`."""
-    found: Any = values
+    node: Any = values
     for part in path:
-        if isinstance(found, str) and '${' in found:
-            return found
+        if isinstance(node, str) and '${' in node:
+            return node
         key: Any = part
-        if isinstance(found, dict) and part not in found and str(part).isdecimal():
+        if isinstance(node, dict) and part not in node and str(part).isdecimal():
             key = int(part)
         try:
-            found = found[key]
+            node = node[key]
         except (LookupError, TypeError):
             return value
-    return found if any(_interpolations_in(found)) else value
+    return node if any(_interpolations_in(node)) else value
 
 
 def variables_in(values: Any) -> Iterator[str]:

@@ -112,8 +112,8 @@ def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, 
         mistakes.append(Mistake((), value, 'must be a list of ranges [begin, end]'))
         return ()
     items = cast('list[Any]', value)
-    found = [read_range(item) for item in items]
-    wrong = [(i, rule) for i, rule in enumerate(found) if isinstance(rule, str)]
+    ranges = [read_range(item) for item in items]
+    wrong = [(i, rule) for i, rule in enumerate(ranges) if isinstance(rule, str)]
     mistakes += [Mistake((i,), items[i], rule) for i, rule in wrong]
     return () if wrong else tuple((begin, end) for begin, end in items)
 
@@ -130,7 +130,7 @@ def read_decisions(value: object, mistakes: list[Mistake]) -> tuple[Mapping[str,
     """Read decisions, or a JSON file of them or of a position, for `Parsed`; add their mistake to `mistakes`."""
     try:
         given = json.loads(read_file(value)) if isinstance(value, str) else value
-        return tuple(one.to_json() for one in decisions_in(cast('Any', given)))
+        return tuple(decision.to_json() for decision in decisions_in(cast('Any', given)))
     except (OSError, ValueError, RecursionError) as error:  # such as those of headrace
         mistakes.append(Mistake((), value, f'must be a list of decisions, or a JSON file of them: {error}'))
         return ()
@@ -161,7 +161,7 @@ class Validator:
         self._earlier: dict[Path, list[Problem]] | None = None  # those from before, by each section around them
 
     def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
-        """The dataclass that `raw` describes, with defaults in the place of wrong values, which are noted."""
+        """The dataclass that `raw` describes. Wrong values are noted and replaced by defaults."""
         hints = field_types(cls)
         values: dict[str, Any] = {}
         if 'name' in hints and path and isinstance(path[-1], str):
@@ -371,7 +371,7 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def choices_of(hint: Any, constraint: Any) -> tuple[str, ...]:
-    """The texts that a value must be one of; none where it is not bound to a list."""
+    """The texts that a value may be, or () if it is not bound to a list."""
     if isinstance(constraint, OneOf):
         return constraint.names if isinstance(constraint.names, tuple) else constraint.names()
     return get_args(hint) if get_origin(hint) is Literal else ()

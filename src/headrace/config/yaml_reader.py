@@ -66,8 +66,8 @@ def read_file(path: str | os.PathLike[str]) -> str:
 def read_yaml(text: str, budget: Budget) -> tuple[Any, dict[Path, int]]:
     """The value of a YAML text, None if it is empty, and the line of each key and item that is written out.
 
-    What an alias refers to is the same object at all places, and must not be changed. Numbers are those of OmegaConf:
-    ``1e6`` is one, and a date is text.
+    An alias is the same object wherever it stands, and must not be changed. Numbers are those of OmegaConf: ``1e6`` is
+    one, and a date is text.
     """
     reader = _Reader(text, budget)
     return reader.document(), reader.lines
