@@ -69,8 +69,8 @@ def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
     add_store_arguments(parser, 'to-', of=to)
 
 
-def print_answer(arguments: argparse.Namespace, found: object, text: object) -> None:
-    print(json.dumps(found) if arguments.json else text)
+def print_answer(arguments: argparse.Namespace, answer: object, text: object) -> None:
+    print(json.dumps(answer) if arguments.json else text)
 
 
 def check_new_file(path: Path | None) -> None:
@@ -115,8 +115,8 @@ def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptio
     name = prefix.replace('-', '_')
     extra: dict[str, object] = {}
     for text in getattr(arguments, f'{name}store_option'):
-        key, found, value = text.partition('=')
-        if not found or not key:
+        key, separator, value = text.partition('=')
+        if not separator or not key:
             raise ConfigError(f'--{prefix}store-option is KEY=VALUE, such as profile=x, got {text!r}.')
         extra[key] = int(value) if value.isdecimal() else value
     return StoreOptions(

@@ -199,15 +199,16 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
 
     options, out = store_options(arguments), without_credentials(arguments.out)
     if arguments.to is None:
-        found = kept_indexes(arguments.out, options=options)
+        indexes = kept_indexes(arguments.out, options=options)
         lines = [
-            f'{kept.name}: {count_text(kept.samples, "sample")} in {count_text(kept.shards, "shard")}' for kept in found
+            f'{kept.name}: {count_text(kept.samples, "sample")} in {count_text(kept.shards, "shard")}'
+            for kept in indexes
         ]
         lines = lines or [f'{out} has no index that was replaced.']
     else:
-        found = [rollback(arguments.out, arguments.to, options=options)]
-        lines = [f'{out} has the index {arguments.to} again. The replaced one is {found[0].name}.']
-    print_answer(arguments, [dataclasses.asdict(kept) for kept in found], printable('\n'.join(lines), keep='\n'))
+        indexes = [rollback(arguments.out, arguments.to, options=options)]
+        lines = [f'{out} has the index {arguments.to} again. The replaced one is {indexes[0].name}.']
+    print_answer(arguments, [dataclasses.asdict(kept) for kept in indexes], printable('\n'.join(lines), keep='\n'))
     return 0
 
 

@@ -236,11 +236,11 @@ def _print_sources(run: RecordedRun, arguments: argparse.Namespace) -> int:
     rows = [('step', 'stream', 'source', 'format', 'data', 'shards', 'drawn', 'unique', 'share')]
     for checkpoint in checkpoints:
         step = f'{checkpoint["step"]}{"" if checkpoint["is_checkpoint"] else " (last)"}'
-        for one in checkpoint['sources']:
-            first, drawn = one['first_shard'], f'{one["drawn"]:,} {one["unit"]}'
-            shards = f'{first} to {first + one["shards"] - 1}'
-            about = (one['stream'], one['source'], one['format'], one['data'], shards)
-            rows.append((step, *about, drawn, f'{one["unique"]:,}', f'{one["share"]:.3f}'))
+        for source in checkpoint['sources']:
+            first, drawn = source['first_shard'], f'{source["drawn"]:,} {source["unit"]}'
+            shards = f'{first} to {first + source["shards"] - 1}'
+            about = (source['stream'], source['source'], source['format'], source['data'], shards)
+            rows.append((step, *about, drawn, f'{source["unique"]:,}', f'{source["share"]:.3f}'))
             step = ''
     print(printable('\n'.join(text_table(rows)), keep='\n'))
     return 0
@@ -507,29 +507,29 @@ def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> i
         if given is not None:
             raise ConfigError(f'--state-step says when --state was taken, which is not given; got {given}.')
         return 0
-    found = read_state(arguments.state, arguments.state_key)
-    batches = found.batches if given is None else given
+    state = read_state(arguments.state, arguments.state_key)
+    batches = state.batches if given is None else given
     if batches is None:
-        loader.load_state_dict(found.state)
+        loader.load_state_dict(state.state)
         counted = _batches_before(loader)
-        if counted not in found.steps:
+        if counted not in state.steps:
             raise ResumeError(
                 f'--state {arguments.state} does not say how many batches were trained when it was taken: give '
                 f'--state-step, or the checkpoint itself.'
                 + ('' if counted is None else f' They are {counted}, if all had the present size.')
             )
         return counted
-    if batches < 0 or found.batches not in (None, batches):
+    if batches < 0 or state.batches not in (None, batches):
         raise ConfigError(
             f'--state-step must be the number of batches that were trained when --state was taken, got {given}'
-            + ('.' if found.batches is None else f', but the file says {found.batches}. Leave it out.')
+            + ('.' if state.batches is None else f', but the file says {state.batches}. Leave it out.')
         )
-    loader.load_state_dict(found.state)
+    loader.load_state_dict(state.state)
     return batches
 
 
 def _batches_before(loader: StreamingDataLoader) -> int | None:
-    """Batches from the beginning of the run to the loader's position, if all were like those of now."""
+    """Batches from the beginning of the run to the loader's position, as if all were like the current ones."""
     epoch, start = loader.next_pass()
     if loader.dataset.run.mixture.takeover.epoch or loader.dataset.run.mixture.takeover.sample:
         return None  # earlier epochs had other batches

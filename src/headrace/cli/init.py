@@ -64,10 +64,10 @@ def look_at(place: str) -> FirstData:
     try:
         content = open_content(place, None)
     except ObjectNotFoundError:
-        found = _image_folder(place)
-        if found is None:
+        folder = _image_folder(place)
+        if folder is None:
             raise
-        return found
+        return folder
     filled = np.flatnonzero(content.shards.samples)
     if not len(filled):
         raise ConfigError(f'A first run needs samples, but {place} holds none. Write some, or name other data.')
@@ -109,8 +109,8 @@ def _found(place: str, kind: str, columns: Mapping[str, str]) -> FirstData:
 
 def _is_row_of_tokens(kind: str) -> bool:
     """Whether values are rows of integers of one length, and long enough to predict from."""
-    found = _ROW_OF_INTEGERS.fullmatch(kind)
-    return found is not None and int(found[1]) > 1
+    match = _ROW_OF_INTEGERS.fullmatch(kind)
+    return match is not None and int(match[1]) > 1
 
 
 FRAMEWORKS: Final = ('pytorch', 'lightning', 'composer')
@@ -363,9 +363,9 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
 @command('init', _add_init)
 def _run_init(arguments: argparse.Namespace) -> int:
     with printing_to_stderr(arguments.json):
-        found = _write(arguments)
+        written = _write(arguments)
     if arguments.json:
-        print(redact(json.dumps(found)))
+        print(redact(json.dumps(written)))
     return 0
 
 

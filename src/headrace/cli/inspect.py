@@ -103,9 +103,9 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
         with shown_progress('measure', unit=' shards') as show:
             (costs,) = measure([stream], arguments.cost, progress=show)
     if arguments.json:
-        found = description.to_json() if costs is None else {**description.to_json(), 'costs': costs.to_json()}
+        answer = description.to_json() if costs is None else {**description.to_json(), 'costs': costs.to_json()}
         paths = {} if arguments.save is None else {'saved': [str(path) for path in saved]}
-        print(json.dumps({**found, **paths}))
+        print(json.dumps({**answer, **paths}))
         return 0
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else 100
@@ -191,8 +191,8 @@ def _run_cache(arguments: argparse.Namespace) -> int:
     contents = [look_into(folder) for folder in limits]
     if is_clear:
         return _clear(contents, is_agreed=arguments.yes, as_json=arguments.json)
-    found = [{**each.to_json(), 'limit': limits[each.folder]} for each in contents]
-    print_answer(arguments, found, '\n'.join(_lines(contents, limits)))
+    answer = [{**each.to_json(), 'limit': limits[each.folder]} for each in contents]
+    print_answer(arguments, answer, '\n'.join(_lines(contents, limits)))
     return 0
 
 
@@ -209,15 +209,15 @@ def _folders(place: Path, overrides: list[str]) -> Mapping[Path, int | None]:
     from headrace.mixing import load_config
 
     config = load_config(place, overrides=overrides)
-    found = {
+    folders = {
         Path.cwd() / stream.folder: loader.cache_limit
         for loader in named_loaders(config).values()
         for stream in build_streams(loader)
         if not stream.is_local
     }
-    if not found:
+    if not folders:
         raise ConfigError(f'{place} has no stream with a remote, so there is no cache. Its data are read in place.')
-    return found
+    return folders
 
 
 def _lines(contents: list[CacheContent], limits: Mapping[Path, int | None]) -> list[str]:

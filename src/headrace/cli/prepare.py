@@ -139,11 +139,11 @@ def _run_bench(arguments: argparse.Namespace) -> int:
             limit = limit_of(chosen, rates)
     fewest = min(rates, key=lambda rate: rate.workers)
     read_seconds, batch_size = fewest.cpu_seconds_per_batch, round(fewest.samples / (fewest.batches - 1))
-    found = {'data': arguments.what, 'rates': [rate.to_json() for rate in rates], 'limit': limit}
+    answer = {'data': arguments.what, 'rates': [rate.to_json() for rate in rates], 'limit': limit}
     header = ('workers', 'samples/s', 'values', 'downloaded', 'first batch', 'wait p50', 'p99', 'CPU of a batch')
     advice = f'--read-seconds {read_seconds:.2g}, if a rank has batches of {batch_size:,}.'
     lines = [*text_table([header, *map(_row, rates)], indent=0), limit, f'For headrace simulate and tune: {advice}']
-    print_answer(arguments, {**found, 'read_seconds': read_seconds}, '\n'.join(lines))
+    print_answer(arguments, {**answer, 'read_seconds': read_seconds}, '\n'.join(lines))
     return 0
 
 
@@ -268,7 +268,7 @@ def _run_measure(arguments: argparse.Namespace) -> int:
         streams = tuple(dataclasses.replace(stream, cost=arguments.cost) for stream in config.streams)
         config = dataclasses.replace(config, cost=arguments.cost, streams=streams)
     with shown_progress('measure', unit=' shards') as show:
-        found = measure(
+        summaries = measure(
             build_streams(config),
             arguments.cost,
             jobs=arguments.jobs,
@@ -277,7 +277,9 @@ def _run_measure(arguments: argparse.Namespace) -> int:
             progress=show,
         )
     print_answer(
-        arguments, [one.to_json() for one in found], '\n'.join(line for summary in found for line in summary.lines())
+        arguments,
+        [summary.to_json() for summary in summaries],
+        '\n'.join(line for summary in summaries for line in summary.lines()),
     )
     return 0
 

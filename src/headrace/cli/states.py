@@ -47,20 +47,20 @@ def read_state(path: Path, key: str | None = None) -> FoundState:
     if not isinstance(content, dict):
         raise ResumeError(f'--state {path} must hold a JSON object, the state of a loader, got {content!r:.40}.')
     mappings = list(_mappings(cast('dict[Any, Any]', content)))
-    found = {'.'.join(at): (mapping, holder) for at, mapping, holder in mappings if mapping.keys() >= _POSITION}
-    if not found and not is_archive:
+    states = {'.'.join(at): (mapping, holder) for at, mapping, holder in mappings if mapping.keys() >= _POSITION}
+    if not states and not is_archive:
         return FoundState(dict(find_state(cast('dict[str, Any]', content))), None)  # loading it says what is missing
-    if not found:
+    if not states:
         raise ResumeError(
             f'--state {path} is a checkpoint without a position of the training data: under Lightning it comes from '
             f'StreamingDataModule, under Composer from streaming_data_spec, in a loop from `loader.state_dict()`.'
         )
-    if key is not None and key not in found:
-        raise ResumeError(f'--state-key must be one of {", ".join(found)}, got {key!r}.')
-    of_trainer = [name for name in found if any(f'.{place}.' in f'.{name}.' for place in _OF_TRAINERS)]
-    names = of_trainer or list(found) if key is None else [key]
-    position, holder = found[names[0]]
-    if any(found[name][0] != position for name in names):
+    if key is not None and key not in states:
+        raise ResumeError(f'--state-key must be one of {", ".join(states)}, got {key!r}.')
+    of_trainer = [name for name in states if any(f'.{place}.' in f'.{name}.' for place in _OF_TRAINERS)]
+    names = of_trainer or list(states) if key is None else [key]
+    position, holder = states[names[0]]
+    if any(states[name][0] != position for name in names):
         raise ResumeError(f'--state {path} holds several positions: {", ".join(names)}. Choose one by --state-key.')
     batches = holder.get('trainer_batches')
     if of_trainer and batches is None:
