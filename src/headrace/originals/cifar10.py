@@ -21,7 +21,7 @@ from headrace.convert.inputs.records import BadRow, RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
 from headrace.originals.inert_pickle import read_inert_pickle
-from headrace.originals.members import Member, read_packed
+from headrace.originals.members import Member, label_of, read_packed
 
 _COLUMNS: Final = {'i': 'int', 'x': 'pil', 'y': 'int'}
 _FOLDER: Final = 'cifar-10-batches-py'
@@ -80,15 +80,11 @@ def cifar10_records(root: Path, split: str) -> RecordInputs[_Record]:
         kind='cifar10',
         columns=_COLUMNS,
         identity={'root': str(root), 'split': split},
-        label=_label,
+        label=label_of,
         sizes=sizes,
         one_row=False,
         files={'classes.json': json.dumps(_classes(root, meta), indent=1).encode()},
     )
-
-
-def _label(record: _Record) -> str:
-    return record[1].label
 
 
 def _file(root: Path, path: str) -> Member:

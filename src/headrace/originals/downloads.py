@@ -33,15 +33,17 @@ _NAT64: Final = ipaddress.IPv6Network('64:ff9b::/96')
 class DownloadError(ConversionError):
     """A file that cannot be had. If no server answers at all, the network may be down."""
 
+    wait: float | None = None  # Seconds before another attempt; None: it would fail, too.
+
 
 class AnswerError(DownloadError):
     """A file that cannot be had, as the answer of a server says."""
 
 
-class _TryAgainError(Exception):
-    def __init__(self, message: str, *, is_answer: bool = False, seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.is_answer, self.seconds = is_answer, seconds
+def _passing(error: DownloadError, wait: float = 1.0) -> DownloadError:
+    """An error that may be gone after some seconds."""
+    error.wait = wait
+    return error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,20 +108,16 @@ class _Fetches:
             await self._session.close()
 
     async def fetch(self, url: str) -> bytes | DownloadError:
-        try:
-            for attempt in range(1, self._limits.attempts + 1):
-                try:
-                    return await self._follow(url)
-                except _TryAgainError as error:  # noqa: PERF203 - two attempts
-                    if attempt == self._limits.attempts:
-                        raise (AnswerError if error.is_answer else DownloadError)(str(error)) from None
-                    seconds = 1.0 if error.seconds is None else error.seconds
-                    await asyncio.sleep(min(seconds, self._limits.longest_wait))
-        except DownloadError as error:
-            return error
-        except Exception as error:  # a strange answer costs its own file only
-            return DownloadError(f'The request failed: {type(error).__name__}: {error}')
-        raise AssertionError  # the last attempt returns or raises
+        for attempt in range(1, self._limits.attempts + 1):
+            try:
+                return await self._follow(url)
+            except DownloadError as error:  # noqa: PERF203 - two attempts
+                if error.wait is None or attempt == self._limits.attempts:
+                    return error
+                await asyncio.sleep(min(error.wait, self._limits.longest_wait))
+            except Exception as error:  # a strange answer costs its own file only
+                return DownloadError(f'The request failed: {type(error).__name__}: {error}')
+        raise AssertionError  # the last attempt returns
 
     async def _follow(self, url: str) -> bytes:
         for _ in range(self._limits.redirects + 1):
@@ -127,12 +125,13 @@ class _Fetches:
             # A task that waits for its host holds no connection that others could use.
             async with self._of_host[host], self._all:
                 try:
-                    found = await asyncio.wait_for(self._request(url), self._limits.seconds)
+                    answer = await asyncio.wait_for(self._request(url), self._limits.seconds)
                 except asyncio.TimeoutError:
-                    raise _TryAgainError(f'{host} did not send it within {self._limits.seconds:g} s') from None
-            if isinstance(found, bytes):
-                return found
-            url = urljoin(url, found)
+                    message = f'{host} did not send it within {self._limits.seconds:g} s'
+                    raise _passing(DownloadError(message)) from None
+            if isinstance(answer, bytes):
+                return answer
+            url = urljoin(url, answer)
         raise AnswerError(f'A URL is redirected at most {self._limits.redirects} times.')
 
     async def _request(self, url: str) -> bytes | str:
@@ -153,16 +152,13 @@ class _Fetches:
         except (aiohttp.InvalidURL, ValueError) as error:
             raise DownloadError(f'This is no URL of the Web: {type(error).__name__}: {error}.') from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _TryAgainError(f'The request failed: {type(error).__name__}: {error}') from None
+            raise _passing(DownloadError(f'The request failed: {type(error).__name__}: {error}')) from None
 
     def _check(self, response: Any) -> None:
         if response.status in _AGAIN:
             wait = response.headers.get('Retry-After', '')
-            raise _TryAgainError(
-                f'The server answered {response.status}',
-                is_answer=True,
-                seconds=float(wait) if wait.isdecimal() else None,
-            )
+            error = AnswerError(f'The server answered {response.status}')
+            raise _passing(error, float(wait)) if wait.isdecimal() else _passing(error)
         if response.status != 200:
             raise AnswerError(f'The server answered {response.status}.')
         for tag in response.headers.getall('X-Robots-Tag', ()):

@@ -40,7 +40,7 @@ _MAX_STREAM: Final = 1 << 30
 _MAX_PAGE: Final = 64 << 20
 _BEGIN, _END = b'<page>', b'</page>'
 _NOT_TEXT: Final = frozenset({'file', 'image', 'category', 'media'})
-"""Namespaces whose links are no words of the sentence."""
+"""Namespaces whose links are not words of the sentence."""
 _TAGS: Final = frozenset({'table', 'ref', 'gallery', 'math', 'timeline', 'score'})
 _SWITCHES: Final = re.compile(r'__[A-Z]+__')
 _SPACES: Final = re.compile(r'[ \t\xa0]+')
@@ -78,7 +78,7 @@ def enwiki_records(source: Path, split: None) -> RecordInputs[Member]:
     root = source if source.is_dir() else source.parent
     files = [member for member in files_of(root, '.') if source.is_dir() or Path(member.path).name == source.name]
     dumps = [member for member in files if _DUMP.fullmatch(Path(member.path).name) or not source.is_dir()]
-    # The index of a multistream dump is no dump.
+    # A multistream dump has an index beside it.
     dumps = [member for member in dumps if 'multistream-index' not in member.path]
     if not dumps:
         raise ObjectNotFoundError(f'{source} holds no file such as enwiki-20240101-pages-articles-multistream.xml.bz2.')

@@ -17,10 +17,9 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, import_optional
 from headrace.format.encodings.images import require_pillow
 from headrace.originals.images import check_image, shrink, shuffled
-from headrace.originals.members import Member, files_of, read_packed, tar_members
+from headrace.originals.members import Member, files_of, label_of, read_packed, tar_members
 from headrace.storage.stores.local import mapped_path_errors
 
 _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
@@ -45,8 +44,7 @@ _Record = tuple[int, Member, int, str]
 """Place in the distribution, member, label, and what is wrong with it, if anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Devkit:
+class _Devkit(NamedTuple):
     """The classes, and the labels of the validation images."""
 
     classes: list[str]  # WordNet ids, sorted
@@ -93,14 +91,10 @@ def imagenet_records(
         kind='imagenet',
         columns=_COLUMNS,
         identity={'root': str(root), 'split': split, 'validate': validate, 'resize': resize, 'quality': quality},
-        label=_label,
+        label=label_of,
         sizes=[_ROW_BYTES + record[1].size for record in records],
         files={'classes.json': json.dumps(classes, indent=1).encode()},
     )
-
-
-def _label(record: _Record) -> str:
-    return record[1].label
 
 
 def _members(root: Path, split: str, devkit: _Devkit | None) -> Iterator[tuple[Member, str, str]]:

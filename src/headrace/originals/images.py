@@ -21,19 +21,18 @@ import json
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from headrace.convert.inputs.records import RecordInputs
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import in_mode, require_pillow
-from headrace.originals.members import Member, files_of
+from headrace.originals.members import Member, files_of, label_of
 
 T = TypeVar('T')
 _KINDS: Final = ('JPEG', 'PNG')  # formats that are tried: for some others, Pillow runs a program on the file
@@ -117,18 +116,13 @@ def ade20k_records(root: Path, split: str, *, validate: bool, shuffle: bool) -> 
         kind='ade20k',
         columns={'uid': 'bytes', 'x': 'jpeg', 'y': 'png'},
         identity={'root': str(root), 'split': split, 'validate': validate},
-        label=_scene_label,
+        label=label_of,
         sizes=[32 + sum(file.size for file in record[1:3] if isinstance(file, Member)) for record in records],
     )
 
 
 def _by_name(members: Iterable[Member], suffix: str) -> dict[str, Member]:
     return {PurePosixPath(member.path).stem: member for member in members if member.path.lower().endswith(suffix)}
-
-
-def _scene_label(record: _Scene) -> str:
-    member = record[1] or record[2]
-    return record[0] if member is None else member.label
 
 
 def _read_scene(root: Path, validate: bool, record: _Scene) -> dict[str, Any]:
@@ -155,13 +149,12 @@ _Photograph = tuple[Member | None, int, tuple[int, int], list[list[float]], list
 """Image; id; height and width; boxes (left, top, width, height); labels; name; a mistake, or ''."""
 
 
-@dataclass(slots=True)
-class _Image:
+class _Image(NamedTuple):
     file: str
     height: int
     width: int
-    boxes: list[list[float]] = field(default_factory=list[list[float]])
-    labels: list[int] = field(default_factory=list[int])
+    boxes: list[list[float]]
+    labels: list[int]
 
 
 def coco_records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int) -> RecordInputs[_Photograph]:
@@ -243,7 +236,7 @@ def _add_image(images: dict[int, _Image], entry: Mapping[str, Any]) -> None:
         raise ValueError(f'the id {image_id} is that of another image, too')
     if height < 1 or width < 1:
         raise ValueError(f'the image has {width} x {height} pixels')
-    images[image_id] = _Image(str(entry['file_name']), height, width)
+    images[image_id] = _Image(str(entry['file_name']), height, width, [], [])
 
 
 def _add_box(images: dict[int, _Image], labels: Mapping[int, int], entry: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class _Videos(StreamingDataset):
         self.frames, self.frame_size = frames, frame_size
 
     def _decoded(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample with frames in the place of the video's bytes, if frames are asked for."""
+        """The sample, with frames in place of the video's bytes if `frames` is set."""
         if self.frames is None or 'content' not in sample:
             return sample
         frames = decode_frames(sample['content'], self.frames, size=self.frame_size)
@@ -157,15 +157,15 @@ class StreamingOutsideGIWebVid(_Videos):
 
     def paths(self, sample_ids: Iterable[int]) -> list[str]:
         """The ``content_path`` of samples."""
-        return [super(StreamingOutsideGIWebVid, self).get_item(one)['content_path'] for one in sample_ids]
+        return [super(StreamingOutsideGIWebVid, self).get_item(number)['content_path'] for number in sample_ids]
 
 
 class _FetchingReader(BatchReader):
     """Reads batches, and has the videos of this worker's next one fetched meanwhile."""
 
-    def __init__(self, dataset: StreamingOutsideGIWebVid, plan: BatchPlan, asked: PassRequest) -> None:
-        source, marks = dataset.sample_source(), asked.mark_streams
-        super().__init__(source, plan, dataset.run, asked.collate_fn, mark_streams=marks, pad=asked.pad)
+    def __init__(self, dataset: StreamingOutsideGIWebVid, plan: BatchPlan, request: PassRequest) -> None:
+        source, marks = dataset.sample_source(), request.mark_streams
+        super().__init__(source, plan, dataset.run, request.collate_fn, mark_streams=marks, pad=request.pad)
         self._dataset = dataset
         self._threads: ThreadPoolExecutor | None = None
         self._owner = 0

@@ -6,7 +6,7 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,7 +19,7 @@ class Member(NamedTuple):
     path: str  # of the file, relative to the root of the distribution
     begin: int
     size: int  # in bytes
-    version: str  # of the file: changes when it is written anew
+    version: str  # of the file: changes when it is written again
     name: str  # of the member within the file; empty for the file itself
 
     @classmethod
@@ -46,6 +46,11 @@ class Member(NamedTuple):
         if len(data) < self.size:
             raise FormatError(f'A member has {self.size} bytes, but its file ends after {len(data)} of them.')
         return data
+
+
+def label_of(record: Sequence[object]) -> str:
+    """The label of the first member in a record."""
+    return next(part.label for part in record if isinstance(part, Member))
 
 
 def files_of(root: Path, folder: str) -> list[Member]:

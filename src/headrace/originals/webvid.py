@@ -62,7 +62,7 @@ def webvid_records(
         )
     if not folder.is_dir():
         raise ObjectNotFoundError(f'The videos of {table} are in a folder, but {folder} is none. Pass `videos`.')
-    # It needs no copy: where they lie is where they stay, unless they go into shards.
+    # Videos in shards need no copy outside.
     target = None if inside else out_mp4
     records = _rows(table, folder)
     texts = (_ROW_BYTES + sum(map(len, row.values())) for _, row, _, _ in records)
