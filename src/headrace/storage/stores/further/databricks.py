@@ -24,7 +24,7 @@ import contextlib
 import email.utils
 import os
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
@@ -34,15 +34,18 @@ from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.stores.local import temporary_keys, temporary_name, walk
-from headrace.storage.transfer.answer_bounds import bound_session, items_of
+from headrace.storage.transfer.answer_bounds import items_of
 from headrace.storage.transfer.http import (
     CHUNK,
     ReadRequest,
     SourcePart,
     changed,
     error_of_status,
+    new_session,
     not_found,
+    read_json,
     truncated,
+    unchanged,
     why_absent,
 )
 from headrace.storage.transfer.retry import BrokenTransferError
@@ -98,8 +101,6 @@ class WorkspaceFolder(BucketStore):
             raise MissingDependencyError(
                 f'{self.url} needs databricks-sdk, which is not installed. Run: pip install "headrace[databricks]"'
             ) from error
-        import requests
-        from requests.adapters import HTTPAdapter
         from requests.exceptions import InvalidURL, MissingSchema
         from urllib3.exceptions import HTTPError
 
@@ -125,11 +126,7 @@ class WorkspaceFolder(BucketStore):
                 f'databricks-sdk made no client for {self.url}: {text}. Check the address of the workspace '
                 f'(DATABRICKS_HOST, endpoint_url) and the profile.'
             ) from error
-        session = requests.Session()
-        for scheme in ('https://', 'http://'):
-            session.mount(scheme, HTTPAdapter(pool_maxsize=self._pool, max_retries=0))
-        bound_session(session, self.options.answer_seconds)
-        return config, session
+        return config, new_session(self.options, self._pool)
 
     def _no_credentials(self, text: str) -> AccessDeniedError:
         return AccessDeniedError(
@@ -149,48 +146,58 @@ class WorkspaceFolder(BucketStore):
         headers: dict[str, str] | None = None,
         json: dict[str, Any] | None = None,
         body: Any = None,
+        accepted: Collection[int | str] = (),
     ) -> Generator[Any]:
-        """One request; its answer, whose body has not been read. An error is raised as `RefusedError`."""
+        """One request; its answer, whose body has not been read.
+
+        `accepted`: statuses and codes of refusals for which it is None.
+        """
         config, session = self._connection.get()
         # Lengths and ranges are of the bytes themselves.
         headers = {'Accept-Encoding': 'identity', 'User-Agent': config.user_agent, **(headers or {})}
         if getattr(config, 'workspace_id', None):  # of a host that serves several; old SDKs know of none
             headers['X-Databricks-Workspace-Id'] = config.workspace_id
-        with self._mapped_errors(doing, key):
-            try:
-                authorization: dict[str, str] = config.authenticate()
-            except ValueError as error:
-                raise self._no_credentials(_without_settings(error)) from error
-            answer = session.request(
-                method,
-                f'{config.host}{path}',
-                params=query,
-                headers=headers,
-                json=json,
-                data=body,
-                auth=_Authorization(authorization),
-                stream=True,
-                allow_redirects=False,
-                timeout=(self.options.connect_timeout, self.options.read_timeout),
-            )
-        with contextlib.closing(answer):
-            if answer.status_code >= 300:
-                with self._mapped_errors(doing, key):
+        with contextlib.ExitStack() as stack:
+            with self._mapped_errors(doing, key):
+                try:
+                    headers |= config.authenticate()
+                except ValueError as error:
+                    raise self._no_credentials(_without_settings(error)) from error
+                answer = session.request(
+                    method,
+                    f'{config.host}{path}',
+                    params=query,
+                    headers=headers,
+                    json=json,
+                    data=body,
+                    auth=unchanged,
+                    stream=True,
+                    allow_redirects=False,
+                    timeout=(self.options.connect_timeout, self.options.read_timeout),
+                )
+                stack.callback(answer.close)
+                if answer.status_code >= 300:
                     refused = _refusal(answer)
-                raise refused
+                    if refused.status not in accepted and refused.code not in accepted:
+                        raise refused
+                    answer = None
             yield answer
 
-    def _fetch(self, doing: str, key: str, method: str, path: str, **how: Any) -> dict[str, Any]:
-        with self._answer(doing, key, method, path, **how) as answer:
-            with self._mapped_errors(doing, key):
-                content: bytes = answer.content
-            try:
-                return answer.json() if content else {}
-            except ValueError as error:
-                raise StorageError(
-                    f'{doing} {self.url}/{key}: {self._server()} answered with something else than JSON. Check that it '
-                    f'is the address of a workspace (DATABRICKS_HOST, or the profile).'
-                ) from error
+    def _fetch(self, doing: str, key: str, method: str, path: str, **how: Any) -> dict[str, Any] | None:
+        """The content of an answer; None for a refusal that is accepted."""
+        with self._answer(doing, key, method, path, **how) as answer, self._mapped_errors(doing, key):
+            if answer is None:
+                return None
+            advice = 'Check that it is the address of a workspace (DATABRICKS_HOST, or the profile).'
+            return read_json(answer, f'{doing} {self.url}/{key}: {self._server()}', advice) or {}
+
+    def _exists(self, method: str, path: str, query: dict[str, Any] | None = None) -> bool | None:
+        """Whether there is a folder, or None if the workspace does not say."""
+        try:
+            with self._answer('Looking up', '', method, path, query=query, accepted={404}) as answer:
+                return answer is not None
+        except (StorageError, ConfigError):
+            return None
 
     def _network_errors(self) -> tuple[type[Exception], ...]:
         from requests import RequestException
@@ -246,17 +253,6 @@ def _without_settings(error: ValueError) -> str:
     return str(error).partition('. Config:')[0].partition('. Env:')[0].rstrip('.')
 
 
-class _Authorization:
-    """Sets the SDK's headers on a request; given as ``auth``, it keeps requests from looking into ``~/.netrc``."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        self._headers = headers
-
-    def __call__(self, request: Any) -> Any:
-        request.headers.update(self._headers)
-        return request
-
-
 def _refusal(answer: Any) -> RefusedError:
     told: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
@@ -308,8 +304,7 @@ class DbfsStore(WorkspaceFolder):
 
     def _block(self, key: str, offset: int, size: int) -> bytes:
         query = {'path': self._path(key), 'offset': offset, 'length': size}
-        with self._mapped_errors('Reading', key):
-            answer = self._fetch('Reading', key, 'GET', f'{API}/read', query=query)
+        answer = self._fetch('Reading', key, 'GET', f'{API}/read', query=query) or {}
         block = base64.b64decode(answer.get('data', ''))
         if len(block) > size:
             raise StorageError(
@@ -324,29 +319,23 @@ class DbfsStore(WorkspaceFolder):
         folder = path.rpartition('/')[0]
         temporary = f'{folder}/{temporary_name()}'
         body = SourcePart(source, size)
-        with self._mapped_errors('Writing', key):
-            try:
-                handle = self._post(key, 'create', path=temporary)['handle']
-            except RefusedError as error:
-                if error.status != 404:
-                    raise
-                self._post(key, 'mkdirs', path=folder)
-                handle = self._post(key, 'create', path=temporary)['handle']
-            try:
-                while block := body.read(BLOCK):
-                    self._post(key, 'add-block', handle=handle, data=base64.b64encode(block).decode())
-                self._post(key, 'close', handle=handle)
-                try:
-                    self._post(key, 'move', source_path=temporary, destination_path=path)
-                except RefusedError as error:
-                    if error.code != 'RESOURCE_ALREADY_EXISTS':
-                        raise
-                    self._post(key, 'delete', path=path)
-                    self._post(key, 'move', source_path=temporary, destination_path=path)
-            except BaseException:
-                with contextlib.suppress(RefusedError, StorageError):
-                    self._post(key, 'delete', path=temporary)
-                raise
+        created = self._post(key, 'create', accepted={404}, path=temporary)
+        if created is None:
+            self._post(key, 'mkdirs', path=folder)
+            created = self._post(key, 'create', path=temporary) or {}
+        handle = created['handle']
+        move = {'source_path': temporary, 'destination_path': path}
+        try:
+            while block := body.read(BLOCK):
+                self._post(key, 'add-block', handle=handle, data=base64.b64encode(block).decode())
+            self._post(key, 'close', handle=handle)
+            if self._post(key, 'move', accepted={'RESOURCE_ALREADY_EXISTS'}, **move) is None:
+                self._post(key, 'delete', path=path)
+                self._post(key, 'move', **move)
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._post(key, 'delete', path=temporary)
+            raise
 
     def head(self, key: str) -> ObjectInfo:
         return self._status('Looking up', key)
@@ -362,48 +351,30 @@ class DbfsStore(WorkspaceFolder):
     def _children(self, prefix: str, folder: str) -> Iterator[ObjectInfo | str]:
         base = self.root.rstrip('/')
         path = f'{base}/{folder}' if folder else self.root
-        with self._mapped_errors('Listing', prefix):
-            try:
-                page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
-            except RefusedError as error:
-                if error.status != 404:  # or deleted meanwhile
-                    raise
-                return
+        # It was never made, or is deleted meanwhile.
+        page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path}, accepted={404}) or {}
         for entry in page.get('files', ()):
             key = str(entry['path'])[len(base) + 1 :]
             if entry['path'] != path:  # a file lists itself
                 yield key if entry.get('is_dir') else _info(key, entry)
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        with self._mapped_errors('Deleting', key):
-            try:
-                self._post(key, 'delete', doing='Deleting', path=path)
-            except RefusedError as error:
-                if error.status != 404:
-                    raise
+        self._post(key, 'delete', doing='Deleting', accepted={404}, path=self._path(key))
 
     def _status(self, doing: str, key: str) -> ObjectInfo:
-        path = self._path(key)
-        with self._mapped_errors(doing, key):
-            answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': path})
+        answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': self._path(key)}) or {}
         if answer.get('is_dir'):
             raise not_found(f'{self.url}/{key}', 'it is a folder.')
         return _info(key, answer)
 
-    def _post(self, key: str, verb: str, *, doing: str = 'Writing', **fields: Any) -> dict[str, Any]:
-        return self._fetch(doing, key, 'POST', f'{API}/{verb}', json=fields)
+    def _post(
+        self, key: str, verb: str, *, doing: str = 'Writing', accepted: Collection[int | str] = (), **fields: Any
+    ) -> dict[str, Any] | None:
+        return self._fetch(doing, key, 'POST', f'{API}/{verb}', json=fields, accepted=accepted)
 
     def _why_absent(self, key: str) -> str:
         folder = self._path(key).rpartition('/')[0] or '/'
-        exists: bool | None = None
-        try:
-            with self._answer('Looking up', key, 'GET', f'{API}/get-status', query={'path': folder}):
-                exists = True
-        except RefusedError as error:
-            exists = False if error.status == 404 else None
-        except StorageError:
-            pass
+        exists = self._exists('GET', f'{API}/get-status', {'path': folder})
         return why_absent(exists, container=f'the folder {folder}', server=self._server(), name='such a file in it')
 
 
@@ -448,12 +419,11 @@ class VolumeStore(WorkspaceFolder):
             since = int(wanted.etag.partition('-')[0], 16)
             headers['If-Unmodified-Since'] = email.utils.formatdate(since, usegmt=True)
         with contextlib.ExitStack() as stack:
-            request = self._answer('Reading', self._key(name), 'GET', FILES + quote(f'/{name}'), headers=headers)
-            try:
-                answer = stack.enter_context(request)
-            except RefusedError as error:
-                if error.status != 416:
-                    raise
+            where = FILES + quote(f'/{name}')
+            answer = stack.enter_context(
+                self._answer('Reading', self._key(name), 'GET', where, headers=headers, accepted={416})
+            )
+            if answer is None:
                 return None
             part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
             length = int(answer.headers['Content-Length'])
@@ -464,26 +434,27 @@ class VolumeStore(WorkspaceFolder):
         """See `Store.put`. The service takes up to 5 GiB at once."""
         path = self._path(key)
         start = source.tell()
-        how: dict[str, Any] = {
-            'query': {'overwrite': 'true'},
-            'headers': {'Content-Type': 'application/octet-stream', 'Content-Length': str(size)},
-        }
-        with self._mapped_errors('Writing', key):
-            try:
-                self._upload(key, path, SourcePart(source, size), how)
-            except RefusedError as error:
-                if error.status != 404:
-                    raise
-                # A folder on the way is missing, or the volume: then this fails, too.
-                folder = quote(path.rpartition('/')[0])
-                with self._answer('Writing', key, 'PUT', FOLDERS + folder):
-                    pass
-                source.seek(start)
-                self._upload(key, path, SourcePart(source, size), how)
+        if not self._upload(key, path, SourcePart(source, size), accepted={404}):
+            # A folder on the way is missing, or the volume: then this fails, too.
+            folder = quote(path.rpartition('/')[0])
+            with self._answer('Writing', key, 'PUT', FOLDERS + folder):
+                pass
+            source.seek(start)
+            self._upload(key, path, SourcePart(source, size))
 
-    def _upload(self, key: str, path: str, body: SourcePart, how: dict[str, Any]) -> None:
-        with self._answer('Writing', key, 'PUT', FILES + quote(path), body=body if len(body) else b'', **how):
-            pass
+    def _upload(self, key: str, path: str, body: SourcePart, *, accepted: Collection[int] = ()) -> bool:
+        headers = {'Content-Type': 'application/octet-stream', 'Content-Length': str(len(body))}
+        with self._answer(
+            'Writing',
+            key,
+            'PUT',
+            FILES + quote(path),
+            query={'overwrite': 'true'},
+            headers=headers,
+            body=body if len(body) else b'',
+            accepted=accepted,
+        ) as answer:
+            return answer is not None
 
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
@@ -508,40 +479,23 @@ class VolumeStore(WorkspaceFolder):
     def _pages(self, folder: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
         query: dict[str, Any] = {}
         while True:
-            with self._mapped_errors('Listing', prefix):
-                try:
-                    page = self._fetch('Listing', prefix, 'GET', FOLDERS + quote(folder), query=query)
-                except RefusedError as error:
-                    if error.status != 404 or self._volume_exists() is False:
-                        raise
-                    return  # it was never made, or is deleted meanwhile
+            page = self._fetch('Listing', prefix, 'GET', FOLDERS + quote(folder), query=query, accepted={404})
+            if page is None:
+                if self._exists('HEAD', FOLDERS + quote(self.volume)) is False:
+                    raise not_found(f'{self.url}/{prefix}', f'{self._why_absent(prefix)}. Check the URL.')
+                return  # it was never made, or is deleted meanwhile
             yield page.get('contents', [])
             if not page.get('next_page_token'):
                 return
             query['page_token'] = page['next_page_token']
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        with self._mapped_errors('Deleting', key):
-            try:
-                with self._answer('Deleting', key, 'DELETE', FILES + quote(path)):
-                    pass
-            except RefusedError as error:
-                if error.status != 404:
-                    raise
-
-    def _volume_exists(self) -> bool | None:
-        try:
-            with self._answer('Looking up', '', 'HEAD', FOLDERS + quote(self.volume)):
-                return True
-        except RefusedError as error:
-            return False if error.status == 404 else None
-        except (StorageError, ConfigError):
-            return None
+        with self._answer('Deleting', key, 'DELETE', FILES + quote(self._path(key)), accepted={404}):
+            pass
 
     def _why_absent(self, key: str) -> str:
         return why_absent(
-            self._volume_exists(),
+            self._exists('HEAD', FOLDERS + quote(self.volume)),
             container=f'the volume {self.volume}',
             server=self._server(),
             name=f'the file {self.root}/{key}',
