@@ -13,7 +13,7 @@ from __future__ import annotations
 from headrace.storage.cache.entry import CachePart, FetchResult, FetchStatus, LazyEntry
 from headrace.storage.cache.shard_cache import CacheEntry, CacheLimit, CacheStats, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
-from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
+from headrace.storage.resolve import fsspec_store, known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
 from headrace.storage.transfer.download import DEFAULT, Transfer, download
 from headrace.storage.transfer.retry import Retry
@@ -38,6 +38,7 @@ __all__ = [
     'StoreOptions',
     'Transfer',
     'download',
+    'fsspec_store',
     'known_schemes',
     'local_path',
     'open_store',

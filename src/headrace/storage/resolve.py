@@ -39,6 +39,9 @@ class Backend:
         return getattr(module, f'open_{self.module}_store')(url, options)
 
 
+fsspec_store: Final = Backend('fsspec', '', is_further=True)
+"""Opens the URLs of any file system of fsspec, as in ``register_store('smb', fsspec_store)``."""
+
 _factories: dict[str, StoreFactory] = {
     '': Backend('local', '', takes_credentials=True),
     'file': Backend('local', '', takes_credentials=True),

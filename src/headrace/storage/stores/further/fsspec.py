@@ -1,4 +1,4 @@
-"""File systems of fsspec as stores: ours that have a module here, and ``webhdfs://``.
+"""File systems of fsspec as stores: ``webhdfs://``, SFTP, and those that users register `resolve.fsspec_store` for.
 
 Libraries of fsspec differ in what they bound, cache and share. So each call is made in the thread of its connection,
 and given up after `Connection.seconds`. A connection serves one caller at a time and is made in the process that uses
@@ -11,6 +11,7 @@ same size within the resolution of that time counts as the same version.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import queue
 import threading
@@ -24,12 +25,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final, TypeVar
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
 from headrace.errors.redaction import keep_secret, logger_of
-from headrace.storage.protocol import ObjectInfo, StoreOptions, count_option, is_blocking
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.stores.local import TEMPORARY, temporary_keys, temporary_name, walk
 from headrace.storage.transfer.answer_bounds import bound_session
-from headrace.storage.transfer.http import ReadRequest, SourcePart, changed, error_of_status, not_found, truncated
+from headrace.storage.transfer.http import ReadRequest, SourcePart, changed, error_of_status, not_found
 from headrace.storage.transfer.sealed_errors import sealed
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ T = TypeVar('T')
 _log = logger_of(__name__)
 
 MAX_CONNECTIONS: Final = 4
-CHANGES: Final = ('mtime', 'modificationTime', 'last_modified', 'modified', 'ETag', 'sha')
+CHANGES: Final = ('mtime', 'modificationTime', 'last_modified', 'modified', 'created', 'ETag', 'sha')
 """Names under which file systems tell the version of a file."""
 REFUSALS: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors that leave a connection as good as before."""
@@ -101,8 +102,9 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None
 class Connections:
     """The connections of a process. One of several is kept for urgent reads."""
 
-    def __init__(self, connect: Callable[[], Connection], limit: int) -> None:
+    def __init__(self, connect: Callable[[], Connection], limit: int, root: str) -> None:
         self._connect = connect
+        self.root = root  # The path of the store's folder, without a slash at its end.
         self._free = threading.Semaphore(limit)
         self._free_ahead = threading.Semaphore(max(1, limit - 1))
         self.idle: list[Connection] = []
@@ -135,22 +137,15 @@ def _close_all(connections: list[Connection], process: int) -> None:
             connection.close()
 
 
-OPTIONS: Final = {'webhdfs': {'data_proxy', 'kerberos', 'proxy_to', 'session_cert', 'session_verify', 'use_https'}}
-"""The schemes, and the arguments of their implementations that are options of the store."""
+NOT_OPTIONS: Final = {'self', 'args', 'kwargs', 'fo', 'host', 'port', 'user', 'username', 'password', 'token'}
+"""Arguments of implementations that the URL or the environment gives."""
 SECRETS: Final = ('password', 'token')
 """Arguments that come from ``HEADRACE_SCHEME_ARGUMENT`` in the environment."""
 
 
 def open_fsspec_store(url: str, options: StoreOptions) -> FsspecStore:
-    """The store for ``webhdfs://[user@]host:port/absolute/path``."""
-    scheme, rest = split_url(url)
-    place, slash, folder = rest.partition('/')
-    if not place.rpartition('@')[2] or not slash:
-        raise ConfigError(
-            f'A {scheme} URL names a host and an absolute path, as in {scheme}://user@host:9870/data/x; got {url!r}. '
-            f'Correct the host or the path.'
-        )
-    return FsspecStore(f'{scheme}://{place}', folder, options)
+    """The store for a URL as fsspec has it, such as ``webhdfs://[user@]host:port/absolute/path``."""
+    return FsspecStore(url, options, title=f'a store of {split_url(url)[0]}://', extra=options.extra)
 
 
 @sealed
@@ -162,47 +157,47 @@ class FsspecStore(BucketStore):
 
     def __init__(
         self,
-        server: str,
-        folder: str,
+        url: str,
         options: StoreOptions | None = None,
         *,
-        extra: Iterable[str] | None = None,
-        title: str | None = None,
+        extra: Iterable[str],
+        title: str,
     ) -> None:
-        """Take the URL up to the path, and the path. `extra`, `title`: as `BucketStore` has them."""
-        self.scheme = split_url(server + '/')[0]
-        if extra is None:
-            extra = {*OPTIONS[self.scheme], 'max_connections'}
-        self._base = server
-        super().__init__(folder.strip('/'), options, extra=extra, title=title or f'a store of {self.scheme}://')
+        """Take a URL. `extra`, `title`: as `BucketStore` has them."""
+        super().__init__('', options, extra=extra, title=title)
         self._limit = count_option(self.options, 'max_connections', MAX_CONNECTIONS)
-        self.root = f'/{self.prefix}'
+        self.scheme, place = split_url(url)
+        self._url = f'{self.scheme}://{place.rstrip("/")}'
 
     @property
     def url(self) -> str:
-        return f'{self._base}{self.root}'
+        return self._url
 
     def _connect(self) -> Connections:
-        make = self._maker()
+        make, root = self._maker()
         seconds = self.options.connect_timeout + 2 * self.options.read_timeout
-        return Connections(lambda: Connection(make, seconds), self._limit)
+        return Connections(lambda: Connection(make, seconds), self._limit, root.rstrip('/'))
 
-    def _maker(self) -> Callable[[], AbstractFileSystem]:
-        """Return the function that makes the file system, which a connection calls in its thread."""
+    def _maker(self) -> tuple[Callable[[], AbstractFileSystem], str]:
+        """Return the function that makes the file system, which a connection calls in its thread, and its folder."""
         try:
             import fsspec
 
             implementation: Any = fsspec.get_filesystem_class(self.scheme)
         except ImportError as error:
             raise MissingDependencyError(
-                f'{self.url} needs packages that are not installed. Run: pip install "headrace[fsspec]"'
+                f'{self.url} needs packages that are not installed. Run: pip install "headrace[fsspec]" ({error}).'
             ) from error
+        names = sorted({*inspect.signature(implementation.__init__).parameters, 'max_connections'} - NOT_OPTIONS)
+        check_extra(self.options, names, f'a store of {self.scheme}://')
         settings = {name: value for name, value in self.options.extra.items() if name != 'max_connections'}
         for name, variable in self._secrets().items():
             keep_secret(secret := os.environ[variable])
             settings[name] = secret
-        settings |= implementation._get_kwargs_from_urls(f'{self._base}/')
-        return partial(_make, implementation, settings, self.options)
+        settings |= implementation._get_kwargs_from_urls(self.url)
+        return partial(_make, implementation, settings, self.url, self.options), implementation._strip_protocol(
+            self.url
+        )
 
     @contextlib.contextmanager
     def _files(self, doing: str, key: str) -> Generator[Connection]:
@@ -213,16 +208,16 @@ class FsspecStore(BucketStore):
     def _open(self, name: str, wanted: ReadRequest) -> Body | None:
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(self._connection.get().borrow())
-            path = f'/{name}'
-            file = connection.call(self._opened, connection.files, path)
+            path = self._path(name)
+            file = connection.call(_opened, connection.files, path)
             stack.callback(_close, connection, file)
-            info = self._info(self._key(name), file.details)
+            info = self._info(name, file.details)
             if wanted.etag and wanted.etag != info.etag:
                 raise changed(wanted.url, wanted.etag, info.etag)
             left, begin = wanted.check(info), wanted.offset
             if not left:
                 return None
-            blocks = self._blocks(connection.files, file, begin, left)
+            blocks: Iterator[bytes] = getattr(file, 'blocks', partial(_blocks, file, self.BLOCK))(begin, left)
 
             def read() -> bytes:
                 try:
@@ -240,26 +235,9 @@ class FsspecStore(BucketStore):
             part = f'bytes {begin}-{begin + left - 1}/{info.size}'
             return Body(read, stack.pop_all().close, info.etag, left, part)
 
-    def _opened(self, files: Any, path: str) -> Any:
-        """A file to read, with its ``details``."""
-        from fsspec.caching import BaseCache
-
-        file = files.open(path, 'rb')
-        file.cache = BaseCache(file.blocksize, file._fetch_range, file.size)  # without reading ahead
-        return file
-
-    def _blocks(self, files: Any, file: Any, offset: int, left: int) -> Iterator[bytes]:  # noqa: ARG002
-        file.seek(offset)
-        while left:
-            block = file.read(min(self.BLOCK, left))
-            if not block:
-                raise truncated(f'{self._base}{file.path}', left)
-            yield block
-            left -= len(block)
-
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. A connection that breaks meanwhile leaves a hidden file ``.headrace-put-*`` behind."""
-        path = f'/{self._name(key)}'
+        path = self._path(key)
         folder = path.rpartition('/')[0] or '/'
         temporary = f'{folder.rstrip("/")}/{temporary_name()}'
         body = SourcePart(source, size)
@@ -286,14 +264,17 @@ class FsspecStore(BucketStore):
         files, call = connection.files, connection.call
         if call(files.exists, path):
             call(files.rm_file, path)
-        call(files.mv, temporary, path)
+        call(_rename, files, temporary, path)
         if call(files.info, path)['size'] != size:
             raise StorageError(
-                f'{self._base}{path} was written, but is not what was sent. Another writer may be at it.'
+                f'{path} at {self._server()} was written, but is not what was sent. Another writer may be at it.'
             )
 
+    def _path(self, key: str) -> str:
+        return f'{self._connection.get().root}/{check_key(key)}'
+
     def head(self, key: str) -> ObjectInfo:
-        path = f'/{self._name(key)}'
+        path = self._path(key)
         with self._files('Looking up', key) as connection:
             return self._info(key, connection.call(connection.files.info, path))
 
@@ -313,7 +294,7 @@ class FsspecStore(BucketStore):
             self.delete(key)
 
     def _children(self, connection: Connection, folder: str, prefix: str) -> Iterator[ObjectInfo | str]:
-        path = f'/{self._root}{folder}'.rstrip('/') or '/'
+        path = f'{self._connection.get().root}/{folder}'.rstrip('/') or '/'
         try:
             entries = connection.call(connection.files.ls, path, detail=True)
         except FileNotFoundError:  # it was never made, or is deleted meanwhile
@@ -335,7 +316,7 @@ class FsspecStore(BucketStore):
                         _log.warning('%s/%s is a link to no file. It is left out.', self.url, key)
 
     def delete(self, key: str) -> None:
-        path = f'/{self._name(key)}'
+        path = self._path(key)
         with self._files('Deleting', key) as connection, contextlib.suppress(FileNotFoundError):
             connection.call(connection.files.rm_file, path)
 
@@ -346,11 +327,11 @@ class FsspecStore(BucketStore):
         if size is None:
             raise StorageError(f'{self._server()} does not say how large {self.url}/{key} is. Use a server that does.')
         told = next((details[name] for name in CHANGES if details.get(name) is not None), '')
-        told = int(told.timestamp()) if isinstance(told, datetime) else told
+        told = told.timestamp() if isinstance(told, datetime) else told
         return ObjectInfo(key, int(size), f'{told:x}-{size:x}' if isinstance(told, int) else f'{told}-{size:x}')
 
     def _server(self) -> str:
-        return self._base.partition('://')[2].rpartition('@')[2]
+        return split_url(self.url)[1].partition('/')[0].rpartition('@')[2] or f'{self.scheme}://'
 
     def _credentials(self) -> str:
         """Which credentials are used, without saying what they are."""
@@ -373,8 +354,6 @@ class FsspecStore(BucketStore):
             return not_found(
                 f'{self.url}/{key}', f'{self._why_absent(key, connection)} at {self._server()}. Check the URL.'
             )
-        if isinstance(error, ValueError) and doing != 'Writing':
-            return ConfigError(f'{what}: {text}. Correct the URL, the options of the store, or the environment.')
         if isinstance(error, PermissionError):
             return AccessDeniedError(
                 f'{what}: {text}. The request was made with {self._credentials()}. Use a user who may do this, or '
@@ -398,7 +377,7 @@ class FsspecStore(BucketStore):
 
     def _why_absent(self, key: str, connections: Connections) -> str:
         """The highest folder that is missing, if the server says so."""
-        missing, folder = '', f'/{self._name(key) if key else self.prefix}'.rpartition('/')[0]
+        missing, folder = '', f'{connections.root}/{key}'.rpartition('/')[0]
         try:
             with connections.borrow() as connection:
                 while folder and not connection.call(connection.files.exists, folder):
@@ -408,12 +387,47 @@ class FsspecStore(BucketStore):
         return f'the folder {missing} does not exist' if missing else 'its folder exists, but holds no such file'
 
 
-def _make(implementation: Any, settings: Mapping[str, Any], options: StoreOptions) -> AbstractFileSystem:
-    files: Any = implementation(**settings, skip_instance_cache=True, use_listings_cache=False)
+def _make(implementation: Any, settings: Mapping[str, Any], url: str, options: StoreOptions) -> AbstractFileSystem:
+    try:
+        files: Any = implementation(**settings, skip_instance_cache=True, use_listings_cache=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f'fsspec makes no file system for {url}: {error}. Correct the URL, `store_options`, or the environment.'
+        ) from error
     if session := getattr(files, 'session', None):  # of requests, without time-outs
         session.request = partial(session.request, timeout=(options.connect_timeout, options.read_timeout))
         bound_session(session, options.answer_seconds)
     return files
+
+
+def _opened(files: Any, path: str) -> Any:
+    """A file to read, with its ``details``."""
+    from fsspec.caching import BaseCache
+    from fsspec.spec import AbstractBufferedFile
+
+    file = files.open(path, 'rb')
+    if isinstance(file, AbstractBufferedFile):
+        file.cache = BaseCache(int(file.blocksize), file._fetch_range, file.size)  # without reading ahead
+    elif not hasattr(file, 'details'):
+        file.details = files.info(path)
+    return file
+
+
+def _blocks(file: Any, size: int, offset: int, left: int) -> Iterator[bytes]:
+    file.seek(offset)
+    while left and (block := file.read(min(size, left))):
+        yield block
+        left -= len(block)
+
+
+def _rename(files: Any, old: str, new: str) -> None:
+    from fsspec import AbstractFileSystem
+
+    if type(files).mv is not AbstractFileSystem.mv:
+        files.mv(old, new)
+    else:  # fsspec's own takes patterns
+        files.cp_file(old, new)
+        files.rm_file(old)
 
 
 def _close(connection: Connection, file: Any) -> None:

@@ -16,7 +16,7 @@ same size within a second counts as the same version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -24,7 +24,6 @@ from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.further.fsspec import Connection, FsspecStore
-from headrace.storage.transfer.http import truncated
 from headrace.storage.transfer.sealed_errors import sealed
 
 EXTRA: Final = frozenset({'key_file', 'known_hosts', 'max_connections'})
@@ -76,13 +75,19 @@ class SftpStore(FsspecStore):
         self.host, self.port, self.user = host, port, user
         host = f'[{host}]' if ':' in host else host
         server = f'sftp://{f"{user}@" if user else ""}{host}{f":{port}" if port else ""}'
-        super().__init__(server, root, options, extra=EXTRA, title='an SFTP store')
+        self.root = f'/{root.strip("/")}'
+        super().__init__(server + self.root, options, extra=EXTRA, title='an SFTP store')
 
-    def _maker(self) -> Callable[[], Any]:
+    @property
+    def url(self) -> str:
+        return self._url if self.root != '/' else f'{self._url}/'
+
+    def _maker(self) -> tuple[Callable[[], Any], str]:
         login = self._login()
         from headrace.storage.stores.further.sftp_files import SftpFiles
 
-        return partial(SftpFiles, self.host, credentials=login, options=self.options, skip_instance_cache=True)
+        make = partial(SftpFiles, self.host, credentials=login, options=self.options, skip_instance_cache=True)
+        return make, self.root
 
     def _login(self) -> Any:
         try:
@@ -93,18 +98,6 @@ class SftpStore(FsspecStore):
             ) from error
         return find_credentials(self.host, self.port, self.user, self.options)
 
-    def _opened(self, files: Any, path: str) -> Any:
-        return files.open(path, 'rb')
-
-    def _blocks(self, files: Any, file: Any, offset: int, left: int) -> Iterator[bytes]:
-        from headrace.storage.stores.further.sftp_files import blocks_of
-
-        for block in blocks_of(files, file.handle, offset, left):
-            left -= len(block)
-            yield block
-        if left:
-            raise truncated(f'{self._base}{file.path}', left)
-
     def _replace(self, connection: Connection, temporary: str, path: str, size: int) -> None:  # noqa: ARG002
         files, call = connection.files, connection.call
         try:
@@ -112,7 +105,7 @@ class SftpStore(FsspecStore):
         except OSError as error:
             if call(files.exists, path):  # a server without that extension of the protocol, or one that forbids it
                 raise StorageError(
-                    f'{self.url}/{self._key(path[1:])} exists, and its server cannot replace a file at once (it lacks '
+                    f'{path} exists at {self._server()}, which cannot replace a file at once (it lacks '
                     f'posix-rename@openssh.com). Delete the object first.'
                 ) from error
             call(files.ftp.rename, temporary, path)

@@ -96,10 +96,7 @@ class SftpFiles(SFTPFileSystem):
     def _open(self, path: str, mode: str = 'rb', **_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if mode != 'rb':
             return SftpWriter(self, path)
-        file = self.ftp.open(path, 'rb', bufsize=0)
-        file.details = self._decode_stat(file.stat())
-        file.is_pinned = True  # the handle stays with the file that it was opened for
-        return file
+        return SftpReader(self, path)
 
     def _rm(self, path: str) -> None:
         self.ftp.remove(path)
@@ -141,26 +138,36 @@ class _Requests:
         self.blocks[offset] = block
 
 
-def blocks_of(files: SftpFiles, handle: bytes, offset: int, size: int) -> Iterator[bytes]:
-    """Blocks of a file, in order; fewer than ``size`` bytes if it ends before."""
-    requests = _Requests(files, handle)
-    end, following, delivered = offset + size, offset, offset
-    while delivered < end:
-        while following < end and following - delivered < WINDOW and len(requests.asked) < REQUESTS:
-            length = min(files.read_size, end - following)
-            requests.read(following, length)
-            following += length
-        begin, ready = delivered, list[bytes]()
-        while not ready or (requests.asked and delivered - begin < LARGEST_BLOCK and files.ftp.sock.recv_ready()):
-            try:
-                requests.take()
-            except EOFError:
-                end = 0
-                break
-            while block := requests.blocks.pop(delivered, b''):
-                delivered += len(block)
-                ready.append(block)
-        yield b''.join(ready)
+class SftpReader:
+    is_pinned = True  # The handle stays with the file that it was opened for.
+
+    def __init__(self, files: SftpFiles, path: str) -> None:
+        self._files = files
+        self._file = files.ftp.open(path, 'rb', bufsize=0)
+        self.details = files._decode_stat(self._file.stat())
+        self.close = self._file.close
+
+    def blocks(self, offset: int, size: int) -> Iterator[bytes]:
+        """Blocks of the file, in order; fewer than ``size`` bytes if it ends before."""
+        files = self._files
+        requests = _Requests(files, self._file.handle)
+        end, following, delivered = offset + size, offset, offset
+        while delivered < end:
+            while following < end and following - delivered < WINDOW and len(requests.asked) < REQUESTS:
+                length = min(files.read_size, end - following)
+                requests.read(following, length)
+                following += length
+            begin, ready = delivered, list[bytes]()
+            while not ready or (requests.asked and delivered - begin < LARGEST_BLOCK and files.ftp.sock.recv_ready()):
+                try:
+                    requests.take()
+                except EOFError:
+                    end = 0
+                    break
+                while block := requests.blocks.pop(delivered, b''):
+                    delivered += len(block)
+                    ready.append(block)
+            yield b''.join(ready)
 
 
 class SftpWriter:
