@@ -379,6 +379,32 @@ def check_azure() -> bool:
     return chain._successful_credential is working
 
 
+@canary('SFTPClient._async_request', 'SFTPClient._read_response', 'SFTPClient._convert_status', marks=pytest.mark.cloud)
+def check_paramiko() -> bool:
+    client = pytest.importorskip('paramiko').SFTPClient
+    return (
+        parameters(client._async_request) == ['self', 'fileobj', 't', 'args']
+        and parameters(client._read_response) == ['self', 'waitfor']
+        and parameters(client._convert_status) == ['self', 'msg']
+    )
+
+
+@canary(
+    'AbstractBufferedFile._fetch_range',
+    'AbstractFileSystem._get_kwargs_from_urls',
+    'AbstractFileSystem._strip_protocol',
+    marks=pytest.mark.cloud,
+)
+def check_fsspec() -> bool:
+    spec = pytest.importorskip('fsspec.spec')
+    files = spec.AbstractFileSystem
+    return (
+        parameters(spec.AbstractBufferedFile._fetch_range) == ['self', 'start', 'end']
+        and files._strip_protocol('/a/') == '/a'
+        and files._get_kwargs_from_urls('/a') == {}
+    )
+
+
 @pytest.mark.parametrize(('name', 'check'), CANARIES.values())
 def test_a_canary_says_what_an_upgrade_broke(name: str, check: Callable[[], bool]) -> None:
     breaks = '; '.join(f'{where}: {broken}' for row, where, broken in ROWS if row == name)
