@@ -160,8 +160,7 @@ class StreamingMixin:
                 )
             self.loader.load_state_dict(json.loads(path.read_text()))
             if not (topology := self.loader.dataset.topology).rank:
-                place = self.loader.dataset.progress.next(rank=0)
-                print_line(describe_start([('', *place)], None, topology.world_size))
+                print_line(describe_start([('', *self.loader.dataset.next_place)], None, topology.world_size))
         return parent.train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
 

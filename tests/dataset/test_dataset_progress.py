@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.progress import Progress
+from headrace.dataset.progress import Place, Progress
 
 
 def test_progress_counts_passes_of_each_worker():
@@ -28,6 +28,12 @@ def test_progress_counts_passes_of_each_worker():
     assert progress.next(rank=0) == (4, 12)
     assert [progress.begin(rank=3, worker=0) for _ in range(2)] == [(4, 12), (5, 0)]
     assert progress.next(rank=0) == (4, 12)
+
+
+def test_a_finished_epoch_rolls_over() -> None:
+    place = Place(3, 384, counted=380, trainer_epoch=3)
+    assert place.rolled_over(384) == Place(4, 0, 380, 3, end=(3, 384))
+    assert place.rolled_over(390) is place
 
 
 def test_progress_counts_passes_of_hundreds_of_workers():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset import growth
+from headrace.dataset import sequence
 from headrace.order import Mixture, StreamSize
 from tests.support.datasets.growing import append
 from tests.support.orders.order_cases import examples
@@ -91,8 +90,7 @@ def test_streams_that_grow_and_that_do_not_are_passes(tmp_path_factory: Any, kin
         append(folder / name, FIRST[name], size)
     weights, options = KINDS[kind]
     model = SlowModel()
-    one_process = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 1)
-    with mock.patch.object(growth, 'dist', one_process):
+    with mock.patch.object(sequence, 'has_group', return_value=True):
         whole, killed = ranks_of(folder, kind, 1, 'a'), ranks_of(folder, kind, 1, 'b')
         for epoch in range(4):
             model.begin(sizes)

@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 
 from headrace import BAD_SAMPLE, PositionTracker, Stream, StreamingDataLoader, StreamingDataset
 from headrace.convert import convert, copy_dataset, merge_index
-from headrace.dataset import growth
+from headrace.dataset import growth, sequence
 from headrace.errors import CacheError, ConfigError, EmptyDatasetError, ResumeError, StreamError
 from headrace.format.index import Generation, IndexFile, dump_index
 from headrace.format.table import ShardTable
@@ -571,7 +571,7 @@ def test_a_rank_that_joins_before_the_first_batch_decides_with_the_others(
     next(first)
     decided: list[int] = []
     monkeypatch.setattr(growth, 'decided_by_first', lambda decide: (decided.append(1), decide())[1])
-    monkeypatch.setattr(growth, 'has_group', lambda: True)
+    monkeypatch.setattr(sequence, 'has_group', lambda: True)
     made[0].rescale(Topology(rank=0, world_size=2), state)
     joined = made[1]
     joined.load_state_dict(state)

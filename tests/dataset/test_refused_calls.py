@@ -154,7 +154,8 @@ ANSWERED = {'py1e': {'load another seed', 'streams of another order'}, 'packed':
 """Calls that these kinds of runs do not refuse."""
 
 
-@settings(max_examples=scaled(30))
+@pytest.mark.timeout(7200)  # of 2,000 histories
+@settings(max_examples=scaled(30, in_all=2000))
 @given(st.sampled_from(list(KINDS)), st.sampled_from(WORLDS), st.data())
 def test_a_refused_call_changes_neither_batches_nor_states(
     shared: Shared, kind: str, world: int, data: st.DataObject

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -56,15 +55,6 @@ def test_broken_states_are_refused_by_field(change: dict, named: str) -> None:
     state = {key: value for key, value in (STATE.to_dict() | change).items() if value is not None}
     with pytest.raises(ResumeError, match=named):
         ResumeState.from_dict(state)
-
-
-def test_only_our_finished_epochs_roll_over() -> None:
-    finished = replace(STATE, sample_in_epoch=384)
-    assert finished.rolled_over(384) == replace(STATE, epoch=4, sample_in_epoch=0)
-    assert finished.rolled_over(390) is finished
-    assert STATE.rolled_over(384) is STATE
-    mosaicmls = ResumeState.from_dict(MOSAICML)
-    assert mosaicmls.rolled_over(24) is mosaicmls
 
 
 def test_a_state_without_a_key_says_which():

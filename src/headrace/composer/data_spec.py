@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from headrace.composer.position import bind_topology, check_batches, composer_topology, is_followed, knows_skips
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.dataset.batch_keys import cut_rows, outline, possible_rows
-from headrace.dataset.facts import loader_facts
 from headrace.errors import ConfigError
 from headrace.errors.display import Facts, FactsRepr
 from headrace.errors.redaction import warn
@@ -301,7 +300,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
         return round(counted * replication) if counts is None else counted + 1 - 1 / replication
 
     def _facts(self) -> Facts:
-        return Facts(type(self).__name__, loader_facts(self.loader).rows)
+        return Facts(type(self).__name__, self.loader._facts().rows)
 
     def _count_samples(self, batch: Any, counts: _BatchCounts | None) -> int | float:
         """Samples of a batch or microbatch; each of the ranks that share samples counts its part."""

@@ -156,7 +156,7 @@ class DatasetAttributes(SamplesById, SampleSequence):
     @property
     def next_epoch(self) -> int:
         """The epoch of the next pass. Set it to begin there, at the epoch's first sample."""
-        return self.progress.next(rank=self.topology.rank)[0]
+        return self.next_place[0]
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:

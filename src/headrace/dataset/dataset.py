@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from headrace.dataset.arguments import by_name, refuse_unused_overrides
-from headrace.dataset.attributes import SamplesById
+from headrace.dataset.attributes import DatasetAttributes, SamplesById
 from headrace.dataset.batch_keys import (
     BAD_SAMPLE_KEY,
     LOSS_WEIGHT_KEY,
@@ -22,7 +22,7 @@ from headrace.dataset.batch_keys import (
     parse_policy,
 )
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.growth import GrowingSequence, OnGrowth, Opened, Opener
+from headrace.dataset.growth import OnGrowth, Opened, Opener
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import check_predownload, require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.ranks import meet_in_group
@@ -84,7 +84,7 @@ from headrace.tensors.padding import Pad
 _log = logger_of(__name__)
 
 
-class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
+class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -295,7 +295,6 @@ class StreamingDataset(GrowingSequence, IterableDataset[Any], FactsRepr):
             allow_unsafe_types=allow_unsafe_types,
             has_costs=has_costs and not self.is_packed,
             loss_weight=loss_weight,
-            is_packed=self.is_packed,
             on_growth=on_growth,
             growth_wait=growth_wait,
             settings=settings,

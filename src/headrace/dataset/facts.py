@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.streams.stream import columns_text, stream_text
 from headrace.errors import ConfigError
 from headrace.errors.display import Facts, count_text
-
-if TYPE_CHECKING:
-    from headrace.dataset.dataset import StreamingDataset
-    from headrace.dataset.loader import StreamingDataLoader
-    from headrace.order import Run
+from headrace.order import Run
 
 _MOST = 8  # Streams that are listed.
 
 
-def dataset_facts(dataset: StreamingDataset) -> Facts:
+def dataset_facts(dataset: DatasetAttributes) -> Facts:
     streams = list(dataset.streams)
     rows = [
         (stream.name or f'stream {number}', stream_text(stream, weight=len(streams) > 1))
@@ -38,26 +35,32 @@ def dataset_facts(dataset: StreamingDataset) -> Facts:
     return Facts(f'{type(dataset).__name__}: {title}', rows)
 
 
-def _bounded(dataset: StreamingDataset, size: str) -> str:
-    cost = dataset.run.asked.order.batch_cost
-    return size if cost is None else f'at most {size}, and a cost of {cost.budget:,} over all ranks'
-
-
-def loader_facts(loader: StreamingDataLoader) -> Facts:
-    title, rows = dataset_facts(loader.dataset)
-    fixed = '' if loader.fixed_epoch is None else f'; every pass reads epoch {loader.fixed_epoch}'
+def loader_facts(
+    name: str,
+    dataset: DatasetAttributes,
+    *,
+    batch: str,
+    more: str,
+    workers: int,
+    places: Callable[[], Iterable[tuple[int, int]]],
+    fixed_epoch: int | None,
+) -> Facts:
+    """What a loader of a dataset says. `places`: that of its last batch, and that of its next pass."""
+    title, rows = dataset_facts(dataset)
     try:
-        where, following = (f'epoch {e}, sample {sample:,}' for e, sample in (loader._current(), loader.next_pass()))
+        position, following = (f'epoch {epoch}, sample {sample:,}' for epoch, sample in places())
     except ConfigError:  # the launcher's variables contradict one another
-        where = following = 'unknown: so are the ranks'
-    own = [
-        (
-            'batch',
-            f'{_bounded(loader.dataset, f"{loader.batch_size:,} samples per device")}, remainder {loader.remainder!r}',
-        ),
-        ('workers', str(loader.num_workers)),
-        ('position', where + fixed),
+        position = following = 'unknown: so are the ranks'
+    of_loader = [
+        ('batch', f'{_bounded(dataset, batch)}, {more}'),
+        ('workers', str(workers)),
+        ('position', position + ('' if fixed_epoch is None else f'; every pass reads epoch {fixed_epoch}')),
         ('next', f'iter begins at {following}; peek() only looks there'),
         ('dataset', title),
     ]
-    return Facts(type(loader).__name__, [*own, *(row for row in rows if row[0] != 'batch')])
+    return Facts(name, [*of_loader, *(row for row in rows if row[0] != 'batch')])
+
+
+def _bounded(dataset: DatasetAttributes, size: str) -> str:
+    cost = dataset.run.asked.order.batch_cost
+    return size if cost is None else f'at most {size}, and a cost of {cost.budget:,} over all ranks'

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import copy
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.batch_keys import LossWeight, loss_weights
 from headrace.dataset.cache_files import EpochPermutations
-from headrace.dataset.ranks import decided_by_first, has_group
+from headrace.dataset.ranks import decided_by_first
 from headrace.dataset.reading.batch_reader import Weigh
-from headrace.dataset.sequence import Continuation
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
@@ -24,7 +21,7 @@ from headrace.errors.exclusions import Settings, refuse_exclusions
 from headrace.errors.redaction import logger_of
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
-from headrace.order import Remainder, ResumeState, Run
+from headrace.order import ResumeState, Run
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
 
@@ -60,7 +57,6 @@ class Opener:
     allow_unsafe_types: bool
     has_costs: bool
     loss_weight: LossWeight | None
-    is_packed: bool
     on_growth: OnGrowth
     growth_wait: float
     """Seconds for which `wait` waits."""
@@ -127,14 +123,15 @@ class Opener:
             only_grows=self.follows,
         )
 
-    def grown_since(self, state: ResumeState, streams: Sequence[OpenedStream]) -> dict[str, Generation]:
-        """By name, the generations that the state's streams were of, where these now are of another one."""
+    def open_at(self, state: ResumeState, streams: Sequence[OpenedStream]) -> Opened | None:
+        """Open the data of a state, where these streams are of another generation; None if they are of that one."""
         now = {stream.name: stream.fingerprint for stream in streams}
         then = {stream['name']: stream['fingerprint'] for stream in state.pinned.get('streams', ())}
         if all(now.get(name) == fingerprint for name, fingerprint in then.items()):
-            return {}
-        found = {str(name): Generation.of(then[name]) for name in now if name in then}
-        return {name: generation for name, generation in found.items() if generation is not None}
+            return None
+        recorded = {str(name): Generation.of(then[name]) for name in now if name in then}
+        generations = {name: generation for name, generation in recorded.items() if generation is not None}
+        return self.open(generations, streams) if generations else None
 
     # -- passes over data that grow --------------------------------------------------------------------------------
 
@@ -155,8 +152,25 @@ class Opener:
                 f"without an index.json; convert them, or set `on_growth` to 'ignore'."
             )
 
+    def open_grown(self, streams: Sequence[OpenedStream], *, is_first: bool) -> Opened | None:
+        """Open what a pass takes that begins now; None if that is open. All ranks call it, and get the same.
+
+        The arguments are those of `next_generations`.
+        """
+        generations = self.next_generations(streams, is_first=is_first)
+        while any(Generation.of(stream.fingerprint) != generations[stream.name or ''] for stream in streams):
+            try:
+                return self.open(generations, streams)
+            except EmptyDatasetError as error:  # noqa: PERF203 - on every rank
+                if not any(generation.first for generation in generations.values()):
+                    raise
+                _log.info('The new samples are passed over. %s', error)
+                self.passed_over = next(iter(generations.values())).digest
+                generations = self.next_generations(streams, is_first=False)
+        return None
+
     def next_generations(self, streams: Sequence[OpenedStream], *, is_first: bool) -> dict[str, Generation]:
-        """By stream name, what a pass takes that begins now. All ranks call it, and get the same.
+        """By stream name, what a pass takes that begins now.
 
         Args:
             streams: as they were opened last.
@@ -204,122 +218,6 @@ class Opener:
             is_delta = grown and not is_first and self.on_growth != 'next_pass'
             found[name] = Generation(index.digest, first=index.offered.stop if is_delta else 0)
         return found
-
-
-class GrowingSequence(DatasetAttributes):
-    """A run through the samples of data that may grow."""
-
-    _opener: Opener
-    _opened: Opened
-    _decided_for: int | None = None  # the epoch whose samples were decided last
-
-    @abstractmethod
-    def _read(self, opened: Opened) -> None:
-        """Read these streams from now on. If it raises, nothing has changed."""
-
-    @abstractmethod
-    def _show_opened(self) -> None:
-        """Let the given streams say what is read."""
-
-    def _run_over(self, state: ResumeState) -> tuple[Run, Opened | None]:
-        """The run over the samples of a state, where others were appended since."""
-        may_go_on = not self._opener.is_packed and (self.follows_growth or self.run.asked.on_mixture_change == 'refuse')
-        generations = self._opener.grown_since(state, self._opened.streams) if may_go_on else {}
-        if not generations:
-            return self.run, None
-        opened = self._opener.open(generations, self._opened.streams)
-        return opened.run, opened
-
-    def take(self, there: Continuation) -> None:
-        self._decided_for, before = None, self._opened.streams
-        if there.opened is not None:
-            self._read(there.opened)
-        super().take(there)
-        if there.opened is not None:
-            self._show_opened()
-        for was, stream in zip(before, self._opened.streams, strict=True):
-            if stream.fingerprint != was.fingerprint and not self.topology.rank and not self.follows_growth:
-                _log.warning(
-                    'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
-                    "began. `on_growth` 'next_pass' takes them from the next epoch on.",
-                    stream.title, stream.stored_shards, len(stream.shards),
-                )  # fmt: skip
-
-    @property
-    def on_growth(self) -> OnGrowth:
-        """What epochs take of samples that are appended."""
-        return self._opener.on_growth
-
-    @property
-    def follows_growth(self) -> bool:
-        """Whether epochs take samples that are appended."""
-        return self._opener.follows
-
-    @property
-    def epochs_differ(self) -> bool:
-        """Whether epochs may have different numbers of batches, as `SampleSequence.epochs_differ`, or by growth."""
-        return super().epochs_differ or self.follows_growth
-
-    def decided(self, *args: Any, **options: Any) -> Run:
-        if self.follows_growth:
-            raise ConfigError(
-                f'Decided proportions belong to the data that a run began with, but `on_growth` '
-                f"{self._opener.on_growth!r} follows others. Set it to 'ignore', or give a `schedule`."
-            )
-        return super().decided(*args, **options)
-
-    def take_growth(self, *, evaluates: bool = False, remainder: Remainder | None = None) -> None:
-        """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.
-
-        Loaders and trainers' plugins call it on all ranks before the pass. Again before the same pass it does nothing.
-
-        Args:
-            evaluates: whether the pass is one of evaluation, which reads the same epoch always.
-            remainder: the loader's; None: it has none of its own.
-
-        Raises:
-            StreamError, EmptyDatasetError, ConfigError: as `Opener.next_generations`.
-        """
-        if evaluates and self._opener.follows:
-            raise ConfigError(
-                'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
-                "its dataset to 'ignore'."
-            )
-        refuse_exclusions({'on_growth': self._opener.on_growth, 'remainder': remainder})
-        (epoch, start), takeover = self.progress.next(rank=self.topology.rank), self.mixture.takeover
-        # A checkpoint may have been taken after the decision.
-        is_decided = epoch == self._decided_for or (
-            takeover.positions and (takeover.epoch, takeover.sample) == (epoch, 0)
-        )
-        if not self._opener.follows or start or is_decided:
-            return
-        self._opener.check(self.run, self._opened.streams)  # a checkpoint may have named the order
-        if self.topology.world_size > 1 and not has_group():
-            raise ConfigError(
-                f'{self.topology.world_size} ranks agree on the samples of an epoch through the process group of '
-                f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
-            )
-        streams, state, fresh = self._opened.streams, self.resume_state(epoch, 0), self.progress.fresh
-        generations = self._opener.next_generations(streams, is_first=not epoch)
-        while any(Generation.of(s.fingerprint) != generations[s.name or ''] for s in self._opened.streams):
-            try:
-                opened = self._opener.open(generations, streams)
-            except EmptyDatasetError as error:  # on every rank
-                if not any(generation.first for generation in generations.values()):
-                    raise
-                _log.info('The new samples are passed over. %s', error)
-                self._opener.passed_over = next(iter(generations.values())).digest
-                generations = self._opener.next_generations(streams, is_first=False)
-                continue
-            run = opened.run
-            if not fresh:
-                run, _ = run.resumed(state, self._world(), may_change_mixture=True)
-            self._read(opened)
-            self.run = run
-            self._show_opened()
-            if not fresh:
-                self.progress.load(epoch, 0)  # no position is of the samples before, from now on
-        self._decided_for = epoch
 
 
 def _lacking(streams: Sequence[OpenedStream], generations: Mapping[str, Generation]) -> OpenedStream | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of, pinned
 from headrace.dataset.facts import loader_facts
-from headrace.dataset.progress import Cursor, EpochHint, ending_here
+from headrace.dataset.progress import Cursor, EpochHint, Place, ending_here
 from headrace.dataset.reading.batch_reader import AHEAD, Collate, PassRequest, Reader
 from headrace.dataset.sequence import Continuation
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
@@ -112,16 +112,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if not isinstance(num_workers, bool):  # PyTorch counts with truth values here
             check_kind('num_workers', num_workers, 'int')
         topology = None if topology is None else dataset.replicated(topology)
-        of_dataset = dataset.batch_size_on(topology)
-        batch_size = of_dataset if batch_size is None else batch_size
-        if batch_size is None:
-            raise ConfigError('Please pass `batch_size` to StreamingDataset or to StreamingDataLoader: both are None.')
-        if of_dataset not in (None, batch_size):
-            raise ConfigError(
-                f'`batch_size` is given twice with different values: {of_dataset} to StreamingDataset and '
-                f'{batch_size} to StreamingDataLoader. Give it once, in samples per device.'
-            )
+        batch_size = dataset.batch_size_of_loader(batch_size, topology)
+        # Trainers that copy a loader pass PyTorch's default in place of None.
+        self._collate = None if collate_fn is default_collate else collate_fn
         refuse_exclusions({'remainder': remainder or dataset.remainder, 'loader.drop_last': drop_last})
+        refuse_exclusions({'loader.pad': pad, 'loader.collate_fn': self._collate})
         if remainder == 'exact':
             dataset.check_columns(PADDING_KEY)
         if mark_streams:
@@ -141,17 +136,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
-        # Trainers that copy a loader pass PyTorch's default in place of None.
-        self._collate = None if collate_fn is default_collate else collate_fn
         if self._collate is None and batch_size > 1:
             dataset.require_equal_columns()
         self.pad = Pad.of(pad)
         if self.pad is not None:
-            if self._collate is not None:
-                raise ConfigError(
-                    '`pad` fills up the rows of batches that headrace makes, but `collate_fn`, or the `transform` or '
-                    '`collate` of a data module, makes them here. Pad there, or override `get_item` of the dataset.'
-                )
             dataset.check_pad(self.pad)
         self.device, self.fixed_epoch = device, fixed_epoch
         self._check_fixed_epoch()
@@ -166,8 +154,6 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._cursor = Cursor()
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
-        self._epoch_under_way: int | None = None
-        self._is_passing = False
         self._peeked: tuple[object, Generator[Any], Any, list[object]] | None = None
         self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, is_packed=dataset.is_packed)
         self._mixture_counts = MixtureCounts()
@@ -184,7 +170,15 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """PyTorch's constructor sets one; it is never asked."""
 
     def _facts(self) -> Facts:
-        return loader_facts(self)
+        return loader_facts(
+            type(self).__name__,
+            self.dataset,
+            batch=f'{self.batch_size:,} samples per device',
+            more=f'remainder {self.remainder!r}',
+            workers=self.num_workers,
+            places=lambda: (self._current(), self.next_pass()),
+            fixed_epoch=self.fixed_epoch,
+        )
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -226,18 +220,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Raises:
             TypeError: the dataset's epoch has no end; or it has more than 100 million samples, and a `batch_cost`.
         """
-        if not self.dataset.has_length:
-            raise TypeError("This loader has no length: its dataset's epoch does not end.")
-        if not self.dataset.is_counted:
-            raise TypeError(
-                f'This loader has no length: with `batch_cost` epochs differ, and it takes minutes to count the '
-                f'batches of many samples; an epoch has {self.dataset.epoch_size:,}. Limit the training by steps. '
-                f'`loader.plan().num_batches` counts them, once for each machine.'
-            )
+        self.dataset.check_counted()
         if self.counts_skipped:
             self.told_length = self.longest_epoch
             return self.told_length
-        return self.plan(self.next_pass()[0] if self._epoch_under_way is None else self._epoch_under_way).total_batches
+        return self.plan(self.next_pass()[0] if self._cursor.epoch is None else self._cursor.epoch).total_batches
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -253,7 +240,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 turns.append(turn)
                 place = self._cursor.begin = self.next_pass()
                 self.dataset.begin_pass(self._batches, place=place)
-                self._epoch_under_way = place[0]
+                self._cursor.begin_pass(place)
                 yield from batches
                 return
             with self._place_kept():
@@ -269,7 +256,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Raises:
             ConfigError: a pass is under way.
         """
-        if self._is_passing and self._peeked is None:
+        if self._cursor.is_passing:
             raise ConfigError(
                 'peek() looks at the first batch of the next pass, but a pass is under way. Call it before `iter`, or '
                 'after the last batch; or take the next batch of the pass.'
@@ -287,12 +274,12 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @contextmanager
     def _place_kept(self) -> Generator[None]:
-        begin, epoch = self._cursor.begin, self._epoch_under_way
+        cursor = copy(self._cursor)
         try:
             with self.dataset.progress.kept():
                 yield
         finally:
-            self._cursor.begin, self._epoch_under_way = begin, epoch
+            self._cursor = cursor
 
     def _next_key(self) -> object:
         """The next pass: where it begins, and what decides its batches."""
@@ -300,28 +287,30 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def _passes(self, turns: list[object]) -> Generator[Any]:
         """Batches of the next pass, of one plan after another if it is rescaled."""
-        running, self._counters.is_rescaled, progress = None, False, self.dataset.progress
+        progress, evaluates = self.dataset.progress, self.fixed_epoch is not None
+        place, running = self.next_pass(), None
         try:
-            while (running := (yield from self._pass(turns, running))) is not None:
-                self._counters.is_rescaled = True
-                self.dataset.take_growth(evaluates=self.fixed_epoch is not None)  # as ranks that join before batch 0
+            while place is not None:
+                place, running = yield from self._pass(turns, place, running)
+                if place is not None:
+                    self.dataset.take_growth(evaluates=evaluates)  # as ranks that join before batch 0
         except GeneratorExit:
             raise
         except BaseException:  # the next pass begins with the batch that failed
-            is_own = bool(turns) and progress.turn is turns[0] and self.fixed_epoch is None
-            if is_own and (place := self._current()) != progress.next(rank=self.dataset.topology.rank):
-                self._begin_at(place, self.plan(*place).stop, progress.trainer_epoch)
+            is_last_turn = bool(turns) and progress.turn is turns[0] and not evaluates
+            if is_last_turn and (place := self._current()) != self.dataset.next_place:
+                progress.load(*self._next_place(place))
             raise
 
     def _pass(
-        self, turns: list[object], running: Iterator[WorkerBatch] | None
-    ) -> Generator[Any, None, Iterator[WorkerBatch] | None]:
-        """Batches of the next pass, or its rest after a rescale; returns what still runs if another rescale ends it.
+        self, turns: list[object], place: tuple[int, int], running: Iterator[WorkerBatch] | None
+    ) -> Generator[Any, None, tuple[tuple[int, int] | None, Iterator[WorkerBatch] | None]]:
+        """Batches of a plan from a place on; returns where the pass goes on with another plan, and what still runs.
 
-        Without a turn the first one comes twice: to be looked at, and in its turn.
+        If `turns` is empty, the first batch is yielded twice: once for `peek`, once for the pass.
         """
         progress, evaluates, copies = self.dataset.progress, self.fixed_epoch is not None, copies_to(self.device)
-        epoch, _ = place = self._cursor.begin = self.next_pass()
+        epoch, _ = self._cursor.begin = place
         plan, reader, keys, pack = self.dataset.begin_batches(
             PassRequest(
                 batches=self._batches,
@@ -332,10 +321,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 continues=self._continues_after(epoch),
             )
         )
-        self._counters.begin_pass(new_processes=not self.persistent_workers)
-        ends_here, source = ending_here(), None
-        self._epoch_under_way, self._is_passing = epoch, True
-        goes_on = self._cursor.is_rescaled = self._cursor.is_decided = False
+        self._counters.begin_pass(new_processes=running is None and not self.persistent_workers)
+        self._cursor.begin_pass(place)
+        ends_here, source, goes_on = ending_here(), None, False
         known, is_uneven = 1, plan.uneven is not None  # a plan may find further batches at a cost
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
@@ -351,15 +339,16 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     progress.refuse_turns()
                 own_samples = received.rows
                 if number + 1 == known and (known := plan.batches(known, AHEAD).stop) == number + 1:
-                    self._epoch_under_way, own_samples = None, plan.own_samples(number)
+                    self._cursor.epoch, own_samples = None, plan.own_samples(number)
                 elif is_uneven:  # others have no padding
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
                 if self._cursor.is_rescaled:
-                    goes_on = progress.next(rank=self.dataset.topology.rank)[0] <= epoch
-                    return source if goes_on else None
-            return None
+                    there = self._next_place(self._current())
+                    goes_on = there.epoch <= epoch
+                    return (there[:2], source) if goes_on else (None, None)
+            return None, None
         finally:
             if ends_here() and not goes_on:
                 self._end_pass(epoch, source)
@@ -377,11 +366,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return received.batch
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
-        progress, rank = self.dataset.progress, self.dataset.topology.rank
-        if self._cursor.is_decided and progress.next(rank=rank) == self._cursor.position:
-            progress.begin(rank=rank, worker=0)  # left, as a pass without a decision, before the epoch ended
-        progress.end(epoch)
-        self._epoch_under_way, self._is_passing = None, False
+        self.dataset.progress.end(epoch)
+        self._cursor.epoch, self._cursor.is_passing = None, False
         if not self.num_workers:
             self.dataset.pool.shards.pause()
         if not self.persistent_workers:
@@ -481,7 +467,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the next pass."""
-        epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
+        epoch, start = self.dataset.next_place
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
     def _continues_after(self, epoch: int) -> bool:
@@ -530,15 +516,15 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.dataset.keep_topology(self.handed_out)
         if not isinstance(position, Mapping):
             # A pass of evaluation that was left is no place to go on from.
-            is_left = self.fixed_epoch is not None and (not self._is_passing or self._peeked is not None)
+            is_left = self.fixed_epoch is not None and not self._cursor.is_passing
             epoch, sample = self.next_pass() if is_left else self._current()
             position = self._state_at(epoch, sample if position is None else position, self.global_batch_size)
         batches = replace(self._batches, topology=self.dataset.replicated(topology))
         there = self._continued(position, batches)
         self.dataset.rescale(batches)
         object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
-        self._switch(*there)
-        self._cursor.is_rescaled = self._peeked is None  # `iter` sees what became of a pass that was looked at
+        self.dataset.take(there)
+        self._cursor.is_rescaled = self._cursor.is_passing
         self.dataset.say_resumed()
 
     def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
@@ -556,18 +542,18 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """
         if self.fixed_epoch is not None:
             raise ConfigError('A loader for evaluation has one mixture. Set the proportions of the training loader.')
-        is_passing = self._is_passing and self._peeked is None
+        is_passing = self._cursor.is_passing
         place = self._current() if is_passing else self.next_pass()
         run = self.dataset.decided(place, proportions, by, self.global_batch_size)
-        end = run.plan(*place, self._batches).stop
-        self._switch(Continuation(run, *place, place[1]), end, self.dataset.progress.trainer_epoch)
-        self._cursor.is_rescaled = self._cursor.is_decided = is_passing
+        run.plan(*place, self._batches)  # may refuse it
+        self.dataset.run, self._cursor.is_rescaled = run, is_passing
         return run.decisions[-1]
 
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
-        progress, rank, position = self.dataset.progress, self.dataset.topology.rank, self._cursor.position
-        return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
+        position = self._cursor.position
+        has_begun = self.dataset.progress.begun(rank=self.dataset.topology.rank)
+        return position if has_begun and position is not None else self.dataset.next_place
 
     def state_dict(self) -> dict[str, int | str]:
         """The position for a checkpoint: ints or strs by fixed keys, the same on every rank.
@@ -591,26 +577,18 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             ValueError: the state is malformed, or belongs to other data or another mixture.
         """
         if not ResumeState.from_dict(state).is_stale:
-            self._switch(*self._continued(state, self._batches))
+            self.dataset.take(self._continued(state, self._batches))
         self.dataset.say_resumed()
 
-    def _continued(self, state: Mapping[str, Any], batches: BatchSpec) -> tuple[Continuation, float, int | None]:
-        """What a state continues with, where its epoch ends, and the epoch that a trainer was in."""
+    def _continued(self, state: Mapping[str, Any], batches: BatchSpec) -> Continuation:
         resume = ResumeState.from_dict(state)
-        there = self.dataset.continued(resume, batches)
-        # Users of MosaicML Streaming expect an empty pass at the end of an epoch.
-        stop = math.inf if resume.version is None else there.run.plan(there.epoch, there.sample, batches).stop
-        return there, stop, state.get(_TRAINER_EPOCH)
+        run, place, opened = self.dataset.continued(resume, batches)
+        place = place._replace(trainer_epoch=state.get(_TRAINER_EPOCH, place.epoch))
+        if resume.version is not None:  # users of MosaicML Streaming expect an empty pass at the end of an epoch
+            place = place.rolled_over(run.plan(place.epoch, place.sample, batches).stop)
+        return Continuation(run, place, opened)
 
-    def _switch(self, there: Continuation, stop: float, trainer_epoch: int | None) -> None:
-        """Continue with another run, whose present epoch ends at `stop`."""
-        self.dataset.take(there)
-        self._begin_at((there.epoch, there.sample), stop, trainer_epoch)
-        self._cursor.is_decided = False
-
-    def _begin_at(self, place: tuple[int, int], stop: float, trainer_epoch: int | None) -> None:
-        """Have the next pass begin at a place; at the end of its epoch, with the next epoch."""
-        (epoch, sample), progress = place, self.dataset.progress
-        rolled = place if sample < stop else (epoch + 1, 0)
-        progress.load(*rolled, epoch if trainer_epoch is None else trainer_epoch)
-        progress.loaded_end = None if rolled == place else place
+    def _next_place(self, place: tuple[int, int]) -> Place:
+        """Where the next pass begins if it continues at a place."""
+        told, stop = self.dataset.progress.trainer_epoch, self.dataset.run.plan(*place, self._batches).stop
+        return Place(*place, trainer_epoch=place[0] if told is None else told).rolled_over(stop)

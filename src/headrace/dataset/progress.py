@@ -20,7 +20,7 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,23 @@ from headrace.order import BatchPlan
 _RANKS, _WORKERS = 256, 512  # more would share cells
 _EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _AT_EXIT, _HEADER = 0, 1, 2, 3, 4, 5, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
+
+
+class Place(NamedTuple):
+    """Where the next pass begins, and how a trainer counts there."""
+
+    epoch: int
+    sample: int
+    counted: int | None = None
+    """The trainer's number of samples in the epoch; None: as many as `sample`."""
+    trainer_epoch: int | None = None
+    """The epoch that the trainer is in, by its own count; None: it did not say."""
+    end: tuple[int, int] | None = None
+    """The end of an epoch at which a state was taken, if the next pass is the next epoch."""
+
+    def rolled_over(self, stop: float) -> Place:
+        """This place, or the next epoch if the pass from here on, which ends at `stop`, has no batch."""
+        return self if self.sample < stop else self._replace(epoch=self.epoch + 1, sample=0, end=self[:2])
 
 
 class Progress:
@@ -50,10 +67,10 @@ class Progress:
         # A rank that was forked or spawned with a copy of its parent's dataset is another run, and must not count its
         # siblings' passes. A DataLoader's worker, in contrast, counts for its parent.
         if self._owner != os.getpid() and get_worker_info() is None:
-            header = self._slots[:_HEADER].copy()
+            header, loaded = self._slots[:_HEADER].copy(), self.loaded
             self.__del__()
             self._own()
-            self._slots[:_HEADER] = header
+            self._slots[:_HEADER], self.loaded = header, loaded
 
     def _map(self, fd: int) -> None:
         self._fd = fd
@@ -62,9 +79,8 @@ class Progress:
         self._readers = weakref.WeakSet[Any]()
         self._reader: tuple[weakref.ref[Any], bool] | None = None  # of the last pass
         self.trainer_epoch: int | None = None  # The epoch that a trainer is in, by its own count; None: it did not say.
-        self._loaded_trainer_epoch: int | None = None
-        self.loaded_end: tuple[int, int] | None = None
-        """The end of an epoch at which a state was taken, if the next pass shall be the next epoch."""
+        self.loaded = Place(0, 0)
+        """The place of the last `load` in this process."""
         self.turn: object = None  # Identity of the last pass of a `StreamingDataLoader`.
 
     def _cells(self, rank: int) -> npt.NDArray[np.int64]:
@@ -149,14 +165,14 @@ class Progress:
         """
         self._claim()
         here, sample, is_loaded = (int(self._slots[slot]) for slot in (_EPOCH, _SAMPLE, _LOADED))
-        was = self._loaded_trainer_epoch
+        was, end = self.loaded.trainer_epoch, self.loaded.end
         if not self._slots[_HEADER:].any():
             if not is_loaded and epoch > here:
                 self.load(epoch, 0)
             elif was is not None and epoch > was and sample:
                 self.load(here + epoch - was, 0)
-            elif epoch == was and self.loaded_end is not None:
-                self.load(*self.loaded_end)
+            elif epoch == was and end is not None:
+                self.load(*end)
         self.trainer_epoch = epoch
 
     @property
@@ -172,29 +188,31 @@ class Progress:
     def seconds_stalled(self, seconds: float) -> None:
         self._slots[_STALLED] = int(seconds * 1e9)
 
-    def load(self, epoch: int, sample: int, trainer_epoch: int | None = None) -> None:
-        """Have the next pass begin at `sample` of `epoch`, which a trainer counts as `trainer_epoch`."""
+    def load(self, epoch: int, sample: int, *more: Any) -> None:
+        """Have the next pass begin at a place; the arguments are the fields of `Place`."""
         self._claim()
         self._slots[_HEADER:] = 0
         self._slots[_ENDED] = 0
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
-        self._loaded_trainer_epoch, self.loaded_end = trainer_epoch, None
+        self.loaded = Place(epoch, sample, *more)
 
     @contextmanager
     def kept(self) -> Generator[None]:
         """Let passes begin and end here without a trace."""
         self._claim()
-        before = self._slots.copy(), self._loaded_trainer_epoch, self.loaded_end
+        before = self._slots.copy(), self.loaded
         try:
             yield
         finally:
-            self._slots[:], self._loaded_trainer_epoch, self.loaded_end = before
+            self._slots[:], self.loaded = before
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:  # a spawned worker shares the memory
             return _attach, (reduction.DupFd(self._fd), self._owner)
         passes = int(self._slots[_HEADER:].max())  # of whichever rank counts here
-        return _copy, (self._slots[:_HEADER].tolist(), *self._pass(passes))
+        place = self._pass(passes)
+        is_loaded = bool(self._slots[_LOADED])
+        return _copy, (is_loaded, self.loaded if is_loaded and self.loaded[:2] == place else Place(*place))
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of the interpreter `os` is None
         fd = getattr(self, '_fd', -1)
@@ -219,24 +237,28 @@ def _attach(handle: Any, owner: int) -> Progress:
     return progress
 
 
-def _copy(header: list[int], epoch: int, sample: int) -> Progress:
+def _copy(is_loaded: bool, place: Place) -> Progress:
     progress = Progress()
-    if header[_LOADED] or epoch or sample:
-        progress.load(epoch, sample)
+    if is_loaded or place[:2] != (0, 0):
+        progress.load(*place)
     return progress
 
 
 class Cursor:
     """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
 
-    __slots__ = ('begin', 'handed_out', 'is_decided', 'is_rescaled')
+    __slots__ = ('begin', 'epoch', 'handed_out', 'is_passing', 'is_rescaled')
 
     def __init__(self) -> None:
         self.begin: tuple[int, int] | None = None  # Epoch and first sample of a pass that has given no batch yet.
         self.handed_out: tuple[BatchPlan, int] | None = None  # The plan and number of the last batch.
-        self.is_rescaled = False  # Whether the plan of the pass under way is over, because other ranks read on.
-        self.is_decided = False
-        """Whether it is over because of other proportions, so that leaving the pass still ends its epoch."""
+        self.is_passing = False  # Whether a pass is under way, beside one that `peek` has begun.
+        self.epoch: int | None = None  # That of the pass under way, until its last batch.
+        self.is_rescaled = False  # Whether it goes on with another plan, of other ranks or proportions.
+
+    def begin_pass(self, place: tuple[int, int]) -> None:
+        self.begin, self.epoch, self.is_passing = place, place[0], True
+        self.is_rescaled = False
 
     @property
     def position(self) -> tuple[int, int] | None:

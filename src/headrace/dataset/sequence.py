@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headrace.dataset.progress import Progress
-from headrace.dataset.ranks import gathered
+from headrace.dataset.growth import OnGrowth, Opened, Opener
+from headrace.dataset.progress import Place, Progress
+from headrace.dataset.ranks import gathered, has_group
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError
 from headrace.errors.display import count_text
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.errors.redaction import logger_of
 from headrace.order import (
     BatchPlan,
@@ -33,13 +36,11 @@ MOST_COUNTED = 100_000_000
 
 
 class Continuation(NamedTuple):
-    """What a state continues with: nothing has changed before `SampleSequence.take` gets it."""
+    """What a run goes on with: nothing has changed before `SampleSequence.take` gets it."""
 
     run: Run
-    epoch: int
-    sample: int
-    counted: int  # The trainer's number of samples in the epoch.
-    opened: Any = None  # The streams that it reads, if they are opened again.
+    place: Place
+    opened: Opened | None = None  # The streams that it reads, if they are opened again.
 
 
 class SampleSequence:
@@ -58,6 +59,8 @@ class SampleSequence:
         topology: rank, world size and nodes; None: detected on request.
     """
 
+    _opener: Opener
+    _opened: Opened
     global_batch_size: int | None = None  # a subclass may store `batch_size` before it is made
 
     def __init__(
@@ -80,8 +83,9 @@ class SampleSequence:
         self.remainder: Remainder | None = remainder
         self.replication = replication
         self._topology = None if topology is None else self.replicated(topology)
-        self._progress = Progress()
-        self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
+        self.progress = Progress()
+        """The current epoch, and the place where the next pass begins."""
+        self._decided_for: int | None = None  # the epoch whose samples were decided last, of data that grow
         self._last_batches: BatchSpec | None = None  # of the last pass
         self.may_count = True
         """Whether `len` counts epochs of `batch_cost`; False for a trainer that takes all to be alike."""
@@ -102,11 +106,7 @@ class SampleSequence:
     @property
     def batch_size(self) -> int | None:
         """Samples of one device batch, if known; the most of any rank."""
-        return self.batch_size_on()
-
-    def batch_size_on(self, topology: Topology | None = None) -> int | None:
-        """`batch_size` on the ranks of a topology, by default the present one."""
-        return self._batch_size if self.global_batch_size is None else self.batch_spec(topology=topology).batch_size
+        return self._batch_size if self.global_batch_size is None else self.batch_spec().batch_size
 
     @batch_size.setter
     def batch_size(self, value: int | None) -> None:
@@ -116,6 +116,21 @@ class SampleSequence:
                 f'but `batch_size` is to be {value}. Leave one of them out.'
             )
         self._batch_size = value
+
+    def batch_size_of_loader(self, requested: int | None, topology: Topology | None) -> int:
+        """Samples per device in the batches of a loader, on a topology or the present one; ConfigError: unclear."""
+        known = self._batch_size
+        if self.global_batch_size is not None:
+            known = self.batch_spec(topology=topology).batch_size
+        size = known if requested is None else requested
+        if size is None:
+            raise ConfigError('Please pass `batch_size` to StreamingDataset or to StreamingDataLoader: both are None.')
+        if known not in (None, size):
+            raise ConfigError(
+                f'`batch_size` is given twice with different values: {known} to StreamingDataset and {size} to '
+                f'StreamingDataLoader. Give it once, in samples per device.'
+            )
+        return size
 
     @property
     def num_canonical_nodes(self) -> int:
@@ -161,8 +176,13 @@ class SampleSequence:
         """The run with other proportions from a place on, as `Run.with_decision` gives it.
 
         Raises:
-            ConfigError: the ranks of a process group do not ask for the same.
+            ConfigError: the ranks of a process group do not ask for the same; or data that grow are followed.
         """
+        if self.follows_growth:
+            raise ConfigError(
+                f'Decided proportions belong to the data that a run began with, but `on_growth` {self.on_growth!r} '
+                f"follows others. Set it to 'ignore', or give a `schedule`."
+            )
         earlier = f', after {len(all_)} decisions up to {all_[-1].digest}' if (all_ := self.run.decisions) else ''
         requests = gathered(f'{shares_of(proportions)} by {by!r} at {place}{earlier}')
         other = next((rank for rank, request in enumerate(requests) if request != requests[0]), None)
@@ -173,6 +193,7 @@ class SampleSequence:
             )
         return self.run.with_decision(place, proportions, by, self._world(global_batch_size), self.check_mixture)
 
+    @abstractmethod
     def check_mixture(self, mixture: Mixture) -> None:
         """Check that streams that share batches under a mixture have equal columns.
 
@@ -210,14 +231,26 @@ class SampleSequence:
 
     @property
     def epochs_differ(self) -> bool:
-        """Whether epochs may have different numbers of batches: `skip` shortens some, `batch_cost` cuts each anew."""
-        return self.has_length and (bool(self.skip) or self.run.asked.order.batch_cost is not None)
+        """Whether epochs may differ in batches: by `skip`, by `batch_cost`, or because data grow."""
+        differ = bool(self.skip) or self.run.asked.order.batch_cost is not None
+        return self.follows_growth or (self.has_length and differ)
 
     @property
     def is_counted(self) -> bool:
         """Whether `len` of a loader counts the batches of an epoch; with `batch_cost`, of at most `MOST_COUNTED`."""
         counts = self.may_count and self.epoch_size <= MOST_COUNTED
         return self.has_length and (counts or self.run.asked.order.batch_cost is None)
+
+    def check_counted(self) -> None:
+        """Refuse the length of a loader where there is none; TypeError: see `is_counted`."""
+        if not self.has_length:
+            raise TypeError("This loader has no length: its dataset's epoch does not end.")
+        if not self.is_counted:
+            raise TypeError(
+                f'This loader has no length: with `batch_cost` epochs differ, and it takes minutes to count the '
+                f'batches of many samples; an epoch has {self.epoch_size:,}. Limit the training by steps. '
+                f'`loader.plan().num_batches` counts them, once for each machine.'
+            )
 
     @property
     def skipped_documents(self) -> Ranges:
@@ -323,9 +356,9 @@ class SampleSequence:
     # -- the position ----------------------------------------------------------------------------------------------
 
     @property
-    def progress(self) -> Progress:
-        """The current epoch, and the place where the next pass begins."""
-        return self._progress
+    def next_place(self) -> tuple[int, int]:
+        """Epoch and first sample of the next pass."""
+        return self.progress.next(rank=self.topology.rank)
 
     def resume_state(
         self,
@@ -365,13 +398,15 @@ class SampleSequence:
                 f"`num_samples`: torchdata's StatefulDataLoader gives none. Use headrace.StreamingDataLoader in its "
                 f'place. Its state_dict() and load_state_dict(state) resume exactly, on other ranks and workers too.'
             )
-        epoch, start = self._progress.current(rank=self.topology.rank)
-        if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
-            # Composer saves an epoch's end with the number of the next epoch.
-            epoch, start = self._progress.next(rank=self.topology.rank)
-        if num_samples and self._progress.loaded_end is not None and not self._progress.begun(rank=self.topology.rank):
-            epoch, start = self._progress.loaded_end  # the trainer counts no epoch that has not begun
-        counted = self._resumed[2] if self._resumed[:2] == (epoch, start) else start
+        progress, rank = self.progress, self.topology.rank
+        epoch, start = progress.current(rank=rank)
+        if num_samples == 0 and from_beginning and progress.ended(rank=rank):
+            epoch, start = self.next_place  # Composer saves an epoch's end with the number of the next epoch
+        loaded = progress.loaded
+        if num_samples and loaded.end is not None and not progress.begun(rank=rank):
+            epoch, start = loaded.end  # the trainer counts no epoch that has not begun
+        is_loaded = (loaded.end or loaded[:2]) == (epoch, start)
+        counted = start if loaded.counted is None or not is_loaded else loaded.counted
         if self.counts_skipped or not (self.skip or counted < start):
             position = num_samples if from_beginning else start + num_samples
             return self.resume_state(epoch, self.position_of(position)).to_dict()
@@ -402,13 +437,10 @@ class SampleSequence:
         Raises:
             ValueError: the state is malformed, or belongs to other data or another mixture.
         """
-        self.load_resume_state(ResumeState.from_dict(state))
+        resume = ResumeState.from_dict(state)
+        if not resume.is_stale:
+            self.take(self.continued(resume))
         self.say_resumed()
-
-    def load_resume_state(self, state: ResumeState, batches: BatchSpec | None = None) -> None:
-        """As `load_state_dict`, from the value itself."""
-        if not state.is_stale:
-            self.take(self.continued(state, batches))
 
     def continued(self, state: ResumeState, batches: BatchSpec | None = None) -> Continuation:
         """The run and the position at which it continues from a state, which is not stale.
@@ -421,32 +453,103 @@ class SampleSequence:
             TopologyError, ConfigError: the replicas cannot share the batches.
             ResumeError: the state belongs to other data, another mixture, another order or other batches.
         """
-        run, opened = self._run_over(state)
+        opened = self._data_of(state)
         size, topology = self._world().global_batch_size, self.topology
         world = World(topology.nodes, size, topology.replicas) if batches is None else batches.world
-        run, (epoch, start) = run.resumed(state, world)
+        run, (epoch, start) = (self.run if opened is None else opened.run).resumed(state, world)
         if batches is not None:
             run.plan(epoch, start, batches)
-        return Continuation(run, epoch, start, state.count if start == state.sample_in_epoch else start, opened)
+        counted = state.count if start == state.sample_in_epoch else None
+        return Continuation(run, Place(epoch, start, counted), opened)
 
-    def _run_over(self, state: ResumeState) -> tuple[Run, Any]:
-        """The run over the data of a state, and the streams if they were opened again for it."""
-        del state
-        return self.run, None
+    def _data_of(self, state: ResumeState) -> Opened | None:
+        """The data of a state, where shards were appended since; None if they are open."""
+        may_open = self.follows_growth or self.run.asked.on_mixture_change == 'refuse'
+        return self._opener.open_at(state, self._opened.streams) if may_open else None
 
     def take(self, there: Continuation) -> None:
         """Continue there, in the next pass."""
-        self.run = there.run
-        self._progress.load(there.epoch, there.sample)
-        self._resumed = there.epoch, there.sample, there.counted
+        self._adopt(there.run, there.opened)
+        self.progress.load(*there.place)
+        self._decided_for = None
+
+    def _adopt(self, run: Run, opened: Opened | None) -> None:
+        before = self._opened.streams
+        if opened is not None:
+            self._read(opened)
+        self.run = run
+        if opened is not None:
+            self._show_opened()
+        for was, stream in zip(before, self._opened.streams, strict=True):
+            if stream.fingerprint != was.fingerprint and not self.topology.rank and not self.follows_growth:
+                _log.warning(
+                    'Stream %s has %d shards, of which the run goes on with %d: the others were appended since it '
+                    "began. `on_growth` 'next_pass' takes them from the next epoch on.",
+                    stream.title, stream.stored_shards, len(stream.shards),
+                )  # fmt: skip
+
+    @abstractmethod
+    def _read(self, opened: Opened) -> None:
+        """Read these streams from now on. If it raises, nothing has changed."""
+
+    @abstractmethod
+    def _show_opened(self) -> None:
+        """Let the given streams say what is read."""
 
     def say_resumed(self) -> None:
         """Log where the next pass continues, on rank 0; for all who load a state."""
-        if not self.topology.rank and not self._progress.fresh:
-            epoch, sample = self._progress.next(rank=0)
-            _log.info(
-                'The data continue at epoch %d, sample %d, on %s.',
-                epoch,
-                sample,
-                count_text(self.topology.world_size, 'rank'),
+        if not self.topology.rank and not self.progress.fresh:
+            ranks = count_text(self.topology.world_size, 'rank')
+            _log.info('The data continue at epoch %d, sample %d, on %s.', *self.next_place, ranks)
+
+    # -- data that grow --------------------------------------------------------------------------------------------
+
+    @property
+    def on_growth(self) -> OnGrowth:
+        """What epochs take of samples that are appended."""
+        return self._opener.on_growth
+
+    @property
+    def follows_growth(self) -> bool:
+        """Whether epochs take samples that are appended."""
+        return self._opener.follows
+
+    def take_growth(self, *, evaluates: bool = False, remainder: Remainder | None = None) -> None:
+        """Decide which samples the next pass takes, if it begins an epoch; see `on_growth`.
+
+        Loaders and trainers' plugins call it on all ranks before the pass. Again before the same pass it does nothing.
+
+        Args:
+            evaluates: whether the pass is one of evaluation, which reads the same epoch always.
+            remainder: the loader's remainder, or None to use the dataset's.
+
+        Raises:
+            StreamError, EmptyDatasetError, ConfigError: as `Opener.next_generations`.
+        """
+        if not self.follows_growth:
+            return
+        if evaluates:
+            raise ConfigError(
+                'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
+                "its dataset to 'ignore'."
             )
+        refuse_exclusions({'on_growth': self.on_growth, 'remainder': remainder})
+        (epoch, start), takeover = self.next_place, self.mixture.takeover
+        # A checkpoint may have been taken after the decision.
+        is_taken_over = takeover.positions and (takeover.epoch, takeover.sample) == (epoch, 0)
+        if start or epoch == self._decided_for or is_taken_over:
+            return
+        self._opener.check(self.run, self._opened.streams)  # a checkpoint may have named the order
+        if self.topology.world_size > 1 and not has_group():
+            raise ConfigError(
+                f'{self.topology.world_size} ranks agree on the samples of an epoch through the process group of '
+                f"torch.distributed, but there is none. Initialize it, or set `on_growth` to 'ignore'."
+            )
+        opened = self._opener.open_grown(self._opened.streams, is_first=not epoch)
+        if opened is not None and self.progress.fresh:
+            self._adopt(opened.run, opened)
+        elif opened is not None:
+            run, _ = opened.run.resumed(self.resume_state(epoch, 0), self._world(), may_change_mixture=True)
+            self._adopt(run, opened)
+            self.progress.load(epoch, 0)  # no position is of the samples before, from now on
+        self._decided_for = epoch

@@ -217,7 +217,6 @@ class LoaderCounters:
         self._asked = self._handed_out = 0.0
         self._busy: deque[float] = deque(maxlen=_RECENT)
         self.own_samples = 0  # Rows of the last batch that are no padding.
-        self.is_rescaled = False  # Whether the pass goes on after a rescale, in the same processes.
         self._recent_tokens: deque[npt.NDArray[np.int64]] = deque(maxlen=2)
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
@@ -227,7 +226,7 @@ class LoaderCounters:
         """Note the start of a pass, in new processes or in those of the last pass."""
         self._asked, self._handed_out = time.perf_counter(), 0.0
         self._seconds_to_first_batch = None
-        if new_processes and not self.is_rescaled:  # ids are used again
+        if new_processes:  # ids are used again
             self._of_process.clear()
 
     def ask(self) -> None:

@@ -263,6 +263,10 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         "batch. So `remainder` 'drop', or `drop_last`, would lose samples",
         "set `remainder` to 'exact' or 'repeat', or `on_growth` to 'next_pass'")
       for dropped in (Choice('remainder', _is('drop')), _DROP_LAST)),
+    Exclusion(
+        Choice('loader.pad'), Choice('loader.collate_fn', _is_other_than()),
+        '`pad` fills up the rows of batches that headrace makes, but `collate_fn`, or the `transform` or `collate` of '
+        'a data module, makes them here', 'pad there, or override `get_item` of the dataset'),
     # -- packing ---------------------------------------------------------------------------------------------------
     *(_packing(
         choice, 'rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing',

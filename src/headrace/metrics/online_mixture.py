@@ -93,11 +93,5 @@ class MixtureObserver:
             )
         losses = {name.removeprefix(metric.prefix): float(loss) for name, loss in metric.compute().items()}
         metric.reset()
-        run = loader.dataset.run
-        before = (
-            run.decisions[-1].what['proportions']
-            if run.decisions
-            else dict(zip(loader.dataset.stream_names, run.mixture.proportions, strict=True))
-        )
-        shares = proportions_by_loss(before, losses, references=self._references, **self._rule)
+        shares = proportions_by_loss(loader.dataset.run.proportions, losses, references=self._references, **self._rule)
         return loader.set_proportions(shares, by='OnlineMixture')

@@ -200,6 +200,14 @@ class Run:
             config = config.for_batches(world.global_batch_size, world.replicas)
         return config.resolve_defaults(self.mixture, world.nodes)
 
+    @property
+    def proportions(self) -> Mapping[str, float]:
+        """The streams' shares by name, as they were decided last."""
+        if self.decisions:
+            return self.decisions[-1].what['proportions']
+        names = [stream.name for stream in self.mixture.streams]
+        return dict(zip(names, self.mixture.proportions, strict=True))
+
     def initial_nodes(self, nodes: int) -> int:
         """Nodes that the run began on, or begins on."""
         return nodes if self.began_on is None else self.began_on

@@ -221,19 +221,6 @@ class ResumeState:
             config=config,
         )
 
-    def rolled_over(self, stop: int) -> ResumeState:
-        """The state to continue from where an empty pass is not wanted: a finished epoch becomes the next one's begin.
-
-        Args:
-            stop: position at which the pass resumed from this state ends, `Plan.stop`.
-
-        Returns:
-            This state if samples are left before ``stop`` or if it is MosaicML's, whose users expect the empty pass.
-        """
-        if self.version is None or self.is_stale or self.sample_in_epoch < stop:
-            return self
-        return replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
-
     def check(self, config: OrderConfig, mixture: Mixture, *, may_change_mixture: bool = False) -> bool:
         """Refuse a config and a mixture that cannot continue from this state.
 

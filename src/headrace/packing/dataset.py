@@ -23,6 +23,7 @@ from headrace.order import (
     Mixture,
     MixtureChange,
     OrderConfig,
+    ResumeState,
     Run,
     SampleUse,
     Topology,
@@ -182,6 +183,9 @@ class PackedDataset(StreamingDataset):
         finally:
             if reader.prefetches:
                 self.pool.shards.pause()
+
+    def _data_of(self, state: ResumeState) -> None:
+        """No other data: lanes hold documents of those that are open."""
 
     def check_columns(self, key: ReservedKey, streams: Sequence[OpenedStream] | None = None) -> None:
         """No check: batches hold no columns of the data."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,6 @@ from headrace.storage.cache.peers import Peers
 from headrace.tensors.audio import Clips
 from headrace.tensors.padding import Pad
 
-if TYPE_CHECKING:
-    from headrace.dataset.dataset import StreamingDataset
-
 Collate = Callable[[list[Any]], Any]
 Weigh = Callable[[BatchPlan, int, npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 Key = TypeVar('Key')
@@ -49,7 +46,7 @@ class SampleSource:
     """The parts of a dataset that readers get. They go to workers."""
 
     pool: SamplePool  # The samples by id, as they are stored.
-    samples: SamplePool | StreamingDataset  # The dataset, if a user's code reads samples; else the pool.
+    samples: SamplePool | Dataset[Any]  # The dataset, if a user's code reads samples; else the pool.
     is_columnar: bool  # Whether no user's code reads samples, so that batches can be read column by column.
     skipping_reader: SkippingReader | None  # Replaces bad samples; None: they raise.
     shuffle_seed: int
