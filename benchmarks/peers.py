@@ -1,7 +1,7 @@
 """Nodes that share their caches: requests to the store, waits, and processor time.
 
-    python benchmarks/peers.py [--nodes 8] [--shards 256] [--epochs 3] [--cache 0.25] [--delay 0.02] [--pace 0.05]
-        [--kills 50] [--stops 20] [--s3] [--link 3] [--cases ...]
+    python benchmarks/peers.py [--nodes 8] [--shards 256] [--shard 32768] [--epochs 3] [--cache 0.25] [--delay 0.02]
+        [--pace 0.05] [--kills 50] [--stops 20] [--s3] [--link 3] [--cases ...]
 
 Each node is a process with an address from 127.0.0.2 on, its own cache, and a rank that reads all shards in part. The
 nodes meet after every batch, as trainers do, and then wait for `pace` seconds. Each request to the store takes `delay`
@@ -49,23 +49,24 @@ from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
 from headrace.format import FileInfo, hash_file, verify_file
 from headrace.storage import CacheEntry, CachePart, ShardCache, register_store
 from headrace.storage.cache import peer_server
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import Peers, StreamPeers
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
 from tests.support.servers.link import Link
 from tests.support.servers.peers import servers_of
 from tests.support.servers.s3 import rgw_server
 
-BATCH, LENGTH, SHARD = 8, 512, 1 << 15
+BATCH, LENGTH = 8, 512
 FORK = multiprocessing.get_context('fork')
 CUTS = 'one-way', 'one-way-refused', 'apart', 'apart-refused'
 
 
-def write(folder: Path, shards: int) -> int:
-    """The data set, of 31 samples a shard; returns its bytes."""
+def write(folder: Path, shards: int, size: int) -> int:
+    """The data set, with shards of so many bytes, 31 samples in 32 KiB; returns its bytes."""
     columns = {'tokens': f'ndarray:uint16:{LENGTH}', 'id': 'int'}
-    with MDSWriter(out=str(folder), columns=columns, size_limit=SHARD, hashes=['xxh64']) as writer:
-        for number in range(shards * 31):
+    with MDSWriter(out=str(folder), columns=columns, size_limit=size, hashes=['xxh64']) as writer:
+        for number in range(shards * (size * 31 >> 15)):
             writer.write({'tokens': np.full(LENGTH, number % 60_000, np.uint16), 'id': number})
     return sum(path.stat().st_size for path in folder.glob('*.mds'))
 
@@ -263,7 +264,7 @@ def move(folder: Path, algorithm: str | None, count: int = 16, size: int = 1 << 
     peer_server.serve(served, [serving])
     moved, begun = 0, time.process_time()
     for entry in entries:
-        if not asking.peers or not asking.peers.owned(entry.key):
+        if not asking.peers or not asking.peers.duty(entry.key):
             asking.fetch(entry)
             moved += size
             (folder / 'node 1' / entry.key).unlink()
@@ -301,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--nodes', type=int, default=8)
     parser.add_argument('--shards', type=int, default=256)
+    parser.add_argument('--shard', type=int, default=1 << 15, help='bytes of a shard')
     parser.add_argument('--epochs', type=int, default=3)
     parser.add_argument('--cache', type=float, default=0.25, help='share of the data that a node caches')
     parser.add_argument('--delay', type=float, default=0.02)
@@ -325,7 +327,7 @@ def main() -> None:
             rate, missed = join_cold(folder / 'cold')
             print(f'cold: {rate / 1e6:.0f} MB/s, {missed} of 64 shards asked of the store')
         remote = folder / 'remote'
-        options['limit'] = int(write(remote, options.pop('shards')) * options.pop('cache'))
+        options['limit'] = int(write(remote, options.pop('shards'), options.pop('shard')) * options.pop('cache'))
         options |= {'remote': remote, 'store': partial(LocalStore, remote)}
         if options.pop('s3'):
             options['store'] = put_in_s3(remote, stack)

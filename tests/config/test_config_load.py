@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
-from headrace.storage.cache.peers import PeerOptions
+from headrace.storage.cache.peer_options import PeerOptions
 from tests.support.datasets.refusals import MINIMAL, changed, errors, train, write
 
 

@@ -37,8 +37,8 @@ SAMPLES = 20 * SHARDS
 def _servers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Ends the servers that a test has started."""
     fix_owners(monkeypatch)
-    for name in 'SILENCE', 'START':
-        monkeypatch.setattr(peers_module, name, 30.0)  # on a busy machine
+    for name in 'SILENCE', 'START', 'LOST':
+        monkeypatch.setattr(peers_module, name, 60.0)  # on a busy machine
     yield
     for serving in peer_server._state.serving.values():
         os.close(serving.alive)
@@ -127,7 +127,7 @@ def test_batches_are_right_while_a_node_does_not_answer(
     iterators = [iter(loader) for loader in loaders]
     ids = [number for one in iterators for number in next(one)['id'].tolist()]
     pid = next(iter(peer_server._state.serving.values())).pid
-    for process in [*servers_of(pid), pid]:
+    for process in [pid, *servers_of(pid)]:
         os.kill(process, number)
     ids += [number for batches in zip(*iterators, strict=True) for batch in batches for number in batch['id'].tolist()]
     assert sorted(ids) == list(range(SAMPLES))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from headrace import MDSWriter
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.simulate.node import Owners
-from headrace.storage.cache.limit import KEPT
-from headrace.storage.cache.peers import PORT, PeerOptions, Peers
+from headrace.storage.cache.ownership import Ownership, SharedShards, hash_of
+from headrace.storage.cache.peer_options import PORT
 from tests.support.datasets.simulated import SAMPLES, SHARDS
 
 
@@ -75,33 +77,30 @@ def test_a_prefetch_lives_as_long_as_its_process(simulated_run, monkeypatch, wor
     assert len(prefetchers) == made
 
 
-@pytest.mark.parametrize('limit', [None, 1, 1600, 2500])
+@pytest.mark.parametrize('limit', [None, 1, 900, 1600, 2500])
 def test_owners_are_those_of_real_peers(limit):
-    nodes, sizes = 5, np.random.default_rng(0).integers(1, 200, 60)
-    owners = Owners(sizes, nodes, limit)
-    kept, largest = [], 0
-    for node in range(nodes):
-        peers = Peers(PeerOptions())
-        peers._peers = dict.fromkeys((f'node-{other}', PORT) for other in range(nodes))
-        peers.own = f'node-{node}', PORT
-        owned = sorted(
-            (shard for shard in range(60) if not peers.before(str(shard))), key=lambda s: -peers.owned(str(s))
-        )
-        assert sorted(owned) == np.flatnonzero(owners.owner == node).tolist()
-        largest = max(largest, sum(sizes[owned]))
-        while limit is not None and sum(sizes[owned]) > KEPT * limit:
-            owned.pop()
-        kept += owned
-    assert sorted(kept) == np.flatnonzero(owners.is_kept).tolist()
-    assert KEPT * (owners.limit_for_all - 1) < largest <= KEPT * owners.limit_for_all
-    assert Owners(sizes, nodes, owners.limit_for_all).is_kept.all()
+    nodes, sizes = [(f'node-{number}', PORT) for number in range(5)], np.random.default_rng(0).integers(1, 200, 60)
+    owners = Owners(sizes, len(nodes), limit)
+    room = math.inf if limit is None else limit
+    shards = SharedShards.of('', map(str, range(60)), sizes)
+    ownership = Ownership(dict.fromkeys(nodes, room), shards)
+    for number in range(60):
+        shard = hash_of('', str(number))
+        assert owners.is_kept[number] == (ownership.keeper(shard) is not None)
+        assert nodes[owners.owner[number]] == ownership.order(shard)[0]
+    assert Owners(sizes, len(nodes), owners.limit_for_all).is_kept.all()
 
 
 def test_a_shard_is_gone_once_its_owner_has_fetched_others_into_its_place():
-    owners = Owners(np.array([100]), 1, 50)
-    assert not owners.is_kept[0]
-    assert [owners.ask(0, 10.0, 2.0, fetched) for fetched in (0, 40, 90, 141)] == [2.0, 2.0, 2.0, 2.0]
-    assert owners.requests == 2
-    assert owners.ask(0, 11.5, 2.0, 150) == 0.5
+    owners = Owners(np.full(3, 100), 1, 290)
+    kept, *others = np.argsort(~owners.is_kept, kind='stable').tolist()
+    assert owners.is_kept.tolist().count(True) == 0 or owners.is_kept[kept]
+    first, second = others
+    assert not owners.is_kept[others].any()
+    assert [owners.ask(first, at, 2.0) for at in (10.0, 11.5, 13.0)] == [2.0, 0.5, 0.0]
+    assert owners.ask(second, 13.0, 2.0) == 2.0
+    assert owners.requests == 1
+    assert owners.ask(first, 14.0, 2.0) == 2.0
+    assert owners.requests == 1.5
     owners.count_anew()
     assert owners.requests == 1

@@ -45,7 +45,7 @@ from headrace.order.mixture.schedule import Change
 from headrace.order.shuffle import ALGORITHMS
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import known_formats
-from headrace.storage.cache.peers import PeerOptions
+from headrace.storage.cache.peer_options import PeerOptions
 from headrace.tensors.decoding import Decode
 from headrace.tensors.padding import Pad
 

@@ -41,7 +41,7 @@ from headrace.order.config import BATCH_COST_RULE, BatchCost
 from headrace.order.skip import read_range
 from headrace.order.state import decisions_in
 from headrace.selection import Mistake
-from headrace.storage.cache.peers import RULE, PeerOptions
+from headrace.storage.cache.peer_options import RULE, PeerOptions
 
 
 @dataclass(frozen=True, slots=True)

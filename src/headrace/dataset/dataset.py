@@ -77,7 +77,8 @@ from headrace.order.skip import refuse_documents
 from headrace.order.state import decisions_in
 from headrace.order.topology import Uneven, check_batch_size
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.storage.cache.peers import PeerOptions, Peers
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import Peers
 from headrace.tensors.decoding import DecodeLike
 from headrace.tensors.padding import Pad
 

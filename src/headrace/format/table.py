@@ -320,6 +320,10 @@ class ShardTable(ShardSequence):
             self.erased.get(shard, Erasure()),
         )
 
+    def keys(self) -> Iterator[str]:
+        """The name of each shard's first file, uncompressed."""
+        return map(self._name, self.first_files[:-1].tolist())
+
     def _name(self, file: int) -> str:
         return self.names[self.name_starts[file] : self.name_starts[file + 1] - 1].tobytes().decode()
 

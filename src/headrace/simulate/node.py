@@ -19,8 +19,8 @@ from headrace.order import BatchPlan
 from headrace.simulate.result import Conditions
 from headrace.simulate.world import Event, Link, Process, Processor, World
 from headrace.storage import FetchResult, FetchStatus
-from headrace.storage.cache.limit import KEPT
-from headrace.storage.cache.peers import PORT, scores
+from headrace.storage.cache.ownership import KEPT, PASSING, assign, hash_of, room_to_keep, scores, seed_of
+from headrace.storage.cache.peer_options import PORT
 from headrace.storage.transfer.download import RANGE, REQUESTS
 
 _THREADS = 8  # of a process' prefetch
@@ -28,33 +28,28 @@ _PRESENT, _ELSEWHERE, _NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchSta
 
 
 class Owners:
-    """The owner of each shard, as `Peers` finds it, and whether it keeps the shard, as `CacheLimit` does.
+    """The node that keeps each shard, or fetches it for the others, as `ownership` gives them.
 
     The nodes have names of their own here, which give other shards to each node, but as many. `sizes` are the unpacked
-    bytes of shards, int64[shards].
+    bytes of shards, int64[shards], and `limit` those that a node has for shards.
     """
 
     def __init__(self, sizes: npt.NDArray[np.int64], nodes: int, limit: int | None) -> None:
-        keys = [str(shard) for shard in range(len(sizes))]
-        self.owner = np.zeros(len(sizes), np.int64)
-        best = np.zeros(len(sizes), np.uint64)
-        for node in range(nodes):
-            score = np.array(scores((f'node-{node}', PORT), keys), np.uint64)
-            self.owner[score > best] = node
-            best = np.maximum(best, score)
-        firmest = np.lexsort((~best, self.owner))
-        owner, total = self.owner[firmest], sizes[firmest].cumsum()
-        first = np.searchsorted(owner, owner)
-        total -= total[first] - sizes[firmest[first]]
+        hashes = np.array([hash_of('', str(shard)) for shard in range(len(sizes))], np.uint64)
+        seeds = np.array([seed_of((f'node-{node}', PORT)) for node in range(nodes)], np.uint64)
         self.room = math.inf if limit is None else float(limit)
-        self.is_kept = np.zeros(len(sizes), bool)
-        passing = 2 * int(sizes.max())  # room for a shard that comes, and its compressed file
-        self.is_kept[firmest] = total <= min(KEPT * self.room, self.room - passing)
-        most = int(total.max())
-        self.limit_for_all = max(math.ceil(most / KEPT), most + passing)  # with which each owner keeps all its shards
+        largest = int(sizes.max())
+        keeper = assign(hashes, sizes, seeds, [room_to_keep(self.room, largest)] * nodes)
+        self.is_kept = keeper >= 0
+        self.owner = keeper if self.is_kept.all() else np.where(
+            self.is_kept, keeper, [int(scores(seeds, one).argmax()) for one in hashes[:, None]]
+        )  # fmt: skip
+        share = int(sizes.sum()) / nodes + largest  # with which a node has room for a shard while another one has none
+        self.limit_for_all = math.ceil(max(share / KEPT, share + PASSING * largest))
         self.room -= int(sizes[self.is_kept].sum()) / nodes  # for the shards that come and go
-        self.nodes: list[Node] = []  # that are simulated
-        self._come: dict[int, tuple[float, float]] = {}  # when the owner has it, and bytes of the node that asked last
+        self._sizes = sizes
+        self._come: dict[int, tuple[float, int]] = {}  # when the owner has it, and its bytes in `_fetched` by then
+        self._fetched = [0] * nodes  # bytes of shards that each owner fetched, and does not keep
         self.count_anew()
 
     def count_anew(self) -> None:
@@ -69,21 +64,22 @@ class Owners:
         """Whether the owner has a shard that it keeps."""
         return bool(self.is_kept[shard]) and shard in self._come and self._come[shard][0] <= now
 
-    def ask(self, shard: int, now: float, seconds: float, fetched: float) -> float:
+    def ask(self, shard: int, now: float, seconds: float) -> float:
         """Seconds until the owner has a shard, whose fetch from the store takes `seconds`.
 
-        A shard that is not kept is there until its owner has fetched others that fill its room, or while a node has a
-        copy. Nodes fetch alike, so the bytes that the asking node has `fetched` stand for those of the owner.
+        A shard that is not kept is there until its owner has fetched others of these into half of its room.
         """
-        come, before = self._come.get(shard, (math.inf, 0.0))
-        is_gone = not self.is_kept[shard] and fetched - before > self.room
-        is_gone = is_gone and not any(node.is_ready(shard) for node in self.nodes)
+        is_kept, owner, size = bool(self.is_kept[shard]), int(self.owner[shard]), int(self._sizes[shard])
+        come, before = self._come.get(shard, (math.inf, 0))
+        is_gone = not is_kept and self._fetched[owner] - before > max(0.0, self.room / 2 - size)
         if come == math.inf or is_gone:
             come = now + seconds
-            self._requests += not self.is_kept[shard]
-        if not self.is_kept[shard]:
+            if not is_kept:
+                self._requests += 1
+                self._fetched[owner] += size
+            self._come[shard] = come, self._fetched[owner]
+        if not is_kept:
             self._asked.add(shard)
-        self._come[shard] = come, fetched
         return max(0.0, come - now)
 
 
@@ -112,8 +108,6 @@ class Node:
         self._owners = owners
         self._is_owned = np.zeros(len(raw), bool) if owners is None else (owners.owner == number) & ~in_place
         self._is_own = self._is_owned & (owners is None or owners.is_kept)  # for all nodes, and never evicted
-        if owners is not None:
-            owners.nodes.append(self)
         self._conditions = conditions
         # Beside what stays: the compressed file, until its shard is unpacked.
         self._passing = np.where(stored == raw, 0, raw + stored - kept)
@@ -219,7 +213,7 @@ class Node:
             conditions = self._conditions
             rate = min(conditions.bandwidth, REQUESTS * conditions.connection_bandwidth)
             there = conditions.latency + conditions.request_seconds + size / rate + unpacking
-            wait = self._owners.ask(shard, self._world.now, there, self.link.bytes)
+            wait = self._owners.ask(shard, self._world.now, there)
             if self._is_owned[shard]:
                 wait = 0.0
             else:

@@ -68,13 +68,14 @@ def simulate(
     in_place = np.repeat([stream.is_local for stream in dataset.streams], sizes)
     keeps_zip = np.repeat([bool(stream.keep_zip) for stream in dataset.streams], sizes)
     kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
-    limit, max_bytes = dataset.cache_limit, math.inf
+    fixed, max_bytes = fixed_bytes(dataset.pool.streams), math.inf
+    limit = None if dataset.cache_limit is None else dataset.cache_limit - fixed
     owners = None
     if dataset.peers is not None:
         owners = Owners(np.where(in_place, 0, raw), conditions.nodes, limit)
     if limit is not None:
         room = math.floor(limit if owners is None else owners.room)
-        limit, max_bytes = limit - fixed_bytes(dataset.pool.streams), max_bytes_ahead(room, dataset.pool.streams)
+        max_bytes = max_bytes_ahead(room + fixed, dataset.pool.streams)
     nodes = [
         Node(world, conditions, stored, raw, kept, in_place, limit, owners, number)
         for number in range(min(conditions.nodes, _NODES))
@@ -154,7 +155,7 @@ def simulate(
         store_bytes=int(remote[new].sum() + again * owners.requests),
         peer_share=sum(node.bytes_from_peers for node in nodes) / max(1, sum(node.link.bytes for node in nodes)),
         gone_share=again / max(1, int(remote[used].sum())),
-        limit_for_all=owners.limit_for_all,
+        limit_for_all=owners.limit_for_all + fixed,
     )
     alone = simulate(replace(config, peers=None), conditions, check=check) if without_peers else None
     return replace(run, shared=shared, alone=alone)

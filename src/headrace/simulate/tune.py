@@ -23,7 +23,7 @@ from headrace.errors.display import human_size, text_table
 from headrace.mixing import LoaderConfig
 from headrace.simulate.result import Conditions, SimulatedRun
 from headrace.simulate.run import simulate
-from headrace.storage.cache.peers import PeerOptions
+from headrace.storage.cache.peer_options import PeerOptions
 
 SETTINGS: Final = ('predownload', 'num_workers', 'cache_limit', 'shuffle_block_size', 'num_canonical_nodes')
 """Keys of `LoaderConfig`, and `num_workers` of its `loader`, in the order in which they are tuned."""

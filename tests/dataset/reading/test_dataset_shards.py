@@ -19,6 +19,7 @@ from headrace import (
     StreamingDataLoader,
     StreamingDataset,
 )
+from headrace.dataset.prefetch.limits import prefetch_limits
 from headrace.dataset.reading import dataset_shards
 from headrace.errors import ShardError
 from headrace.storage.cache import lease_cache
@@ -213,3 +214,27 @@ def test_a_damaged_copy_in_the_cache_is_fetched_anew(tmp_path):
     shard_of(local, 2).write_bytes(b'\xff' * shard_of(local, 2).stat().st_size)
     assert len(list(checked(make(damaged_remote, local), set()))) == 5
     assert shard_of(local, 2).read_bytes() == shard_of(damaged_remote, 2).read_bytes()
+
+
+def test_a_pass_with_other_nodes_prefetches_into_the_room_that_they_leave(tmp_path, monkeypatch):
+    monkeypatch.setenv('HEADRACE_PEERS_TOKEN', 'a token of this run')
+    with MDSWriter(out=str(tmp_path / 'remote'), columns={'id': 'int'}, size_limit=1000, hashes=['xxh64']) as writer:
+        writer.write_batch({'id': np.arange(4000)})
+    nodes = [(f'127.0.0.{number + 2}', 7207) for number in range(8)]
+    dataset = StreamingDataset(
+        remote=str(tmp_path / 'remote'),
+        local=str(tmp_path / 'local'),
+        batch_size=4,
+        cache_limit=80_000,
+        peers={'hosts': [host for host, _ in nodes[:2]], 'interface': nodes[0][0]},
+    )
+    cache, peers, shards = dataset.pool.streams[0].cache, dataset.peers, dataset.pool.shards
+    room, ahead = cache.room, []
+    peers.join(shards=cache.peers.shards, room=room)
+    for count in (2, 8):
+        peers.know(nodes[0], peers.token, dict.fromkeys(nodes[:count], room))
+        shards.follow(iter(()), first=0, limits=prefetch_limits(None, 4))
+        ahead.append(shards._prefetcher._horizon.limits.cache_bytes)
+        assert ahead[-1] == 0.75 * (room - peers.kept_bytes)
+    shards.close()
+    assert ahead[0] < ahead[1]

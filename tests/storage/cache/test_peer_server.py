@@ -16,8 +16,9 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.storage.cache import peer_server
 from headrace.storage.cache import peers as peers_module
+from headrace.storage.cache.peer_options import PeerOptions
 from headrace.storage.cache.peer_server import PeerServer, serve
-from headrace.storage.cache.peers import PeerOptions, Peers, proof
+from headrace.storage.cache.peers import Peers, proof
 from headrace.testing.stores import CountingStore
 from tests.support.programs.waiting import until
 from tests.support.servers.peers import STREAM, TOKEN, listen, servers_of, serving
@@ -225,7 +226,8 @@ MANY = """
 import os, signal, sys
 from pathlib import Path
 from headrace.storage.cache.peer_server import _state, serve
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import Peers, StreamPeers
 from tests.support.stores.shards import cache_of, make_remote
 
 folder, port = Path(sys.argv[1]), sys.argv[2]
@@ -259,7 +261,8 @@ import signal, sys, time
 from pathlib import Path
 from headrace.storage.cache import peers as peers_module
 from headrace.storage.cache.peer_server import _state, serve
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import Peers, StreamPeers
 from tests.support.stores.shards import cache_of, make_remote
 
 peers_module.START = 0.0
@@ -295,7 +298,10 @@ def test_one_process_of_a_node_serves_and_ends_with_its_rank(tmp_path, monkeypat
             until(lambda: own not in servers_of(server))
             assert len(ask(address, request)) > SIZE
             (own,) = servers_of(server)
-            os.kill(own, signal.SIGSTOP)
+            os.kill(own, signal.SIGSTOP)  # it may hold a lock that the rank waits for
+            until(lambda: servers_of(server) not in ([own], []))
+            assert len(ask(address, request)) > SIZE
+            os.kill(servers_of(server)[0], signal.SIGSTOP)
         finally:
             rank.kill()
     with pytest.raises(ConnectionError):
@@ -338,7 +344,8 @@ FORKS = """
 import os, socket, sys
 from headrace.storage import ShardCache
 from headrace.storage.cache.peer_server import _state, serve
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import Peers, StreamPeers
 
 taken = socket.create_server(('127.0.0.1', 0))
 ends, alive = os.pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import math
 import os
 import pickle
 import re
@@ -24,7 +25,9 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.storage import CacheEntry, ShardCache
 from headrace.storage.cache import peers as peers_module
-from headrace.storage.cache.peers import PeerOptions, PeerRequest, Peers, StreamPeers
+from headrace.storage.cache.ownership import Duty, hash_of
+from headrace.storage.cache.peer_options import PeerOptions, is_of_this_machine
+from headrace.storage.cache.peers import PeerRequest, Peers, StreamPeers
 from headrace.testing.stores import CountingStore
 from tests.support.servers.peers import STREAM, TOKEN, Node, cluster, fix_owners, listen, misbehaving, peers_of, serving
 from tests.support.stores.shards import SIZE, cache_of, make_remote
@@ -39,6 +42,7 @@ def owners(monkeypatch):
 def patient(monkeypatch):
     """Waits for peers that answer, on a busy machine, and hardly for those that are not there."""
     monkeypatch.setattr(peers_module, 'SILENCE', 30.0)
+    monkeypatch.setattr(peers_module, 'LOST', 300.0)
     monkeypatch.setattr(peers_module, 'START', 0.2)
 
 
@@ -49,11 +53,11 @@ def many(tmp_path):
 
 
 def of_others(peers: Peers, remote) -> CacheEntry:
-    return next(entry for entry in remote.entries if not peers.owned(f'{STREAM}/{entry.key}'))
+    return next(entry for entry in remote.entries if not peers.duty(hash_of(STREAM, entry.key)))
 
 
 def owner_of(nodes: list[Node], entry: CacheEntry) -> Node:
-    (owner,) = (node for node in nodes if node.peers.owned(f'{STREAM}/{entry.key}'))
+    (owner,) = (node for node in nodes if node.peers.duty(hash_of(STREAM, entry.key)))
     return owner
 
 
@@ -246,13 +250,13 @@ def test_a_peer_that_had_another_token_is_asked_again(many, tmp_path, monkeypatc
         peers = peers_of([own.getsockname(), other], 0)
         if is_told:  # as by the trainer's store
             peers._options = PeerOptions()
-        entries += [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')]
+        entries += [entry for entry in many.entries if not peers.duty(hash_of(STREAM, entry.key))]
         cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
         read(cache, many, entries[0])
         if not is_told:
             assert cache.stats.counts.bytes_from_peers == 0
             del entries[0]
-            peers._peers[other].not_before -= peers_module.PAUSE
+            peers._peers[other]._cell[0] -= peers_module.PAUSE
             read(cache, many, entries[0])
     assert cache.stats.counts.bytes_from_peers == SIZE
 
@@ -272,7 +276,7 @@ def test_a_peer_that_goes_on_failing_is_asked_less_and_less(many, tmp_path, monk
         cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
         while broken:
             read(cache, many, entries[0])
-            peers._peers[other].not_before = 0.0
+            peers._peers[other]._cell[0] = 0.0
             (tmp_path / 'cache' / entries[0].key).unlink()
     pauses = [int(seconds) for seconds in re.findall(r'is not asked for (\d+) s', caplog.text)]
     assert pauses == [30, 60, 100, 30]
@@ -294,11 +298,44 @@ def test_one_outage_counts_once_for_all_threads(many, tmp_path, caplog):
             return ask(*args, **how)
 
         peers._ask = ask_at_once
-        entries = [entry for entry in many.entries if not peers.owned(f'{STREAM}/{entry.key}')][:2]
+        entries = [entry for entry in many.entries if not peers.duty(hash_of(STREAM, entry.key))][:2]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda entry: read(cache, many, entry), entries))
     assert caplog.text.count('is not asked for 30 s') == 1
     assert peer.pause == 2 * peers_module.PAUSE
+
+
+def test_many_stopped_peers_cost_about_as_much_as_two(many, tmp_path, monkeypatch, caplog):
+    """All processes of a node together: those that are forked know what one has waited for."""
+    monkeypatch.setattr(peers_module, 'SILENCE', 0.6)
+    monkeypatch.setattr(peers_module, 'LOST', 1.2)
+    monkeypatch.setattr(peers_module, 'SHORTEST', 0.1)
+    waits = list[float]()
+    real = peers_module.http.client.HTTPConnection
+
+    class Connection(real):
+        def connect(self):
+            super().connect()
+            waits.append(self.timeout)
+
+    monkeypatch.setattr(peers_module.http.client, 'HTTPConnection', Connection)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen(number)) for number in range(9)]  # none accepts a connection
+        peers = peers_of([one.getsockname() for one in sockets], 0)
+        cache = cache_of(many, tmp_path / 'cache', peers=StreamPeers(peers, STREAM))
+        for entry in many.entries:
+            read(cache, many, entry)
+        asked = len(waits)
+        pid = os.fork()
+        if not pid:
+            for entry in many.entries:
+                cache.evict(entry)
+                read(cache, many, entry)
+            os._exit(len(waits) - asked)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert 2 <= asked <= 3
+    assert caplog.text.count('does not answer') == asked
+    assert cache.stats.counts.bytes_downloaded == SIZE * len(many.entries)
 
 
 def test_peers_that_were_never_there_are_waited_for_at_the_same_time(many, tmp_path, monkeypatch):
@@ -335,15 +372,40 @@ def test_a_peer_that_starts_late_is_waited_for(many, tmp_path, monkeypatch):
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 9), st.lists(st.text(max_size=8), max_size=9))
-def test_all_nodes_agree_and_ask_only_those_before_them(monkeypatch_token, count, keys):
+@given(st.integers(2, 9), st.lists(st.integers(0, 2**64 - 1), max_size=9))
+def test_all_nodes_agree_and_ask_only_those_before_them(monkeypatch_token, count, shards):
     addresses = [(f'127.0.0.{number + 2}', 7000) for number in range(count)]
     nodes = [peers_of(addresses, number) for number in range(count)]
-    for key in keys:
-        before = {node.own: node.before(key) for node in nodes}
+    for shard in shards:
+        before = {node.own: node.before(shard) for node in nodes}
         ranking = sorted(before, key=lambda own: len(before[own]))
         assert [before[own] for own in ranking] == [ranking[:place] for place in range(count)]
-        assert [bool(node.owned(key)) for node in nodes] == [not before[node.own] for node in nodes]
+        assert [node.duty(shard) is Duty.KEEP for node in nodes] == [not before[node.own] for node in nodes]
+
+
+@pytest.mark.usefixtures('patient')
+def test_nodes_that_take_each_other_for_the_owner_do_not_wait_for_each_other(many, tmp_path):
+    """As while one knows of another limit already: each asks the other one for the same shard, at the same time."""
+    both = threading.Barrier(2)
+    with cluster(many, tmp_path, 2) as nodes:
+        entry = many.entries[0]
+        for node, other in zip(nodes, reversed(nodes), strict=True):
+            order = [other.peers.own, node.peers.own]
+            node.peers.ownership.order = lambda _, order=order: order
+            node.peers.duty = lambda _: Duty.NONE
+
+            def ask(*given, real=node.peers._ask, **how):
+                both.wait(60)  # both have the locks of their caches
+                return real(*given, **how)
+
+            node.peers._ask = ask
+        threads = [threading.Thread(target=read, args=(node.cache, many, entry)) for node in nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+        assert all(node.cache.is_present(entry) for node in nodes)
 
 
 @pytest.fixture(scope='module')
@@ -351,11 +413,6 @@ def monkeypatch_token():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
         yield
-
-
-def test_owners_have_equal_shares():
-    peers = peers_of([(f'127.0.0.{number + 2}', 7000) for number in range(8)], 0)
-    assert sum(bool(peers.owned(f'{STREAM}/shard.{number:05d}.mds')) for number in range(8000)) in range(900, 1100)
 
 
 @pytest.mark.parametrize(
@@ -393,15 +450,19 @@ def test_without_hosts_nodes_are_told_of_each_other(monkeypatch, caplog):
     for _ in range(2):
         peers.join(2)
     assert caplog.text.count('Nodes that share their caches: 2; this one is 127.0.0.3:7001') == 1
-    assert peers.nodes == (('127.0.0.3', 7001), b'the first secret', (('127.0.0.2', 7001), ('127.0.0.3', 7001)))
+    rooms = {('127.0.0.2', 7001): math.inf, ('127.0.0.3', 7001): math.inf}
+    assert peers.nodes == (('127.0.0.3', 7001), b'the first secret', rooms)
     del nodes['127.0.0.3']
     nodes['127.0.0.4'] = ''
     copy = pickle.loads(pickle.dumps(Peers(options)))
     peers.join(2)
     copy.know(*peers.nodes)
-    shards = [str(number) for number in range(99)]
-    assert [copy.before(key) for key in shards] == [peers.before(key) for key in shards]
-    assert {address for key in shards for address in peers.before(key)} == {('127.0.0.2', 7001), ('127.0.0.4', 7001)}
+    shards = [hash_of(STREAM, str(number)) for number in range(99)]
+    assert [copy.before(shard) for shard in shards] == [peers.before(shard) for shard in shards]
+    assert {address for shard in shards for address in peers.before(shard)} == {
+        ('127.0.0.2', 7001),
+        ('127.0.0.4', 7001),
+    }
     copy.join(2)  # as one whose group has ended
     assert copy.nodes == peers.nodes
     peers._meet = Mock(side_effect=RuntimeError('the store is gone'))
@@ -448,74 +509,6 @@ def test_without_hosts_several_ranks_need_a_group(caplog):
         Peers(PeerOptions(interface='192.0.2.7')).join(1)
 
 
-def test_the_address_of_a_node_is_on_the_way_to_the_first_rank(monkeypatch):
-    monkeypatch.setenv('MASTER_ADDR', '127.0.0.1')
-    monkeypatch.setattr(peers_module, '_ELSEWHERE', ('192.0.2.1', '127.0.0.9'))
-    monkeypatch.setattr(peers_module, '_is_loopback', lambda address: address == '127.0.0.1')
-    asked = []
-
-    class Socket:
-        def __init__(self, *_):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def connect(self, address):
-            asked.append(address[0])
-            if address[0] == '192.0.2.1':
-                raise OSError('no route')
-
-        def getsockname(self):
-            return asked[-1], 7
-
-    monkeypatch.setattr(socket, 'socket', Socket)
-    assert PeerOptions().own_host() == '127.0.0.9'
-    assert asked == ['127.0.0.1', '192.0.2.1', '127.0.0.9']
-    monkeypatch.setattr(peers_module, '_ELSEWHERE', ())
-    assert PeerOptions().own_host() == '127.0.0.1'
-
-
-def test_a_token_is_needed(monkeypatch):
-    options = PeerOptions(hosts=('127.0.0.1',), token_env='RUN')
-    for found in ('', 'short'):
-        monkeypatch.setenv('RUN', found)
-        with pytest.raises(ConfigError, match='at least 16 characters in the environment variable RUN'):
-            Peers(options).join()
-
-
-def test_this_node_must_be_a_host():
-    options = PeerOptions(hosts=('127.0.0.3', '[::1]:80', '192.0.2.7'))
-    addresses = options.addresses()
-    assert ('::1', 80) in addresses
-    assert options.own([('127.0.0.3', 7207), ('127.0.0.4', 7207)]) == ('127.0.0.3', 7207)
-    with pytest.raises(ConfigError, match=r'would serve on 127.0.0.3:7207, by which no other machine'):
-        options.own([('127.0.0.3', 7207), ('192.0.2.7', 7207)])  # as /etc/hosts of Debian names a machine
-    with pytest.raises(ConfigError, match=r'would serve on 0.0.0.0:7207, by which no other machine'):
-        options.own([('0.0.0.0', 7207), ('192.0.2.7', 7207)])
-    with pytest.raises(ConfigError, match='must name this node'):
-        options.own([('192.0.2.7', 7207)])
-    with pytest.raises(ConfigError, match='none of .* is nowhere.invalid'):
-        PeerOptions(hosts=('192.0.2.7',), interface='nowhere.invalid').own([('192.0.2.7', 7207)])
-    with pytest.raises(ConfigError, match='a name or an address, and a port'):
-        PeerOptions(hosts=('a:b',)).addresses()
-
-
-def test_a_machine_with_addresses_of_both_families_is_one_node(monkeypatch):
-    def known(host, port, **_):
-        found = {'dual': ('192.0.2.1', '2001:db8::1'), 'six': ('2001:db8::2',), 'pods': ('192.0.2.2', '192.0.2.3')}[
-            host
-        ]
-        return [(peers_module.family_of(one), socket.SOCK_STREAM, 6, '', (one, port)) for one in found]
-
-    monkeypatch.setattr(socket, 'getaddrinfo', known)
-    found = {host for host, _ in PeerOptions(hosts=('dual', 'six', 'pods')).addresses()}
-    assert found == {'192.0.2.1', '2001:db8::2', '192.0.2.2', '192.0.2.3'}
-
-
 def test_a_node_without_others_is_told(caplog):
     Peers(PeerOptions(hosts=('127.0.0.2',))).join()
     assert 'no node but this one, 127.0.0.2:7207: all shards come from the bucket' in caplog.text
@@ -524,11 +517,11 @@ def test_a_node_without_others_is_told(caplog):
 def test_it_pickles():
     peers = peers_of([('127.0.0.2', 7000), ('127.0.0.3', 7000)], 1)
     copy = pickle.loads(pickle.dumps(peers))
-    assert (copy.own, copy.before('x')) == (peers.own, peers.before('x'))
+    assert (copy.own, copy.before(7)) == (peers.own, peers.before(7))
     assert TOKEN not in repr(peers)
 
 
-@pytest.mark.skipif(not peers_module._is_of_this_machine('::1'), reason='needs IPv6')
+@pytest.mark.skipif(not is_of_this_machine('::1'), reason='needs IPv6')
 def test_ipv6(many, tmp_path):
     listening = socket.create_server(('::1', 0), family=socket.AF_INET6)
     peers = peers_of([('127.0.0.2', 7000), ('[::1]', listening.getsockname()[1])], 0)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from headrace.storage import ShardCache
-from headrace.storage.cache import peers as peers_module
+from headrace.storage.cache import ownership
+from headrace.storage.cache.peer_options import PeerOptions
 from headrace.storage.cache.peer_server import PeerServer
-from headrace.storage.cache.peers import PeerOptions, Peers, StreamPeers
+from headrace.storage.cache.peers import Peers, StreamPeers
 from tests.support.stores.shards import Remote, cache_of
 
 TOKEN = 'a token of this run'
@@ -43,8 +44,8 @@ def peers_of(addresses: list[tuple[str, int]], own: int) -> Peers:
 def fix_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the run's token, and have the owners of shards depend on hosts alone: ports differ in each run of a test."""
     monkeypatch.setenv('HEADRACE_PEERS_TOKEN', TOKEN)
-    scores = peers_module.scores
-    monkeypatch.setattr(peers_module, 'scores', lambda address, keys: scores((address[0], 7207), keys))
+    seed_of = ownership.seed_of
+    monkeypatch.setattr(ownership, 'seed_of', lambda address: seed_of((address[0], 7207)))
 
 
 def servers_of(pid: int) -> list[int]:

@@ -32,7 +32,9 @@ from headrace.mixing import Config, LoaderConfig
 from headrace.order import OrderConfig
 from headrace.order.config import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
-from headrace.storage.cache.peers import CONNECT, PeerOptions, text_of
+from headrace.storage.cache.ownership import text_of
+from headrace.storage.cache.peer_options import PeerOptions
+from headrace.storage.cache.peers import CONNECT
 
 PROBE: Final = 16 << 20  # the most bytes of a shard that are read to measure a rate
 _SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}

@@ -11,6 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -95,9 +96,12 @@ class Horizon:
         self._window = CacheWindow(size_of, limits.cache_bytes)
         self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond the window
 
-    def follow(self, upcoming: Upcoming, *, first: int) -> None:
-        """Look along another sequence of batches, which begins with number `first`."""
+    def follow(self, upcoming: Upcoming, *, first: int, limits: PrefetchLimits | None = None) -> None:
+        """Look along another sequence of batches, which begins with number `first`; see `Prefetcher.follow`."""
         self.clear()
+        if limits is not None:
+            self.limits = replace(self.limits, batches=limits.batches, cache_bytes=limits.cache_bytes)
+            self._window.max_bytes = limits.cache_bytes
         self._upcoming = upcoming
         self._seen = first - 1
 
@@ -275,7 +279,7 @@ class CacheWindow:
     """
 
     def __init__(self, size_of: Callable[[int], int], max_bytes: float) -> None:
-        self._size_of, self._max_bytes = size_of, max_bytes
+        self._size_of, self.max_bytes = size_of, max_bytes
         self._bytes = 0
         self._within: deque[tuple[int, list[int]]] = deque()
         self._beyond: deque[tuple[int, list[int]]] = deque()
@@ -307,7 +311,7 @@ class CacheWindow:
             batch, shards = self._beyond[0]
             sizes = {shard: self._size_of(shard) for shard in shards if shard not in self._last_use}
             more = sum(sizes.values())
-            if self._bytes + more > self._max_bytes and batch > at + 1 and len(self._last_use) + len(sizes) > _FEWEST:
+            if self._bytes + more > self.max_bytes and batch > at + 1 and len(self._last_use) + len(sizes) > _FEWEST:
                 return
             self._within.append(self._beyond.popleft())
             self._bytes += more

@@ -18,7 +18,6 @@ from headrace.errors.redaction import warn
 from headrace.order import Mixture, OrderConfig
 from headrace.order.config import SharedShards, shared_shards
 from headrace.storage.cache.entry import space_needed
-from headrace.storage.cache.limit import KEPT
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
@@ -114,11 +113,8 @@ def fixed_bytes(streams: Sequence[OpenedStream]) -> int:
 
 def max_bytes_ahead(limit: float, streams: Sequence[OpenedStream]) -> float:
     """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
-    kept = 0.0  # for other nodes, by this one's even share
-    for stream in streams:
-        if stream.cache.peers is not None and (nodes := len(stream.cache.peers.peers)) > 1:
-            kept += stream.shards.sizes.sum() / nodes
-    return _OF_CACHE * (limit - fixed_bytes(streams) - min(kept, KEPT * limit))
+    peers = next((stream.cache.peers.peers for stream in streams if stream.cache.peers is not None), None)
+    return _OF_CACHE * (limit - fixed_bytes(streams) - (0 if peers is None else peers.kept_bytes))
 
 
 def require_room(limit: int, streams: Sequence[OpenedStream]) -> None:

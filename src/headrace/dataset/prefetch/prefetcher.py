@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -64,18 +63,16 @@ class Prefetcher:
         upcoming: Upcoming,
         *,
         first: int,
-        batches: int | None = None,
+        limits: PrefetchLimits | None = None,
         starved: Callable[[], float] | None = None,
     ) -> None:
         """Look ahead along another sequence of batches, from number `first` on.
 
-        `batches`: the limit in batches, which another batch size changes; None: as before. `starved`: gives the total
-        seconds that batches were late; None: the reader's waits for shards count.
+        `limits`: those in batches, and in bytes of the cache, which a new pass may change; by default as before.
+        `starved`: gives the total seconds that batches were late; None: the reader's waits for shards count.
         """
         self.pause()
-        self._horizon.follow(upcoming, first=first)
-        if batches is not None:
-            self._horizon.limits = replace(self._horizon.limits, batches=batches)
+        self._horizon.follow(upcoming, first=first, limits=limits)
         self._starvation.source = starved
         self._logged.clear()
         self._schedule.concurrency.begin(self._starvation.seconds)

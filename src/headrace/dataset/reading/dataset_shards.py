@@ -193,16 +193,16 @@ class DatasetShards:
     ) -> None:
         """Fetch the shards of upcoming batches in the background, from number `first` on.
 
-        The limits of the first call hold, but for `batches`; and that of the cache. `progress` has the time that the
-        trainer has waited.
+        The limits of the first call hold, except for `batches` and that of the cache, in which peers may have other
+        shares by now. `progress` has the time that the trainer has waited.
         """
         if self.cached.are_local:
             return
+        limits = replace(limits, cache_bytes=max_bytes_ahead(self._limit, self._streams))
         if self._prefetcher is None:
-            limits = replace(limits, cache_bytes=max_bytes_ahead(self._limit, self._streams))
             self._prefetcher = Prefetcher(self.cached, limits, self.cached.fetch_ahead)
         starved = None if progress is None else lambda: progress.seconds_stalled
-        self._prefetcher.follow(upcoming, first=first, batches=limits.batches, starved=starved)
+        self._prefetcher.follow(upcoming, first=first, limits=limits, starved=starved)
 
     def advance(self, batch: int) -> None:
         if self._prefetcher is not None:

@@ -61,6 +61,7 @@ from headrace.storage.cache.control_folder import (
 )
 from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexReader, process_start
 from headrace.storage.cache.locks import cannot_use
+from headrace.storage.cache.ownership import SharedShards
 from headrace.storage.cache.peers import Peers, StreamPeers, digest_of
 from headrace.tensors.decoding import Decode
 
@@ -440,11 +441,11 @@ class _Opening:
         shards = stored if len(offered) == len(stored) else stored.part(offered)
         entries = ShardEntries(stored, offered, first, stream.validate_hash, self.source)
         lender = None if self.past is None else self.past.lender(stream, stream.folder / self.found.index_name)
-        asked = (
-            None
-            if peers is None or self.store is None or self.past
-            else StreamPeers(peers, digest_of(self.found.fingerprint))
-        )
+        asked = None
+        if peers is not None and self.store is not None and not self.past:
+            digest = digest_of(self.found.fingerprint)
+            shared = None if limit is None else SharedShards.of(digest, shards.keys(), shards.raw_bytes())
+            asked = StreamPeers(peers, digest, shared)
         if asked is not None and len(shards) and entries[0].parts[0].verify_copy is None:
             warn(
                 f'The index of stream {stream.title} has no hashes, so wrong bytes of a peer that have the right size '

@@ -51,14 +51,13 @@ from headrace.storage.cache.fetch_lock import (
 )
 from headrace.storage.cache.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.cache.mapped_file import delete_file
+from headrace.storage.cache.ownership import KEPT, Duty
 from headrace.storage.stats import CacheCounts, CacheStats
 
 CHEAP: Final = 0.002  # Seconds that a count may take each time.
 SHARE: Final = 100  # How long a count that is not cheap stays valid, in multiples of its duration.
 SURE: Final = 25  # The same factor, where older counts show too little that could be evicted.
 
-KEPT: Final = 0.75  # The share of a limit that shards may take which are kept for other nodes.
-_LAST: Final = 1.0  # Their rank, above all others: those are negative, or 0.
 
 USE_COUNTS: Final = 1.5
 """A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
@@ -94,8 +93,8 @@ class LimitedFolder:
     cost: float = 0.0  # Seconds that it took; 0 before the first.
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """Results of ``find`` from the last count, since ``find`` may have to build an entry."""
-    owned: Callable[[str], int] | None = None
-    """How firmly a shard is kept for other nodes, by its key; 0: it is not. None: no shard is."""
+    duty: Callable[[str], Duty] | None = None
+    """The part of this node in sharing a shard, by its key; None if there are no peers."""
     others: list[LimitedFolder] = field(default_factory=list['LimitedFolder'])
     """The same folder for other streams, whose entries have other numbers; counts set only their ``found``."""
 
@@ -300,6 +299,11 @@ class CacheLimit:
         self.size = state['size']
         self._start()
 
+    @property
+    def room(self) -> int:
+        """Bytes for shards, beside what is never evicted."""
+        return self.size - sum(limited.fixed() for limited in self._folders.values())
+
     def join(self, limited: LimitedFolder) -> None:
         """Count a folder, once. All processes that share it should share the whole group of folders."""
         first = self._folders.setdefault(limited.folder, limited)
@@ -378,24 +382,33 @@ class CacheLimit:
         for limited in self._folders.values():
             for item in limited.present:
                 rank = -item.next_use(next_use) if next_use else 0.0
-                rank = _LAST if (limited.folder, item.entry.key) in kept else rank
+                rank = kept.get((limited.folder, item.entry.key), rank)
                 heap.append((rank, item.used, next(self._tie), item))
         heapq.heapify(heap)
         self._heap = heap
 
-    def _kept(self) -> set[tuple[Path, str]]:
-        """The shards that go last, since this node has them for all: as many as leave room for those that it reads.
+    def _kept(self) -> dict[tuple[Path, str], float]:
+        """The ranks of shards that go last, since this node has them for all; they leave room for those that it reads.
 
-        Always the same ones: by turns, each would be gone when it is asked for.
+        They are above those of all others, which are negative, or 0.
+
+        Of those that it keeps, always the same: by turns, each would be gone when it is asked for. They may be more
+        than their index says, which then estimates their sizes. Of those that it only fetches, the last ones, in half
+        of the room that is left.
         """
-        owned = sorted(
-            ((firmness, item) for limited in self._folders.values() if limited.owned is not None
-             for item in limited.present if (firmness := limited.owned(item.entry.key))),
-            key=lambda pair: -pair[0],
-        )  # fmt: skip
-        sizes = itertools.accumulate(item.size for _, item in owned)
-        kept = itertools.takewhile(lambda pair: pair[0] <= KEPT * self.size, zip(sizes, owned, strict=True))
-        return {(item.limited.folder, item.entry.key) for _, (_, item) in kept}
+        items = [
+            (duty, item)
+            for limited in self._folders.values()
+            if limited.duty is not None
+            for item in limited.present
+            if (duty := limited.duty(item.entry.key))
+        ]
+        kept = sorted((item for duty, item in items if duty is Duty.KEEP), key=lambda item: item.entry.key)
+        fetched = sorted((item for duty, item in items if duty is Duty.FETCH), key=lambda item: -item.used)
+        kept = _that_fit(kept, KEPT * self.size)
+        fetched = _that_fit(fetched, (self.room - sum(item.size for item in kept)) / 2)
+        ranked = [*((Duty.KEEP, item) for item in kept), *((Duty.FETCH, item) for item in fetched)]
+        return {(item.limited.folder, item.entry.key): float(duty) for duty, item in ranked}
 
     def _evict(self, totals: _Totals, room: int, request: _RoomRequest) -> list[Path]:
         """Delete until ``room`` more bytes are free; returns the files that were in use.
@@ -416,7 +429,7 @@ class CacheLimit:
             if -when > rank or now_used > used + USE_COUNTS:
                 heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
                 continue
-            if (next_use is not None and when <= bound) or (rank == _LAST and (busy or request.fetch.ahead)):
+            if (next_use is not None and when <= bound) or (rank > 0 and (busy or request.fetch.ahead)):
                 kept.append((rank, used, next(self._tie), item))
                 break
             outcome = delete_entry(item.limited.folder, item.entry)
@@ -431,6 +444,12 @@ class CacheLimit:
         for ranked in kept:
             heapq.heappush(heap, ranked)
         return busy
+
+
+def _that_fit(items: list[Present], room: float) -> list[Present]:
+    """The first of these, as many as have room together."""
+    ends = itertools.accumulate(item.size for item in items)
+    return [item for item, end in zip(items, ends, strict=True) if end <= room]
 
 
 def _last_use(path: Path) -> float:

@@ -2,9 +2,9 @@
 
 The process is forked by the first rank of the node that gets the port. It ends with that rank: at the end of a pipe, of
 which the rank holds the other end. So it neither takes the interpreter's lock of a training process, nor is there a
-thread in that when it forks its workers. A process between them forks it again if it is killed; if that one is killed,
-the server goes on alone. Neither has any descriptor of the rank except its output, its logs, and the socket that it
-serves on.
+thread in that when it forks its workers. A process between them forks it again if it is killed or stopped; if that one
+is killed, the server goes on alone. Neither has any descriptor of the rank except its output, its logs, and the socket
+that it serves on.
 
 A server waits neither for room in a cache nor for another server, so no wait is a circle: without room it says so at
 once.
@@ -21,6 +21,7 @@ import hmac
 import http.server
 import io
 import logging
+import math
 import os
 import select
 import signal
@@ -40,18 +41,20 @@ from urllib.parse import unquote
 
 from headrace.errors import CacheError, ConfigError, DiskFullError, HeadraceError
 from headrace.errors.redaction import logger_of
-from headrace.storage.cache.entry import CacheEntry, CachePart
+from headrace.storage.cache.entry import CacheEntry, CachePart, FetchStatus
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
+from headrace.storage.cache.ownership import SharedShards, text_of
+from headrace.storage.cache.peer_options import family_of
 from headrace.storage.cache.peers import (
+    AT_ONCE,
     FULL,
+    ONLY_COPIES,
     SILENCE,
     SLOWEST,
     WAIT,
     Peers,
     ask_for_copies_only,
-    family_of,
     proof,
-    text_of,
 )
 from headrace.storage.cache.shard_cache import ShardCache
 from headrace.storage.transfer.answer_bounds import Incoming
@@ -88,7 +91,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
         # None waits for a thread of another one: that could be a circle. Requests to the store are bounded there.
         self._fetches = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix='headrace-peers')
         self._lock = threading.Lock()
-        self._fetching: dict[tuple[str, str], Future[int]] = {}
+        self._fetching: dict[tuple[str, str, bool], Future[int]] = {}
         self._told = set[str]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -153,21 +156,26 @@ class PeerServer(socketserver.ThreadingTCPServer):
         part = None if entry is None else next((part for part in entry.parts if part.name == name), None)
         return None if cache is None or entry is None or part is None else (cache, entry, part)
 
-    def fetch(self, stream: str, cache: ShardCache, entry: CacheEntry) -> Future[int]:
-        """Make a shard present, in one thread for all that ask for it; the result is the status to answer with."""
-        key = stream, entry.key
+    def fetch(self, stream: str, cache: ShardCache, entry: CacheEntry, *, waits: bool = True) -> Future[int]:
+        """Make a shard present, in one thread for all that ask for it; the result is the status to answer with.
+
+        `waits`: whether to wait for another process of this node that fetches it, and may be asking a peer.
+        """
+        key = stream, entry.key, waits
         with self._lock:
             future = self._fetching.get(key)
             if future is None:
                 future = self._fetching[key] = self._fetches.submit(self._fetch, key, cache, entry)
         return future
 
-    def _fetch(self, key: tuple[str, str], cache: ShardCache, entry: CacheEntry) -> int:
+    def _fetch(self, key: tuple[str, str, bool], cache: ShardCache, entry: CacheEntry) -> int:
         try:
-            return 200 if cache.fetch(entry, wait_for_room=False, how=Transfer(urgent=True)) else FULL
+            result = cache.fetch(entry, wait=key[2], wait_for_room=False, how=Transfer(urgent=True))
         except HeadraceError as error:
             _log.warning('Could not fetch %s for a peer, which asks the bucket itself: %s', entry.key, error)
             return FULL if isinstance(error, DiskFullError) else 503
+        else:
+            return 200 if result else 503 if result.status is FetchStatus.ELSEWHERE else FULL
         finally:
             with self._lock:
                 del self._fetching[key]
@@ -213,17 +221,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(404)
             return
         cache, entry, part = found
-        if self.headers.get('Cache-Control') == 'only-if-cached' and not cache.is_present(entry):
+        if self._has(ONLY_COPIES) and not cache.is_present(entry):
             self._answer(504)
             return
         if not cache.is_present(entry) or cache.verify_present:
-            future = self.server.fetch(stream, cache, entry)
+            future = self.server.fetch(stream, cache, entry, waits=not self._has(AT_ONCE))
             while not wait([future], ALIVE).done:
                 self.wfile.write(b'HTTP/1.1 100 Continue\r\n\r\n')
             if (status := future.result()) != 200:
                 self._answer(status)
                 return
         self._send(cache, part)
+
+    def _has(self, header: Mapping[str, str]) -> bool:
+        return header.items() <= dict(self.headers).items()
 
     def _answer(self, status: int, size: int = 0) -> None:
         self.close_connection = True
@@ -315,13 +326,15 @@ def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1, nodes: int
     Raises:
         ConfigError: another program has the port, or a run with another token; or there is no such address.
     """
-    peers.join(ranks, nodes)
+    shared = {cache.peers.stream: cache for cache in caches if cache.peers is not None}
+    shards = [cache.peers.shards for cache in shared.values() if cache.peers is not None and cache.peers.shards]
+    room = min((cache.room for cache in shared.values()), default=math.inf)
+    peers.join(ranks, nodes, SharedShards.joined(shards), room=room)
     if len(peers) == 1:
         return
     known = _state.caches.setdefault(peers.own, weakref.WeakValueDictionary())
-    for cache in caches:
-        if cache.peers is not None:
-            known.setdefault(cache.peers.stream, cache)
+    for stream, cache in shared.items():
+        known.setdefault(stream, cache)
     found = _state.serving.get(peers.own)
     folders = {stream: cache.folder for stream, cache in known.items()}
     if found is not None and (found.caches, found.nodes) == (folders, peers.nodes) and _lives(found.pid):
@@ -387,7 +400,7 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         ask_for_copies_only()
         killed_by = 0
         while killed_by := _serve_once(serving.listening, peers.token, caches, ends, killed_by):
-            time.sleep(ALIVE)
+            select.select([ends], [], [], ALIVE)  # a rank that has ended is not waited for
     except BaseException:
         _log.exception('The process that serves shards to peers has failed: they ask the bucket.')
     finally:
@@ -415,7 +428,8 @@ def _serve_once(
 ) -> int:
     """Fork a server, and wait until it or the rank has ended, or another is started.
 
-    `killed_by` is the signal that killed the server before, or 0. Returns the one that killed this server, or 0.
+    A server that is stopped is killed: its locks would hold the readers of this node. `killed_by` is the signal that
+    killed the server before, or 0. Returns the one that killed this server, or 0.
     """
     told, tell = os.pipe()
     dead, lives = os.pipe()
@@ -429,7 +443,11 @@ def _serve_once(
     poll = select.poll()
     for one in ends, dead:
         poll.register(one, select.POLLIN)
-    if any(one == ends for one, _ in poll.poll()):
+    while not (ready := poll.poll(1000 * ALIVE)):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG):
+                os.kill(pid, signal.SIGKILL)
+    if any(one == ends for one, _ in ready):
         listening.close()  # the port is the next one's
         with contextlib.suppress(BrokenPipeError):  # it was killed, too
             if os.write(tell, os.read(ends, 1)) == 0:

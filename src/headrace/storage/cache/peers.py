@@ -1,55 +1,49 @@
 """Asks the caches of other nodes for a shard, before the bucket.
 
-Each shard has one owner among the nodes: the first in an order that is a hash of shard and node (rendezvous hashing).
-So all nodes agree without a message, and the shards of a node that died fall evenly to the others. The owner fetches
-the shard from the bucket, once for the cluster, and keeps it longest (`limit`). The first user by the plan would save
-it one copy. But it is another node in each epoch, so that nobody would know who has the shard.
+`ownership` names the node that keeps a shard. That node fetches it from the bucket, once for the cluster, and keeps it
+longest (`limit`). A shard that no node keeps is fetched by the node that scores it highest, for those that want it at
+about the same time. The nodes tell each other their limits when they meet. With `hosts` they cannot, and each takes the
+others' limits to be its own.
 
-A node asks only nodes that come before itself in the order of that shard to fetch it, and a server asks none. So no
-wait is a circle. An owner without the shard first asks for a copy, which a peer gives at once or not. So a new node
-fills its cache from its peers. Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for
-`PAUSE`. The next one in the order is asked instead, also where a peer cannot give the shard. The bucket follows after
-`ASKED` peers, or after one that fails to give a copy. A peer whose bytes the index refuses is not asked again.
+No wait is a circle, even while nodes disagree about nodes or limits. A server asks no peer to fetch. A node lets
+another one wait for its processes only if that one scores the shard higher: an order that depends on names alone.
+A node with a lower score is asked for what it has or can fetch at once (``Prefer: wait=0``). An owner without the shard
+first asks for a copy, which a peer gives at once or not, so a new node fills its cache from its peers.
+
+Each wait is bounded: a peer that is silent for `SILENCE`, or slow, is not asked for `PAUSE`, by no process of this
+node. The next one in the order is asked instead, also where a peer cannot give the shard. The bucket follows after
+`ASKED` peers, or after one that fails to give a copy. All waits in vain of a node together take `LOST` at most, however
+many peers have stopped. A peer whose bytes the index refuses is not asked again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import hmac
 import http.client
-import ipaddress
 import itertools
 import logging
 import math
-import os
+import mmap
 import secrets
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, TypeAlias, cast
-from urllib.parse import quote, urlsplit
+from typing import Any, BinaryIO, Final, TypeAlias
+from urllib.parse import quote
 
-from xxhash import xxh64_intdigest
+import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ChecksumError, ConfigError, FormatError
 from headrace.errors.redaction import keep_secret, logger_of, visible
 from headrace.storage.cache.entry import CachePart
+from headrace.storage.cache.ownership import Address, Duty, Ownership, SharedShards, hash_of, seed_of, text_of
+from headrace.storage.cache.peer_options import SHORTEST_TOKEN, PeerOptions, is_loopback
 from headrace.storage.transfer.answer_bounds import bounded_answer
 from headrace.storage.transfer.http import CHUNK
-
-RULE: Final = (
-    'must be a mapping: {} finds the nodes through torch.distributed; or `hosts`, a list of all nodes, such as '
-    '["node-1", "node-2:7300"], or of one name with all their addresses; and if need be `port`, from 1 to 65535, '
-    '`interface` and `token_env`'
-)
-PORT: Final = 7207
-TOKEN_ENV: Final = 'HEADRACE_PEERS_TOKEN'  # noqa: S105 - the name of a variable
-SHORTEST_TOKEN: Final = 16
-"""Characters of a token at least."""
 
 CONNECT: Final = 1.0
 """Seconds for a connection."""
@@ -57,28 +51,32 @@ SILENCE: Final = 3.0
 """Seconds without a byte after which a peer counts as stopped; see also `peer_server.ALIVE`."""
 WAIT: Final = 60.0
 """Seconds until an answer begins, at most: the owner may be fetching the shard."""
-FETCH: Final = 10
-"""Seconds in which an owner begins to answer, in addition to the time for the bytes at `SLOWEST`."""
 SLOWEST: Final = 4 << 20
 """Bytes a second that a peer must send, after the first `SILENCE`."""
 PAUSE: Final = 30.0
 """Seconds for which a peer that failed is not asked; each failure in a row doubles them, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 480.0
+LOST: Final = 8.0
+"""Seconds that a node waits in vain for all its peers, at most, before it has a `PAUSE` without such a wait. A wait may
+take half of those that are left, so that many stopped peers cost about as much as two."""
+SHORTEST: Final = 0.25
+"""Seconds below which a wait does not count. With less than this left, no peer is asked."""
 START: Final = 5.0
 """Seconds after its own start for which a node waits for peers that were never there: not all start at once."""
 ASKED: Final = 2
 """Peers that are asked for a shard, at most."""
 ESTIMATES: Final = 16
 """A shard of an estimated size has at most so many times these bytes."""
-_ELSEWHERE: Final = ('192.0.2.1', '2001:db8::1')
-"""Addresses for documentation: nobody has them, so the default route leads there."""
-
 COPIES: Final = 8
 """Peers that an owner asks for a copy, at most; they answer at once."""
 IN_VAIN: Final = 16
 """Shards in a row that no peer had, after which an owner asks for no copies for `PAUSE`."""
 _OF_THIS_PROCESS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL}
 """Failures of a connection that are not the peer's."""
+ONLY_COPIES: Final = {'Cache-Control': 'only-if-cached'}
+"""The header by which a peer gives a shard that it has, and fetches none."""
+AT_ONCE: Final = {'Prefer': 'wait=0'}
+"""The header by which a peer fetches a shard, unless one of its processes does already."""
 FULL: Final = 507
 """The status of a server that has no room for a shard."""
 _WHY_ABSENT: Final = {404: 'has other data', 503: 'cannot fetch it now', 504: 'does not have it', FULL: 'has no room'}
@@ -88,164 +86,6 @@ _log = logger_of(__name__)
 Meet: TypeAlias = Callable[[str, str], 'tuple[list[str], str] | None']
 """Gives the addresses of all ranks' nodes and a secret of the run, for this node's address and a secret that may be it.
 None: this process cannot meet others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerOptions:
-    """The key `peers` of a dataset."""
-
-    hosts: tuple[str, ...] = ()
-    """Names or addresses of all nodes, ``host`` or ``host:port``. A name may have several addresses, as a headless
-    service of Kubernetes has. Empty: ranks tell each other."""
-    port: int = PORT
-    """Of hosts that name none."""
-    interface: str | None = None
-    """The address that this node serves on, one of the hosts'. None: the one of them that this machine has; without
-    hosts, that on the way to the first rank."""
-    token_env: str | None = None
-    """The environment variable that holds the token of the run, the same on all nodes. None: `TOKEN_ENV` with hosts;
-    else a rank draws a token."""
-
-    @classmethod
-    def of(cls, raw: PeerOptions | Mapping[str, Any] | None) -> PeerOptions | None:
-        """Read an argument `peers`.
-
-        Raises:
-            ConfigError: it is no such mapping.
-        """
-        if raw is None or isinstance(raw, PeerOptions):
-            return raw
-        given: Any = dict(cast('Any', raw)) if isinstance(raw, Mapping) else {'hosts': None}  # pyright: ignore[reportUnnecessaryIsInstance] - the user's
-        named: Any = given.get('hosts')
-        hosts = tuple(named) if isinstance(named, Sequence) and not isinstance(named, str) else ()
-        port = given.setdefault('port', PORT)
-        texts = [*hosts, given.get('token_env', TOKEN_ENV), given.get('interface') or 'found']
-        is_right = (hosts or 'hosts' not in given) and type(port) is int and 0 < port < 1 << 16
-        is_right = is_right and set(given) <= set(cls.__slots__)
-        if not is_right or not all(isinstance(text, str) and text for text in texts):
-            raise ConfigError(f'`peers` {RULE}, got {raw!r:.200}.')
-        given['hosts'] = hosts
-        return cls(**given)
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """The value that YAML has."""
-        found = {'hosts': list(self.hosts), 'port': self.port, 'interface': self.interface, 'token_env': self.token_env}
-        return {name: value for name, value in found.items() if value}
-
-    def token(self) -> bytes:
-        """The run's token, hidden in messages from now on; ConfigError if it is missing or short."""
-        name = self.token_env or TOKEN_ENV
-        found = os.environ.get(name, '')
-        if len(found) < SHORTEST_TOKEN:
-            raise ConfigError(
-                f'`peers` needs a token of at least {SHORTEST_TOKEN} characters in the environment variable '
-                f'{name}, the same on all nodes, but it has {len(found)}. Make one for each run, such as '
-                f'with `openssl rand -hex 16`; `token_env` names another variable.'
-            )
-        keep_secret(found)
-        return found.encode()
-
-    def addresses(self) -> list[tuple[str, int]]:
-        """The numeric addresses of all hosts, in one order on all nodes. One that no name server knows is left out."""
-        found = set[tuple[str, int]]()
-        for host in self.hosts:
-            name, port = _split(host)
-            try:
-                infos = socket.getaddrinfo(name, port or self.port, type=socket.SOCK_STREAM)
-            except OSError as error:
-                _log.warning('`peers` leaves %s out, which has no address: %s', host, error)
-                continue
-            # A machine with addresses of both families is one node.
-            family = min(info[0] for info in infos)
-            found.update((cast('str', info[4][0]), port or self.port) for info in infos if info[0] == family)
-        return sorted(found)
-
-    def own(self, addresses: list[tuple[str, int]]) -> tuple[str, int]:
-        """The address of this node among those of all; ConfigError if there is none."""
-        if self.interface is not None:
-            wanted = _addresses_of(self.interface)
-            own = [address for address in addresses if address[0] in wanted]
-        else:
-            own = [address for address in addresses if _is_of_this_machine(address[0])]
-        if not own:
-            raise ConfigError(
-                f'`hosts` of `peers` must name this node, too, but none of {[text_of(one) for one in addresses]} is '
-                f'{self.interface or "an address of this machine"}. Add it, or correct `interface`.'
-            )
-        others = [address for address in addresses if not _is_loopback(address[0])]
-        found = next((address for address in own if address in others), own[0])
-        if ipaddress.ip_address(found[0]).is_unspecified or (others and found not in others):
-            raise ConfigError(
-                f'`peers` would serve on {text_of(found)}, by which no other machine reaches this one. Name the nodes '
-                f'by their addresses in `hosts`: a line of /etc/hosts may give a node another one on itself.'
-            )
-        return found
-
-    def own_host(self) -> str:
-        """The address of this node without `hosts`; ConfigError if `interface` is none of this machine's."""
-        if self.interface is not None:
-            found = next(filter(_is_of_this_machine, _addresses_of(self.interface)), None)
-            if found is None:
-                raise ConfigError(
-                    f'`interface` of `peers` must be an address of this machine, got {self.interface!r}. Correct it, '
-                    f'or leave it out.'
-                )
-            return found
-        for name in (os.environ.get('MASTER_ADDR', 'localhost'), *_ELSEWHERE):
-            with contextlib.suppress(OSError):  # there is no such route
-                family, kind, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-                with socket.socket(family, kind) as unsent:  # it only looks up the route
-                    unsent.connect(address)
-                    found = cast('str', unsent.getsockname()[0])
-                if not _is_loopback(found):  # as that of the first rank's own name may be
-                    return found
-        return '127.0.0.1'
-
-
-def _addresses_of(name: str) -> list[str]:
-    """None, if no name server knows it."""
-    with contextlib.suppress(OSError):
-        return [cast('str', info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    return []
-
-
-def _split(host: str) -> tuple[str, int | None]:
-    if host.count(':') > 1 and not host.startswith('['):  # an IPv6 address without a port
-        return host, None
-    parts = urlsplit(f'//{host}')
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f'A host of `peers` is a name or an address, and a port; got {host!r}: {error}.') from error
-    return parts.hostname or '', port
-
-
-def _is_of_this_machine(address: str) -> bool:
-    try:
-        with socket.create_server((address, 0), family=family_of(address)):
-            return True
-    except OSError:
-        return False
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ':' in address else socket.AF_INET
-
-
-def text_of(address: tuple[str, int]) -> str:
-    host, port = address
-    return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
-
-
-def scores(address: tuple[str, int], keys: Iterable[str]) -> list[int]:
-    """How firmly a node would keep each of these shards, below 2**64: the one with the highest score owns it."""
-    prefix = f'{text_of(address)} '.encode()
-    return [xxh64_intdigest(prefix + key.encode()) for key in keys]
 
 
 def proof(token: bytes, path: str) -> str:
@@ -285,14 +125,33 @@ class PeerRequest:
         return f'/{self.stream}/{quote(self.part.name, safe="")}'
 
 
-@dataclass(slots=True)
 class _Peer:
-    address: tuple[str, int]
-    not_before: float = 0.0
-    """When it may be asked again, by ``time.monotonic``; inf: never."""
-    pause: float = PAUSE
-    """Seconds for which it is not asked after its next failure."""
-    has_answered: bool = False
+    """A peer, as all processes know it that are forked from the one which joined."""
+
+    def __init__(self, address: Address, cell: npt.NDArray[np.float64]) -> None:
+        self.address, self._cell = address, cell
+        self.has_answered = False
+
+    @property
+    def not_before(self) -> float:
+        """When it may be asked again, by ``time.monotonic``; inf: never."""
+        return float(self._cell[0])
+
+    @property
+    def pause(self) -> float:
+        """Seconds for which it is not asked after its next failure."""
+        return float(self._cell[1]) or PAUSE
+
+    def leave(self, pause: float) -> None:
+        """Do not ask it for this many seconds, nor for twice as many after its next failure."""
+        self._cell[:] = time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE)
+
+    def is_well(self) -> None:
+        self._cell[1] = 0.0
+
+
+_CELLS: Final = 4096
+"""Of peers, by their hash: two may share one, and then their pauses. The first one counts what is lost."""
 
 
 _serves = False
@@ -314,41 +173,65 @@ class Peers:
         """That of the run, from `join` on, as the next one."""
         self.own = '', 0
         """The address of this node."""
-        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._rooms: dict[Address, float] = {}
+        self._shards = SharedShards.joined([])
         self._others_start_until = 0.0
-        self._owned: dict[str, int] = {}
         self._in_vain, self._no_copies_before = 0, 0.0
+        self._start()
 
-    def join(self, ranks: int = 1, nodes: int = 1) -> None:
+    def _start(self) -> None:
+        self._cells = np.frombuffer(mmap.mmap(-1, 16 * _CELLS), np.float64).reshape(_CELLS, 2)
+        self._peers: dict[Address, _Peer] = {}
+        self._ownership: Ownership | None = None
+        self._duties: dict[int, Duty] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {'_cells', '_peers', '_ownership', '_duties'}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+        self._know_peers()
+
+    def join(
+        self, ranks: int = 1, nodes: int = 1, shards: SharedShards | None = None, *, room: float = math.inf
+    ) -> None:
         """Find the addresses of all nodes, and ask them from now on. A later call finds what nodes a run has by then.
 
         Args:
             ranks: Those of the run. Only one alone needs no `hosts` and meets no others.
             nodes: Those of the run, as its topology has them.
+            shards: All that the nodes share, or None to leave those of before.
+            room: Bytes of them that this node's limit allows.
 
         Raises:
             ConfigError: the options do not fit this node, or the ranks cannot meet.
         """
         options = self._options
+        if shards is not None and not shards.are_same(self._shards):
+            self._shards, self._ownership, self._duties = shards, None, {}
         if not options.hosts:
-            self._join_met(ranks, nodes)
+            self._join_met(ranks, nodes, room)
         elif not self._peers:
             addresses, token = options.addresses(), options.token()
-            self.know(options.own(addresses), token, addresses)
+            self.know(options.own(addresses), token, dict.fromkeys(addresses, room))
             if len(self._peers) == 1:
                 _log.warning(
                     '`peers` has found no node but this one, %s: all shards come from the bucket. Add the other nodes '
                     'to `hosts`, or start when a name server knows them.',
                     text_of(self.own),
                 )
+        elif self._rooms[self.own] != room:  # the others' limits are taken to be this one's
+            self.know(self.own, self.token, dict.fromkeys(self._rooms, room))
 
-    def _join_met(self, ranks: int, nodes: int) -> None:
+    def _join_met(self, ranks: int, nodes: int, room: float) -> None:
         options, own = self._options, self._options.own_host()
         # Ranks that go on keep the token of now; one of the environment is told to nobody.
         secret = self.token.decode() if options.token_env is None else ''
         secret = secret or secrets.token_hex(SHORTEST_TOKEN)
         try:
-            met = None if self._meet is None else self._meet(own, secret)
+            met = None if self._meet is None else self._meet(f'{own} {room}', secret)
         except RuntimeError as error:  # torch.distributed's
             if not self._peers:
                 raise
@@ -363,83 +246,108 @@ class Peers:
                     f'find each other, and a headrace.StreamingDataLoader. Initialize the group before the first '
                     f'batch, or list all nodes under `hosts`.'
                 )
-            met = [own], secret
-        hosts, secret = sorted(set(met[0])), met[1]
+            met = [f'{own} {room}'], secret
+        texts, secret = met
         keep_secret(secret)
-        if len({_is_loopback(host) for host in hosts}) > 1:
+        rooms: dict[Address, float] = {}
+        for host, _, text in sorted(text.partition(' ') for text in texts):
+            address = host, options.port
+            rooms[address] = min(float(text or room), rooms.get(address, math.inf))
+        if len({is_loopback(host) for host, _ in rooms}) > 1:
             raise ConfigError(
-                f'`peers` would serve on {hosts}, of which no other machine reaches a loopback address. Set '
-                f'`interface` on each node to an address that the others reach.'
+                f'`peers` would serve on {[host for host, _ in rooms]}, of which no other machine reaches a loopback '
+                f'address. Set `interface` on each node to an address that the others reach.'
             )
         token = secret.encode() if options.token_env is None else options.token()
         before = self.nodes
-        self.know((own, options.port), token, [(host, options.port) for host in hosts])
-        if len(hosts) < nodes and self.nodes != before:
+        self.know((own, options.port), token, rooms)
+        if len(rooms) < nodes and self.nodes != before:
             _log.warning(
                 '`peers` has found %d addresses of %d nodes: those with the address of another one do not share. Set '
                 '`interface` on each node to an address of its own.',
-                len(hosts),
+                len(rooms),
                 nodes,
             )
 
-    def know(self, own: tuple[str, int], token: bytes, addresses: Sequence[tuple[str, int]]) -> None:
-        """Ask the nodes of these addresses from now on; `nodes` gives the arguments in another process."""
-        if (own, token, tuple(addresses)) != self.nodes:
-            self.own, self.token = own, token
+    def know(self, own: Address, token: bytes, rooms: Mapping[Address, float]) -> None:
+        """Ask these nodes from now on; `nodes` gives the arguments in another process.
+
+        Args:
+            own: The address of this one.
+            token: That of the run.
+            rooms: The bytes that the limit of each node allows for shards.
+        """
+        if (own, token, rooms) != self.nodes:
+            self.own, self.token, self._rooms = own, token, dict(rooms)
             self._others_start_until = time.monotonic() + START
-            self._peers = {address: self._peers.get(address, _Peer(address)) for address in addresses}
-            self._owned = {}
-            _log.info('Nodes that share their caches: %d; this one is %s.', len(addresses), text_of(own))
+            self._know_peers()
+            _log.info('Nodes that share their caches: %d; this one is %s.', len(rooms), text_of(own))
+
+    def _know_peers(self) -> None:
+        new = (_Peer(address, self._cells[1 + seed_of(address) % (_CELLS - 1)]) for address in self._rooms)
+        self._peers = {peer.address: self._peers.get(peer.address, peer) for peer in new}
+        self._ownership, self._duties = None, {}
 
     @property
-    def nodes(self) -> tuple[tuple[str, int], bytes, tuple[tuple[str, int], ...]]:
-        """This node, the token, and all nodes."""
-        return self.own, self.token, tuple(self._peers)
+    def nodes(self) -> tuple[Address, bytes, dict[Address, float]]:
+        """This node, the token, and all nodes with the room of each."""
+        return self.own, self.token, self._rooms
 
     def __len__(self) -> int:
         """Nodes, this one included; 0 before `join`."""
         return len(self._peers)
 
-    def _score(self, address: tuple[str, int], key: str) -> tuple[int, tuple[str, int]]:
-        return scores(address, [key])[0], address
-
-    def before(self, key: str) -> list[tuple[str, int]]:
-        """The nodes that come before this one in the order of a shard, its owner first; none if this one owns it."""
-        own = self._score(self.own, key)
-        scores = (self._score(address, key) for address in self._peers)
-        return [address for _, address in sorted((one for one in scores if one > own), reverse=True)]
-
-    def owned(self, key: str) -> int:
-        """How firmly this node keeps a shard that it owns, from 1 on; 0: another one owns it, or none does yet."""
-        if not self._peers:
-            return 0
-        found = self._owned.get(key)
+    @property
+    def ownership(self) -> Ownership:
+        """Which node keeps which shard."""
+        found = self._ownership
         if found is None:
-            found = self._owned[key] = 0 if self.before(key) else 1 + self._score(self.own, key)[0]
+            found = self._ownership = Ownership(self._rooms, self._shards)
         return found
+
+    def before(self, shard: int) -> list[Address]:
+        """The nodes that this one asks for a shard, by its hash, its keeper first; none if this one is the first."""
+        order = self.ownership.order(shard)
+        return order[: order.index(self.own)]
+
+    def duty(self, shard: int) -> Duty:
+        """The part of this node in sharing a shard, by its hash."""
+        duty = self._duties.get(shard)
+        if duty is None:
+            if len(self._peers) < 2:
+                return Duty.NONE
+            duty = self._duties[shard] = self.ownership.duty(self.own, shard)
+        return duty
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the shards that this node keeps for all; 0 before `join`."""
+        return self.ownership.kept_bytes(self.own) if len(self._peers) > 1 else 0
 
     def fetch(self, wanted: PeerRequest) -> int:
         """Fetch a file from a peer; returns its bytes. 0: no peer gave it, so the bucket must."""
         if not self._peers:
             return 0
-        key = f'{wanted.stream}/{wanted.shard}'
-        before = [] if _serves else self.before(key)
+        shard = hash_of(wanted.stream, wanted.shard)
+        before = [] if _serves else self.before(shard)
+        scores = self.ownership.scores(shard)
         for peer in itertools.islice(self._askable(before), ASKED):
-            size = self._ask(peer, wanted)
+            how = {} if scores.get(peer.address, 0) > scores.get(self.own, 0) else AT_ONCE
+            size = self._ask(peer, wanted, how)
             if size > 0 or size == -FULL:  # the next peer would fetch what the bucket gives this node, too
                 return max(0, size)
-        return 0 if before else self._fetch_copy(key, wanted)
+        return self._fetch_copy(shard, wanted) if self.duty(shard) is Duty.KEEP else 0
 
-    def _fetch_copy(self, key: str, wanted: PeerRequest) -> int:
-        """Fetch a shard that this node owns from a peer that has it by chance: this cache may be a new one."""
+    def _fetch_copy(self, shard: int, wanted: PeerRequest) -> int:
+        """Fetch a shard that this node keeps from a peer that has it by chance: this cache may be a new one."""
         now = time.monotonic()
         if now < self._no_copies_before:
             return 0
-        others = sorted((self._score(address, key) for address in self._peers if address != self.own), reverse=True)
-        for peer in self._askable([address for _, address in others[:COPIES]]):
+        others = [address for address in self.ownership.order(shard) if address != self.own]
+        for peer in self._askable(others[:COPIES]):
             if not (peer.has_answered or _serves or not self._options.hosts):  # it may still be starting
                 continue
-            size = self._ask(peer, wanted, only_cached=True)
+            size = self._ask(peer, wanted, ONLY_COPIES)
             if size > 0:
                 self._in_vain = 0
                 return size
@@ -450,34 +358,53 @@ class Peers:
             self._in_vain, self._no_copies_before = 0, now + PAUSE
         return 0
 
-    def _askable(self, addresses: list[tuple[str, int]]) -> Iterator[_Peer]:
+    def _askable(self, addresses: list[Address]) -> Iterator[_Peer]:
         peers = (self._peers.get(address) for address in addresses)  # a rescale may have removed it
-        return (one for one in peers if one is not None and time.monotonic() >= one.not_before)
+        return (
+            peer
+            for peer in peers
+            if peer is not None and time.monotonic() >= peer.not_before and self._left() >= 2 * SHORTEST
+        )
 
-    def _ask(self, peer: _Peer, wanted: PeerRequest, *, only_cached: bool = False) -> int:
-        """Fetch a file from one peer; returns its bytes.
+    def _left(self) -> float:
+        """Seconds that this node may still wait in vain."""
+        at, lost = self._cells[0]
+        return LOST - (lost if time.monotonic() < at + PAUSE else 0.0)
+
+    def _lose(self, seconds: float) -> None:
+        if seconds >= SHORTEST:
+            self._cells[0] = time.monotonic(), LOST - self._left() + seconds
+
+    def _ask(self, peer: _Peer, wanted: PeerRequest, how: Mapping[str, str]) -> int:
+        """Fetch a file from one peer, by a request with these headers; returns its bytes.
 
         0: the peer failed. Below 0: it is well, but does not give it, and this is the negative of its status.
         """
+        begin = time.monotonic()
         try:
             with wanted.create() as out:
                 size = 0
-                for chunk in self._answer(peer, wanted.path, wanted.part, only_cached=only_cached):
+                for chunk in self._answer(peer, wanted.path, wanted.part, how):
                     if out.write(chunk) < len(chunk):
                         raise OSError(errno.ENOSPC, 'The disk took only a part of a write')
                     size += len(chunk)
             wanted.check()
         except _AbsentError as error:
-            _log.log(logging.DEBUG if only_cached else logging.INFO, '%s.', error)
+            _log.log(logging.DEBUG if how else logging.INFO, '%s.', error)
             return -error.status
         except FormatError as error:
-            self._leave(peer, f'sent a wrong file ({error}), and is not asked again by this process', math.inf)
+            peer.leave(math.inf)
+            _log.warning(
+                'Peer %s sent a wrong file (%s), and this node does not ask it again.', text_of(peer.address), error
+            )
         except _PeerError as error:
             if time.monotonic() >= peer.not_before:  # else it failed for another thread, too
-                self._leave(peer, f'{error}, and is not asked for {peer.pause:.0f} s', peer.pause)
-                peer.pause = min(2 * peer.pause, LONGEST_PAUSE)
+                pause = peer.pause
+                peer.leave(pause)
+                self._lose(time.monotonic() - begin)
+                _log.warning('Peer %s %s, and is not asked for %.0f s.', text_of(peer.address), error, pause)
         else:
-            peer.pause = PAUSE
+            peer.is_well()
             return size
         return 0
 
@@ -497,20 +424,18 @@ class Peers:
     def _proven(self, path: str) -> dict[str, str]:
         return {'Authorization': f'HMAC {proof(self.token, path)}'}
 
-    def _leave(self, peer: _Peer, why: str, pause: float) -> None:
-        peer.not_before = time.monotonic() + pause
-        _log.warning('Peer %s %s.', text_of(peer.address), why)
-
-    def _answer(self, peer: _Peer, path: str, part: CachePart, *, only_cached: bool) -> Iterator[bytes]:
+    def _answer(self, peer: _Peer, path: str, part: CachePart, how: Mapping[str, str]) -> Iterator[bytes]:
         """The bytes of a file; `_PeerError` if they do not come in time, or are not as many as they should be."""
-        connection = http.client.HTTPConnection(*peer.address, timeout=CONNECT)
-        patience = min(WAIT, math.ceil(FETCH + part.size / SLOWEST))  # an interim answer each second could hold a step
+        longest, for_bytes = self._left() / 2, part.size / SLOWEST
+        silence = min(SILENCE, longest)
+        connection = http.client.HTTPConnection(*peer.address, timeout=min(CONNECT, silence))
+        patience = min(WAIT, math.ceil(longest + for_bytes))  # an interim answer each second could hold a step
         connection.response_class = bounded_answer(http.client.HTTPResponse, patience, 0)
         try:
-            extra = {'Cache-Control': 'only-if-cached'} if only_cached else {}
             while True:
                 self._connect(peer, connection)
-                connection.request('GET', path, headers={**self._proven(path), **extra})
+                connection.sock.settimeout(silence)
+                connection.request('GET', path, headers={**self._proven(path), **how})
                 answer = connection.getresponse()
                 if answer.status != 403 or self._options.hosts or time.monotonic() > self._others_start_until:
                     break
@@ -518,7 +443,7 @@ class Peers:
                 time.sleep(0.05)  # it is replacing its server by one with the token of now
             peer.has_answered = True
             self._check(peer, path, part, answer)
-            deadline, left = time.monotonic() + SILENCE + part.size / SLOWEST, answer.length or 0
+            deadline, left = time.monotonic() + silence + for_bytes, answer.length or 0
             while left:
                 chunk = answer.read1(min(CHUNK, left))
                 if not chunk:
@@ -546,7 +471,6 @@ class Peers:
                 if peer.has_answered or time.monotonic() > self._others_start_until:
                     raise
                 time.sleep(0.05)
-        connection.sock.settimeout(SILENCE)
 
     def _check(self, peer: _Peer, path: str, part: CachePart, answer: http.client.HTTPResponse) -> None:
         name = f'Peer {text_of(peer.address)}'
@@ -573,7 +497,9 @@ class StreamPeers:
     peers: Peers
     stream: str
     """Names the data on all nodes."""
+    shards: SharedShards | None = None
+    """All of them, or None without a limit: then each node keeps every shard that scores it highest."""
 
-    def owned(self, shard: str) -> int:
-        """As `Peers.owned`. `shard`: the key of its entry."""
-        return self.peers.owned(f'{self.stream}/{shard}')
+    def duty(self, shard: str) -> Duty:
+        """As `Peers.duty`. `shard`: the key of its entry."""
+        return self.peers.duty(hash_of(self.stream, shard))

@@ -16,6 +16,7 @@ except to unpack shards of which it holds only the compressed file.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,7 @@ class ShardCache:
         such files count and may be evicted. None: the entries that this object was asked for. `verify_present`: verify
         files at their first use in a process, except those that this object, or a copy of it in another process, has
         fetched and verified. `peers`: other nodes' caches of the same data, which are asked before the store. Under a
-        limit, shards that this node owns for them are evicted last. `lender`: another cache folder of the same data,
+        limit, shards that this node keeps for them are evicted last. `lender`: another cache folder of the same data,
         whose shards are copied rather than fetched.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
@@ -90,7 +91,7 @@ class ShardCache:
         self._room: FolderRoom | None = None
         if self._limit is not None and self.store is not None:
             self._limited = LimitedFolder(self.folder, self.entry_of_file, self.stats, self._other_files)
-            self._limited.owned = None if self.peers is None else self.peers.owned
+            self._limited.duty = None if self.peers is None else self.peers.duty
             self._limit.join(self._limited)
             self._room = FolderRoom(self._limit, self._limited)
         self._fetcher = Fetcher(
@@ -183,6 +184,11 @@ class ShardCache:
                 self.stats.add_wait(result.wait())
             else:
                 tries += 1
+
+    @property
+    def room(self) -> float:
+        """Bytes of shards that the limit allows, for all folders that it counts; inf: there is none."""
+        return math.inf if self._limit is None else self._limit.room
 
     @property
     def fixed_size(self) -> int:
