@@ -412,6 +412,30 @@ def test_a_writer_between_a_kill_and_the_next_call(tmp_path: Path) -> None:
         check(folder, 80, {5, 40})
 
 
+def test_nothing_replaces_a_dataset_whose_erasure_was_killed(tmp_path: Path) -> None:
+    """The plan of the erasure names shards that another dataset has, too."""
+    folder = tmp_path / 'data'
+    for name in ('whole', 'other', 'data'):
+        write(tmp_path / name, range(60))
+    _, steps = in_a_child(lambda: erase(tmp_path / 'whole', [5, 40], jobs=1), 0, str(tmp_path / 'whole'))
+    in_a_child(partial(erase, folder, [5, 40], jobs=1), steps // 2, str(folder))
+    write(folder, range(60, 80), append=True)  # it takes the mark of the killed call over, and removes it
+    before = state(folder)
+    assert '.headrace-erasing/plan.json' in before
+    for replace in (
+        lambda: copy_dataset(tmp_path / 'other', folder, overwrite=True),
+        lambda: rollback(folder, 'index.00001.json'),
+        lambda: merge_index([str(folder / 'index.json')], folder),
+    ):
+        with pytest.raises(FileExistsError, match='unfinished erasure: .*Run `headrace erase` again'):
+            replace()
+        assert state(folder) == before
+    erase(folder, [])
+    check(folder, 80, {5, 40})
+    copy_dataset(tmp_path / 'other', folder, overwrite=True)
+    assert erase(folder, [5]).samples == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('place', ['folder', pytest.param('s3', marks=pytest.mark.s3)])
 def test_random_kills(tmp_path: Path, place: str, request: pytest.FixtureRequest) -> None:

@@ -345,7 +345,7 @@ class Conversion:
             if report is None:
                 self._run(workers=workers, start_method=start_method, progress_bar=progress_bar)
                 report = self._finish()
-            self._folder.remove()
+            self._folder.remove_or_warn()
         return report
 
     def _settings(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from headrace.convert.apart import lies_in
+from headrace.convert.merge import refuse_erasure
 from headrace.convert.stored_dataset import (
     INDEX,
     PATIENT,
@@ -169,6 +170,7 @@ class _Copy:
 
     def _refuse(self, there: Mapping[str, int]) -> None:
         """Refuse a destination that is not this copy's, unless it is empty or may be replaced."""
+        refuse_erasure(self._target.shown, there)
         if MARK in there:
             raise FileExistsError(
                 redact(

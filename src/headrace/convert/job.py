@@ -104,22 +104,26 @@ class JobFolder:
         self.plan, self.records = {}, {}
 
     def remove(self) -> None:
-        """Remove the records, then the plan. The job is done, so an error is a warning."""
+        """Remove the records, then the plan, of a job that is done."""
         store = self.place.store
         self.plan, self.records = {}, {}
+        kept = {*self.locks, self._plan_key}
+        self.delete([info.key for info in self.place.list(f'{self._name}/') if info.key not in kept])
+        self.place.remove_unfinished(['', self._name])
+        if not isinstance(store, LocalStore):
+            self.place.delete(self._plan_key)
+            return
+        with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
+            (store.root / self._plan_key).replace(store.root / self._done)
+        self._remove_folder(store.root)
+
+    def remove_or_warn(self) -> None:
+        """As `remove`, where files that stay do no harm: a restart removes them."""
         try:
-            kept = {*self.locks, self._plan_key}
-            self.delete([info.key for info in self.place.list(f'{self._name}/') if info.key not in kept])
-            self.place.remove_unfinished(['', self._name])
-            if not isinstance(store, LocalStore):
-                self.place.delete(self._plan_key)
-                return
-            with mapped_output_errors(store.root), contextlib.suppress(FileNotFoundError):
-                (store.root / self._plan_key).replace(store.root / self._done)
-            self._remove_folder(store.root)
+            self.remove()
         except OSError as error:
             warn(
-                f'The job at {store.url} is done, but files in {self._name} could not be removed. The same call '
+                f'The job at {self.place.shown} is done, but files in {self._name} could not be removed. The same call '
                 f'removes them. The reason: {error}'
             )
 
@@ -147,7 +151,7 @@ class JobFolder:
                 yield
             finally:
                 if (root / self._name).exists() and not any(map(self.place.has, (self._plan_key, self._done))):
-                    self.remove()  # of a call that began nothing
+                    self.remove_or_warn()  # of a call that began nothing
 
     def claim_by_worker(self) -> None:
         """Have the next job wait for the end of this worker process."""

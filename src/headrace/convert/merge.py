@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from headrace.convert.job import PLAN
 from headrace.convert.stored_dataset import INDEX, PATIENT
 from headrace.dataset.writing.place import StorePlace
-from headrace.dataset.writing.start import MARK
+from headrace.dataset.writing.start import ERASURE_PLAN, MARK
 from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
 from headrace.errors.display import count_text
 from headrace.errors.redaction import redact, warn
@@ -396,7 +396,8 @@ def keep_index(place: StorePlace, index: bytes) -> str:
 
 
 def check_finished(place: StorePlace) -> None:
-    """Refuse a dataset whose index a writer or a conversion is about to replace."""
+    """Refuse a dataset whose index a writer, a conversion or an erasure is about to replace."""
+    refuse_erasure(place.shown, [name for name in (ERASURE_PLAN,) if place.has(name)])
     for name in (MARK, PLAN):
         if place.has(name):
             raise FileExistsError(
@@ -405,6 +406,16 @@ def check_finished(place: StorePlace) -> None:
                     f'run it again to continue, or remove that file to give its new samples up.'
                 )
             )
+
+
+def refuse_erasure(shown: str, keys: Collection[str]) -> None:
+    """Refuse a dataset with an erasure that was killed, whose plan would be carried out on other shards later."""
+    if ERASURE_PLAN in keys:
+        raise FileExistsError(
+            redact(
+                f'{shown} has an unfinished erasure: it holds {ERASURE_PLAN}. Run `headrace erase` again to finish it.'
+            )
+        )
 
 
 def _missing_shards(places: Sequence[StorePlace], shards: Iterable[ShardInfo], keys: Container[str]) -> list[ShardInfo]:

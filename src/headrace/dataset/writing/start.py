@@ -107,7 +107,8 @@ _SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newl
 _ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
 PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
 """Names of the folders of parts, which a writer of parts makes."""
-ERASURE: Final = '.headrace-erasing'  # The job folder of an erasure, whose plan names the shards that it writes.
+ERASURE: Final = '.headrace-erasing'  # The job folder of an erasure.
+ERASURE_PLAN: Final = f'{ERASURE}/plan.json'  # Names the shards that an unfinished erasure writes.
 _REPLACED: Final = re.compile(r'index\.\d{5,}\.json')
 """Names of indexes beside the dataset's, whose shards stay: those that were replaced, and can be brought back."""
 _FILE: Final = (
@@ -225,7 +226,7 @@ def _planned(place: Place, sizes: Mapping[str, int]) -> set[str]:
     if ERASURE not in map(_root, sizes):
         return set()
     with contextlib.suppress(ObjectNotFoundError):
-        return {name for task in json.loads(place.read(f'{ERASURE}/plan.json'))['tasks'] for name in task['new']}
+        return {name for task in json.loads(place.read(ERASURE_PLAN))['tasks'] for name in task['new']}
     return set()
 
 
