@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import struct
 import threading
 import tracemalloc
@@ -236,9 +237,9 @@ def test_compression_is_told_by_the_content_and_not_by_the_name(compress: Any, e
 @pytest.mark.parametrize(
     ('name', 'content', 'message'),
     [
-        ('a.csv', lzma.compress(b'x\n1\n'), 'a.csv is a file of xz, .* such as with `xz --decompress`'),
+        ('a.csv', lzma.compress(b'x\n1\n'), 'a.csv is a file of xz, .* such as with `xz --decompress < FILE > NEW`'),
         ('a.jsonl', b'\x04\x22\x4d\x18' + bytes(9), 'a.jsonl is a file of lz4'),
-        ('a.tar', b'PK\x03\x04' + bytes(9), 'a.tar is a file of zip, .* such as with `unzip`'),
+        ('a.tar', b'PK\x03\x04' + bytes(9), 'a.tar is a file of zip, .* such as with `unzip -p FILE > NEW`'),
         ('a.jsonl', b'{"x": "\xe4\0\1"}', 'holds binary data .byte 7 is not text'),
         ('a.jsonl', b'{"x": "\xe4"}', 'iconv --from-code=LATIN1'),
         ('a.csv.gz', b'', 'a.csv.gz: the data is not a complete gz file: it ends too early'),
@@ -256,3 +257,53 @@ def test_what_cannot_be_unpacked_is_named(name: str, content: bytes, message: st
     (tmp_path / name).write_bytes(content)
     with pytest.raises((FormatError, ShardError), match=message):
         StreamingDataset(remote=str(tmp_path / name), local=str(tmp_path / 'cache'), batch_size=1)
+
+
+LFS = b'version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 1\n'
+FORMATS = ['parquet', 'arrow', 'webdataset', 'tfrecord', 'jsonl', 'csv', 'tsv', 'tokens']
+
+
+@pytest.mark.parametrize('name', FORMATS)
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [(LFS, 'is a pointer of Git LFS .*`git lfs pull`'), (b'\n<!DOCTYPE html>\n<html>\n1\n</html>', 'is a web page')],
+    ids=['lfs', 'page'],
+)
+def test_what_stands_in_place_of_data_is_no_data(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / 'a.bin').write_bytes(content)
+    options = {'format_options': {'token_dtype': 'uint8'}} if name == 'tokens' else {}
+    where = {'remote': str(tmp_path / 'a.bin'), 'local': str(tmp_path / 'cache')}
+    with pytest.raises(FormatError, match=f'a.bin {message}'):
+        StreamingDataset(**where, batch_size=1, format=name, **options)
+
+
+@pytest.mark.parametrize('name', ['parquet', 'arrow', 'tokens'])
+@pytest.mark.parametrize('compress', [gzip.compress, zstandard.compress, bz2.compress, lzma.compress])
+def test_files_of_which_pieces_are_read_are_not_compressed(name: str, compress: Any, tmp_path: Path) -> None:
+    (tmp_path / 'a.bin').write_bytes(compress(bytes(1 << 17)))
+    options = {'format_options': {'token_dtype': 'uint8'}} if name == 'tokens' else {}
+    where = {'remote': str(tmp_path / 'a.bin'), 'local': str(tmp_path / 'cache')}
+    with pytest.raises(FormatError, match='is read in pieces. Unpack it, such as with `.* < FILE > NEW`'):
+        StreamingDataset(**where, batch_size=1, format=name, **options)
+
+
+@pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.csv', 'a.tar.gz', 'a.tfrecord'])
+@pytest.mark.parametrize('second', [gzip.compress, zstandard.compress, bz2.compress, lzma.compress])
+def test_what_was_compressed_twice_is_named(name: str, second: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(second(b'{"x": 1}\n')))
+    with pytest.raises(FormatError, match='was compressed twice: .* Unpack it once, such as with `gunzip < FILE'):
+        StreamingDataset(remote=str(tmp_path / name), local=str(tmp_path / 'cache'), batch_size=1)
+
+
+def test_names_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / 'data').mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / 'data') + b'/\xff.jsonl')).write_bytes(b'{"x": 1}\n')
+    with pytest.raises(FormatError, match='name of a file is UTF-8'):
+        StreamingDataset(remote=str(tmp_path / 'data'), local=str(tmp_path / 'cache'), batch_size=1)
+
+
+@pytest.mark.parametrize('name', ['a.jsonl.xz', 'a.parquet.gz', 'a.zip'])
+def test_compressed_files_that_are_not_read_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b'x')
+    with pytest.raises(ObjectNotFoundError, match=f'Compressed files such as {name} are not read'):
+        StreamingDataset(remote=str(tmp_path), local=str(tmp_path / 'cache'), batch_size=1)

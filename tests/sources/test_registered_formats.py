@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Stream, StreamingDataset
 from headrace.config.load import load_config
-from headrace.errors import ConfigError, FormatError, StreamError
+from headrace.errors import ConfigError, ConversionError, FormatError, ShardError, StreamError
 from headrace.sources import Part, Source, register_format
 from headrace.sources.formats import known_formats
 from headrace.sources.source_bytes import dump_index, load_index
@@ -186,3 +186,34 @@ def test_errors_of_a_library_name_the_data(data: Path, tmp_path: Path, kind: typ
     register_format(Failing())
     with pytest.raises(FormatError, match='what the library says'):
         StreamingDataset(remote=str(data), local=str(tmp_path / 'cache'), batch_size=1, format=Failing.NAME)
+
+
+@pytest.mark.parametrize(
+    'kind', [KeyError, RuntimeError, OSError, type('PanicException', (BaseException,), {'__module__': 'pyo3_runtime'})]
+)
+def test_errors_of_a_library_in_a_row_name_it(data: Path, tmp_path: Path, kind: type[BaseException]) -> None:
+    class Failing(NumbersSource):
+        format = f'failing_in_rows_{kind.__name__.lower()}'
+
+        def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+            (batch,) = super().batches(part, data)
+            yield {'numbers': batch['numbers'][:2]}
+            raise kind('what the library says')
+
+    class FailingFormat(Numbers):
+        NAME = Failing.format
+
+        def index(self, *args: Any, **how: Any) -> Source:
+            return Failing(super().index(*args, **how).parts, 0)
+
+        def load(self, data: bytes) -> Source:
+            return Failing(super().load(data).parts, 0)
+
+    register_format(FailingFormat())
+    where = {'remote': str(data), 'local': str(tmp_path / 'cache'), 'format': Failing.format}
+    dataset = StreamingDataset(**where, batch_size=1, download_retry=0)
+    message = r'0\.u8, cannot be read from its row 2 on: .*what the library says'
+    with pytest.raises(ShardError, match=message):
+        dataset[0]
+    with pytest.raises((ShardError, ConversionError), match=message):
+        convert(str(data), str(tmp_path / 'out'), format=Failing.format)

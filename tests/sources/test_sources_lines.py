@@ -7,6 +7,7 @@ import contextlib
 import csv
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace import StreamingDataset
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.line_records import read_array
 from headrace.sources.lines import CSV, JSONL, TSV
@@ -369,3 +371,10 @@ def test_any_damage_is_an_error_of_ours(name, edits, end):
 @settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_damage_is_an_error_of_ours_at_length(name, edits, end):
     check_damaged(name, edits, end)
+
+
+@pytest.mark.parametrize('text', ['{"x": 1}\n{"x": 2}\n', '[{"x": 1},\n{"x": 2}]\n', '{"x": "a,b", "y": 1}\n'])
+def test_json_is_no_header_of_csv(tmp_path: Path, text: str) -> None:
+    (tmp_path / 'a.csv').write_text(text)
+    with pytest.raises(FormatError, match=r"a\.csv is (an object of JSON .*`format='jsonl'`|no row of CSV)"):
+        StreamingDataset(remote=str(tmp_path / 'a.csv'), local=str(tmp_path / 'cache'), batch_size=1)

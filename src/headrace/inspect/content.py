@@ -17,7 +17,7 @@ from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ChecksumError, ConfigError, FormatError, ObjectNotFoundError, ShardError
 from headrace.format import FileInfo, MDSEncoder, ShardFile, ShardInfo, ShardTable, open_shard
 from headrace.sources.formats import check_format
-from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_index import SourceIndex, batches_of
 from headrace.sources.source_store import SourceStore, has_glob
 from headrace.storage import Retry, Store, StoreOptions
 
@@ -149,7 +149,7 @@ def _first_rows(
     packed = shards[shard].files[0].zip
     assert packed is not None
     data = memoryview(StorePlace(store, PATIENT).read(packed.basename))
-    batch = next(iter(index.source.batches(shard, data)))
+    batch = next(batches_of(index.source, shard, data))
     encoder = MDSEncoder(index.source.columns, size_limit=None)
     encoder.add_batch({name: values[:count] for name, values in batch.items()})
     (encoded,) = encoder.finish()

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.errors import FormatError
 from headrace.sources.arrow_types import import_pyarrow
-from headrace.sources.ranges import RangedWindow
+from headrace.sources.ranges import RangedWindow, refuse_packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,9 @@ class Message:
 
 def read_messages(window: Window, where: str) -> Iterator[Message]:
     """The messages of an IPC file, or of one or several IPC streams, in order."""
-    is_file = bytes(window.take(0, 6)) == MAGIC
+    first = bytes(window.take(0, 64))
+    refuse_packed(first, where)
+    is_file = first.startswith(MAGIC)
     at = 8 if is_file else 0
     is_ended = False
     while True:

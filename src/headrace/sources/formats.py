@@ -48,6 +48,8 @@ _BESIDE_TOKENS: Final = re.compile(
 )
 """Files that may lie in a folder of tokens."""
 _ARRAY_RECORD: Final = re.compile(r'\.array_?records?(-\d+-of-\d+)?$', re.IGNORECASE)
+_PACKED: Final = re.compile(r'\.(xz|lzma|lz4|zip|7z|rar)$|\.(parquet|arrow|feather|npy|mds)\.\w+$', re.IGNORECASE)
+"""Names of files that are compressed in a way that is not read."""
 DESCRIPTIONS: Final = frozenset(
     {'index.json', 'state.json', 'dataset_dict.json', 'dataset_info.json', 'dataset_infos.json'}
 )
@@ -176,6 +178,12 @@ def how_to_name(keys: Iterable[str]) -> str:
             f' Files of ArrayRecord, such as {arrays}, are not read, since its library reads whole local files only. '
             f'Convert them, as docs/formats.md shows.'
         )
+    packed = next((key for key in keys if _PACKED.search(key)), None)
+    if packed is not None:
+        return (
+            f' Compressed files such as {packed} are not read: text, tars and TFRecord may be of gzip, zstd or bzip2. '
+            f'Unpack the others.'
+        )
     name = next((key for key in keys if is_plain_json(key)), None)
     if name is None or are_shards(keys):
         return ''
@@ -237,7 +245,9 @@ def choose_columns(names: Sequence[str], columns: Collection[str] | None, *, sou
             meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
             listed = printable(', '.join(names[:_MOST]))
             more = f' and {len(names) - _MOST} more' if len(names) > _MOST else ''
-            raise StreamError(f'`columns` asks for {name!r}, but {source} has the columns {listed}{more}.{meant}')
+            raise StreamError(
+                f'`columns`, `where` or `cost` asks for {name!r}, but {source} has the columns {listed}{more}.{meant}'
+            )
     return [name for name in names if name in columns]
 
 

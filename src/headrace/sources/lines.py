@@ -282,6 +282,11 @@ class _TextReader:
                 f'delimiter, such as format_options={json.dumps({"delimiter": signs[0]})}; or the usual one, if it is '
                 f'one name.'
             )
+        if self._dialect.has_header and header and header[0].lstrip('[ ').startswith('{"'):
+            raise FormatError(
+                f"The first row of {info.key} is an object of JSON and no names of columns. Set `format='jsonl'`, or "
+                f'`format_options={{"header": false}}` if it is a row.'
+            )
         if len(set(header)) < len(header):
             raise FormatError(
                 f'The first row of CSV names the columns, all different, but {info.key} has {header!r:.300}.'

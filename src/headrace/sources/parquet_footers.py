@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 import zstandard
 
 from headrace.errors import FormatError
-from headrace.sources.ranges import ByteRange, read_ranges
+from headrace.sources.ranges import ByteRange, read_range, read_ranges, refuse_packed
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -32,6 +32,8 @@ def read_footers(store: Store, objects: Sequence[ObjectInfo]) -> Iterator[bytes]
     """
     tails = read_ranges(store, (_tail(info) for info in objects))
     for info, tail in zip(objects, tails, strict=True):
+        if tail[-4:] not in {MAGIC, b'PARE'}:
+            refuse_packed(read_range(store, ByteRange(info.key, 0, min(info.size, 64), info.etag)), info.key)
         size = _footer_size(info, tail, f'{store.url.rstrip("/")}/{info.key}')
         if size + 8 > len(tail):
             begin = ByteRange(info.key, info.size - 8 - size, size + 8 - len(tail), info.etag)

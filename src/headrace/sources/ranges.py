@@ -105,7 +105,18 @@ _MAGICS: Final = re.compile(
     rb'|(?P<xz>\xfd7zXZ\0)|(?P<lz4>\x04\x22\x4d\x18)|(?P<zip>PK\x03\x04)'
 )
 _CUT: Final = {'gz': b'\x1f\x8b', 'zstd': b'\x28\xb5\x2f\xfd', 'bz2': b'BZh'}  # Where such data begin.
-_NOT_READ: Final = {'xz': 'xz --decompress', 'lz4': 'lz4 --decompress', 'zip': 'unzip'}  # With a program that unpacks.
+_UNPACK: Final = {
+    'gz': 'gunzip < FILE > NEW',
+    'zstd': 'zstd --decompress < FILE > NEW',
+    'bz2': 'bunzip2 < FILE > NEW',
+    'xz': 'xz --decompress < FILE > NEW',
+    'lz4': 'lz4 --decompress < FILE > NEW',
+    'zip': 'unzip -p FILE > NEW',
+}
+_NOT_READ: Final = ('xz', 'lz4', 'zip')
+_NO_DATA: Final = re.compile(
+    rb'(?P<lfs>version https://git-lfs\.)|(?P<html>(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)[\s>])', re.IGNORECASE
+)
 _ENDINGS: Final = {'.gz': 'gz', '.tgz': 'gz', '.zst': 'zstd', '.zstd': 'zstd', '.bz2': 'bz2'}
 
 
@@ -216,15 +227,41 @@ def compression_of(first: bytes, key: str) -> str | None:
 
     Its name tells only where it ends within them. FormatError: it has a compression that is not read.
     """
+    refuse_no_data(first, key)
     match, named = _MAGICS.match(first), algorithm_of(key)
     is_cut = len(first) < 4 and named and _CUT[named].startswith(first)
     algorithm = match.lastgroup if match else named if is_cut else None
     if algorithm in _NOT_READ:
         raise FormatError(
             f'{key} is a file of {algorithm}, and compressed files are read if they are of gzip, zstd or bzip2. Unpack '
-            f'it, such as with `{_NOT_READ[algorithm]}`, or leave it out with a glob in `remote`.'
+            f'it, such as with `{_UNPACK[algorithm]}`, or leave it out with a glob in `remote`.'
         )
     return algorithm
+
+
+def refuse_no_data(first: bytes, key: str) -> None:
+    """Refuse an object whose first bytes are those of a pointer of Git LFS, or of a web page."""
+    match = _NO_DATA.match(first)
+    if match and match.lastgroup == 'lfs':
+        raise FormatError(f'{key} is a pointer of Git LFS and not the file itself. Fetch that: `git lfs pull`.')
+    if match:
+        raise FormatError(
+            f'{key} is a web page, as servers send in place of a file that they do not give. Download it again.'
+        )
+
+
+def refuse_packed(first: bytes, key: str) -> None:
+    """As `refuse_no_data`, and refuse a compressed file: for formats of which pieces are read."""
+    refuse_no_data(first, key)
+    if name := _compression(first):
+        raise FormatError(
+            f'{key} is a file of {name}, but its format is read in pieces. Unpack it, such as with `{_UNPACK[name]}`.'
+        )
+
+
+def _compression(first: bytes) -> str | None:
+    match = _MAGICS.match(first)
+    return match.lastgroup if match and (match.lastgroup != 'gz' or first[2:3] == b'\x08') else None
 
 
 def unpacked(
@@ -275,6 +312,11 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
             ) from error
         if piece is None:
             return
+        if not total and (name := _compression(piece)):
+            raise FormatError(
+                f'{where} was compressed twice: unpacked, it is a file of {name}. Unpack it once, such as with '
+                f'`{_UNPACK[algorithm]}`.'
+            )
         total += len(piece)
         if total > limit:
             raise ShardError(

@@ -21,8 +21,10 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError
+from headrace.errors.mapping import panics_as
 from headrace.format import FileInfo, MDSEncoder, Schema, ShardFile, ShardInfo, ShardTable
 from headrace.format.encodings.registry import get_mds_encoded_size
+from headrace.format.entries import is_utf8
 from headrace.format.table import Kind, TableBuilder
 from headrace.sources.formats import format_of
 from headrace.sources.protocol import Part, Source
@@ -138,6 +140,11 @@ class SourceIndex:
         kind: Kind | None = None
         rows: list[tuple[Any, ...]] = []
         for number, part in zip(numbers, self.source.parts, strict=True):
+            if not is_utf8(part.key):
+                raise FormatError(
+                    f'The name of a file is UTF-8, but {part.key!r} is not. Rename it, or leave it out with a glob in '
+                    f'`remote`.'
+                )
             raw, packed = f'{part.key}.{number}{tag}.mds', f'{part.key}.{number}{tag}.part'
             size = sum(size for _, _, size in self._spans(part))
             if kind is None:
@@ -230,7 +237,7 @@ def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
     first, at = 0, 0
     raw.unlink(missing_ok=True)  # it may be a link
     with raw.open('xb') as out:
-        for batch in source.batches(part, _mapped(packed)):
+        for batch in batches_of(source, part, _mapped(packed)):
             for content in _encoded(encoder, batch, where):
                 count = int.from_bytes(content[:4], 'little')
                 table = np.frombuffer(content, '<u4', count + 1, 4).astype(np.int64)
@@ -254,6 +261,25 @@ def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
         out.write(rows.to_bytes(4, 'little'))
         for table in offsets:
             out.write(table.tobytes())
+
+
+def batches_of(
+    source: Source, part: int, data: memoryview
+) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
+    """`Source.batches`, with a ShardError that names the part and its row in place of an error of a library."""
+    row = 0
+    try:
+        with panics_as(RuntimeError):
+            for batch in source.batches(part, data):
+                yield batch
+                row += min(map(len, batch.values()), default=0)
+    except HeadraceError:
+        raise
+    except Exception as error:  # of any kind, of a parser of others
+        raise ShardError(
+            f'Part {part} of {source.format} data, in {source.parts[part].key}, cannot be read from its row {row} on: '
+            f'{type(error).__name__}: {error!s:.400}. Restore the file, or leave it out with a glob in `remote`.'
+        ) from error
 
 
 def _too_large(where: str) -> ShardError:

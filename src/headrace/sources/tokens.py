@@ -19,7 +19,7 @@ import numpy as np
 from headrace.errors import FormatError, StreamError
 from headrace.sources.formats import is_hidden
 from headrace.sources.npy import MAGIC, read_header
-from headrace.sources.ranges import ByteRange, in_parallel, read_range
+from headrace.sources.ranges import ByteRange, in_parallel, read_range, refuse_packed
 from headrace.sources.token_source import (
     PART,
     Integers,
@@ -179,6 +179,7 @@ def _open(
 ) -> tuple[TokenFile, int]:
     """The tokens of a file, and the number in each row of an array with two axes, else 0."""
     head = read_range(store, ByteRange(info.key, 0, min(info.size, _HEAD), info.etag))
+    refuse_packed(head, info.key)
     magic, version, count = (int.from_bytes(head[at : at + 4], 'little') for at in (0, 4, 8))
     begin = width = 0
     dtype = None

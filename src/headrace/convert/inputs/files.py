@@ -27,7 +27,7 @@ from headrace.format import open_shard, parse_index
 from headrace.format.file_bytes import read_file
 from headrace.sources.formats import formats_in, how_to_name, one_format, refuse_null_files
 from headrace.sources.ledger import Ledger, ledger_of
-from headrace.sources.source_index import SourceIndex, names_of_classes
+from headrace.sources.source_index import SourceIndex, batches_of, names_of_classes
 from headrace.sources.source_store import SourceStore, split_glob
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path
 from headrace.storage.stores.local import LocalStore
@@ -238,7 +238,7 @@ class PartInputs(Inputs):
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
         data = self._place.read(self._keys[number])
         left = self._end - self._first_row[number]
-        for batch in self._index.source.batches(number, memoryview(data)):
+        for batch in batches_of(self._index.source, number, memoryview(data)):
             count = len(next(iter(batch.values())))
             if count >= left:
                 yield {name: values[:left] for name, values in batch.items()}

@@ -28,7 +28,7 @@ def explain_missing_index(folder: Path) -> str:
         hint = 'Check the path.' if there is None else f'Of its path, {there} is there.'
         return f'There is no folder {folder}. {hint}'
     except NotADirectoryError:
-        return f'{folder} is a file, whose name is of no known format.'
+        return f'{folder} is a file. Name it without a slash at its end, or say its `format` if its name does not.'
     except OSError as error:
         return f'The folder {folder} cannot be listed: {error.strerror}.'
     splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
