@@ -64,8 +64,8 @@ def earlier_from_json(
     value: Any, pinned: Mapping[str, Any], *, nodes: int, lanes: int, begin: tuple[int, int]
 ) -> list[EarlierMixture]:
     """Read the earlier mixtures of a checkpoint that has the record `pinned`; ResumeError: malformed."""
-    others = {key: found for key, found in pinned.items() if key not in _KEYS}
-    found: list[EarlierMixture] = []
+    others = {key: value for key, value in pinned.items() if key not in _KEYS}
+    mixtures: list[EarlierMixture] = []
     entries = cast('list[Any]', value) if isinstance(value, list) else [None]
     for entry in entries[: _MOST_CHANGES + 1]:
         mixture = _mixture_from_json(entry, others, nodes, lanes)
@@ -74,14 +74,14 @@ def earlier_from_json(
                 f'an earlier mixture of a packed run has begin, end, documents, and perhaps streams, got '
                 f'{short(entry)}. The checkpoint is damaged.'
             )
-        found.append(mixture)
-    bounds = [*((mixture.begin, mixture.end) for mixture in found), (begin, begin)]
-    if len(found) > _MOST_CHANGES or any(end > later for (_, end), (later, _) in pairwise(bounds)):
+        mixtures.append(mixture)
+    bounds = [*((mixture.begin, mixture.end) for mixture in mixtures), (begin, begin)]
+    if len(mixtures) > _MOST_CHANGES or any(end > later for (_, end), (later, _) in pairwise(bounds)):
         raise ResumeError(
             f'earlier mixtures of a packed run follow one another, at most {_MOST_CHANGES}, got {short(bounds)}. The '
             f'checkpoint is damaged.'
         )
-    return found
+    return mixtures
 
 
 def _mixture_from_json(value: Any, others: Mapping[str, Any], nodes: int, lanes: int) -> EarlierMixture | None:
@@ -157,7 +157,7 @@ class LaneOrder(ABC):
         """The columns of `Place`, int64[n] each, of documents int64[n] by their numbers in the lanes int64[n]."""
 
     def place(self, lane: int, document: int) -> Place:
-        return Place(*(int(found[0]) for found in self.places(np.array([lane]), np.array([document]))))
+        return Place(*(int(place[0]) for place in self.places(np.array([lane]), np.array([document]))))
 
     @abstractmethod
     def order(self, mixture: int, epoch: int) -> PassOrder:
@@ -241,7 +241,7 @@ class DocumentOrder(LaneOrder):
 
 
 class ShiftedOrder:
-    """The order of an earlier mixture, in the sample ids of now."""
+    """The order of an earlier mixture, in current sample ids."""
 
     def __init__(self, order: Order, shifts: IntArray) -> None:
         self._order, self._shifts = order, shifts
@@ -256,7 +256,7 @@ PassOrder: TypeAlias = 'Order | ShiftedOrder'  # the documents of a pass
 
 
 def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: OrderConfig, epoch: int) -> PassOrder:
-    """A pass of an earlier mixture, in sample ids of now."""
+    """A pass of an earlier mixture, in current sample ids."""
     streams = {stream.name: stream for stream in now.streams}
     order = make_order(recorded_mixture(pinned, size, streams), config, epoch)
     first = dict(zip(streams, now.sample_offsets.tolist(), strict=False))
@@ -366,7 +366,7 @@ class StreamLanes(LaneOrder):
         return max(stream.size for stream in self._streams)
 
     def places(self, lanes: IntArray, documents: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """The stream is in the place of the mixture."""
+        """The stream replaces the mixture."""
         streams, of_stream = np.divmod(lanes, self.lanes)
         passes, turns = np.divmod(documents, share(of_stream, self.lanes, self._sizes[streams]))
         return streams, passes, turns * self.lanes + of_stream

@@ -57,7 +57,7 @@ class PackedExplanation(BatchExplanation):
         """The pieces of one rank only.
 
         Raises:
-            TopologyError: there is no such rank.
+            TopologyError: the rank does not exist.
         """
         sequences = self.sequences.of_rank(rank)
         where = np.isin(self.ranks, sequences.ranks)
@@ -80,7 +80,7 @@ class PackedExplanation(BatchExplanation):
     def to_json(self) -> dict[str, Any]:
         """Plain types: the batch, and a list of its sequences, each with a list of its documents' pieces.
 
-        A sequence whose documents are not known has None in the place of the list.
+        A sequence whose documents are not known has None instead of the list.
         """
         names = ('stream', 'shard', 'file', 'shard_row', 'id', 'pass', 'begin', 'end', 'offset')
         columns = self.columns()
@@ -121,10 +121,10 @@ def joined(
 ) -> tuple[NDArray[np.int64], PieceTable, NDArray[np.int64]]:
     """The places in the batch of all pieces' sequences, int64[pieces]; the pieces; their begins in sequences."""
     empty = np.zeros((0, 4), np.int64)
-    found = [
+    chosen = [
         empty if is_padding else tables.get(number, empty)
         for number, is_padding in zip(numbers, sequences.is_padding.tolist(), strict=True)
     ]
-    places = np.repeat(np.arange(len(found)), [len(table) for table in found])
-    offsets = [np.cumsum(table[:, 3] - table[:, 2]) - (table[:, 3] - table[:, 2]) for table in found]
-    return places, np.concatenate([empty, *found]), np.concatenate([empty[:, 0], *offsets])
+    places = np.repeat(np.arange(len(chosen)), [len(table) for table in chosen])
+    offsets = [np.cumsum(table[:, 3] - table[:, 2]) - (table[:, 3] - table[:, 2]) for table in chosen]
+    return places, np.concatenate([empty, *chosen]), np.concatenate([empty[:, 0], *offsets])

@@ -34,7 +34,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             bins.append([number])
         if left > length:
             insort(room, (left - length, place))
-    return sorted(sorted(found) for found in bins)
+    return sorted(sorted(numbers) for numbers in bins)
 
 
 _KEPT_ROWS = 2048  # delivered sequences that a trainer may not have counted yet
@@ -161,12 +161,13 @@ class Lane:
             lengths = [len(piece.tokens) for piece in self._pieces]
             bins = best_fit(lengths, length)
             # The emptiest bin waits for the next window, which may fill it better. No piece waits twice.
-            may_wait = [place for place, found in enumerate(bins) if found[0] >= self._num_leftover]
+            may_wait = [place for place, numbers in enumerate(bins) if numbers[0] >= self._num_leftover]
             left: list[int] = []
             if may_wait and len(bins) > 1:
                 left = bins.pop(min(may_wait, key=lambda place: sum(lengths[number] for number in bins[place])))
             rows = [
-                ([self._pieces[number] for number in found], sum(lengths[number] for number in found)) for found in bins
+                ([self._pieces[number] for number in numbers], sum(lengths[number] for number in numbers))
+                for numbers in bins
             ]
             leftover = [self._pieces[number] for number in left]
         else:
@@ -194,7 +195,7 @@ class Lane:
         lengths = [len(piece.tokens) for piece in self._pieces]
         if self._packing.method == 'best_fit':
             bins = best_fit(lengths, self._packing.sequence_length)
-            return [*rows, *([self._pieces[number] for number in found] for found in bins)]
+            return [*rows, *([self._pieces[number] for number in numbers] for numbers in bins)]
         return [*rows, list(self._pieces)] if self._pieces else rows
 
     def has(self, row: int) -> bool:

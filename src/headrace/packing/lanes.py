@@ -91,7 +91,7 @@ class Lanes:
 
     def resume_at(self, lanes: Iterable[int], row: int) -> dict[int, Lane]:
         """Lanes that deliver their sequences from `row` of the run on."""
-        found: dict[int, Lane] = {}
+        resumed: dict[int, Lane] = {}
         for number in lanes:
             first = self.documents.sequences_before(number, row)
             lane = self._live.get(number)
@@ -102,11 +102,11 @@ class Lanes:
                 most = self.documents.most_documents
                 lane = Lane(self._packing, state, window=window, first_window=first_window, documents=most)
                 self._remember(number, state)
-            found[number] = lane
-        self._live = found
+            resumed[number] = lane
+        self._live = resumed
         if self._first_document is None:
             self._first_document = min(self._turns(), default=0)
-        return found
+        return resumed
 
     def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
         return [piece for piece in pieces if not self.is_skipped(piece.sample_id)] if self._skipped else pieces
@@ -117,7 +117,7 @@ class Lanes:
 
     @property
     def documents_taken(self) -> tuple[int, int]:
-        """The positions of the mixture that live lanes took, about: the first, and the one after the last."""
+        """Approximate range [first, end) of mixture positions consumed by the live lanes."""
         return (self._first_document or 0) * self.count, max(self._turns(), default=0) * self.count
 
     def _turns(self) -> Collection[int]:
@@ -137,19 +137,19 @@ class Lanes:
     def _latest_state(self, number: int, row: int) -> LaneState:
         lane = self._live.get(number)
         state = None if lane is None else lane.state_before(row)
-        known = [known for known in self._known.get(number, ()) if known.row <= row]
-        return max([START, *known, *([state] if state else [])], key=lambda state: state.row)
+        kept = [kept for kept in self._known.get(number, ()) if kept.row <= row]
+        return max([START, *kept, *([state] if state else [])], key=lambda state: state.row)
 
     def _remember(self, number: int, state: LaneState) -> None:
         if state is not START:
-            known = self._known.setdefault(number, [])
-            if state not in known:
-                known.append(state)
-                known.sort(key=lambda state: state.row)
-                del known[1:-_KEPT]  # the first is from a checkpoint, before all later rows
+            states = self._known.setdefault(number, [])
+            if state not in states:
+                states.append(state)
+                states.sort(key=lambda state: state.row)
+                del states[1:-_KEPT]  # the first is from a checkpoint, before all later rows
 
     def states_at(self, row: int) -> dict[str, Any]:
-        """JSON values by lane for a checkpoint at sequence `row` of the run; none for a lane at its beginning."""
+        """JSON values by lane for a checkpoint at sequence `row` of the run, without lanes at their beginning."""
         states = self._states(self._numbers(), row)
         return {str(number): _to_json(state) for number, state in states.items() if state.row}
 
@@ -193,8 +193,8 @@ class Lanes:
 
     def exchange(self, gather: Callable[[dict[int, LaneState]], Sequence[Mapping[int, LaneState]]]) -> None:
         """Learn the lane states of all ranks, for checkpoints of this one."""
-        own = {number: lane.state_before(lane.next_row) or START for number, lane in self._live.items()}
-        for others in gather(own):
+        states = {number: lane.state_before(lane.next_row) or START for number, lane in self._live.items()}
+        for others in gather(states):
             for number, state in others.items():
                 if number not in self._live:
                     self._remember(number, state)

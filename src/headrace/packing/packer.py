@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.packing.settings import Packing
 
 _MOST_DOCUMENTS = 512  # of a chunk
-_TOKENS = 1 << 16  # of a chunk, about: what reading documents costs beside their tokens is small for so many
+_TOKENS = 1 << 16  # of a chunk, about; reading this many documents costs little beside their tokens
 _KEPT_BATCHES = 4  # Documents of these are remembered: a trainer judges a batch when it has fetched later ones.
 _LEAST_LOOK_AHEAD = 8  # sequences of each lane
 _EAGERNESS = 1.5  # Tokens received for each one delivered, while lanes are below their target.
@@ -67,14 +67,14 @@ class Packer:
         row: int,
         packing: Packing,
         lanes: Lanes,
-        own: Collection[int],
+        lane_numbers: Collection[int],
         count: Callable[[Mapping[int, DocumentCount]], None],
     ) -> None:
         self._packing = packing
         self._add = count
         self._row = row
         self._all_lanes = lanes
-        self._lanes = lanes.resume_at(own, row)
+        self._lanes = lanes.resume_at(lane_numbers, row)
         self._order = lanes.documents
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
         self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
@@ -209,8 +209,8 @@ def pieces_of(
         return {}
     wanted = sorted(numbers)
     lanes = lanes.copy_at(wanted[0])
-    own = sorted({lane for lane, _ in lanes.documents.sequences(wanted)})
-    packer = Packer(wanted[0], packing, lanes, own, lambda _: None)
+    needed = sorted({lane for lane, _ in lanes.documents.sequences(wanted)})
+    packer = Packer(wanted[0], packing, lanes, needed, lambda _: None)
     packer.sequences(wanted, map(read, packer.keys()))
     return lanes.delivered.of(wanted)
 

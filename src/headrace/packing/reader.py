@@ -66,28 +66,28 @@ class ComingDocuments:
         self._read[:, lane // self._order.lanes] += documents, tokens
 
     def reach(self, lane: int, document: int) -> bool:
-        """Move to a document; whether blocks begin anew, as one more stream's place or documents' length is known."""
+        """Move to a document; True if blocks begin again, since more is known of places or documents' lengths."""
         stream = lane // self._order.lanes
         self._reached[stream] = max(document, self._reached.get(stream, 0))
-        known = len(self._reached)
+        count = len(self._reached)
         if self._order.streams > 1:
-            known += int(np.count_nonzero(self._read[0]))
-        if known == self._known:
+            count += int(np.count_nonzero(self._read[0]))
+        if count == self._known:
             return False
         sequence = self._begins[self.block(lane, document) - self._dropped].sequence
         firsts = {stream: float(number // BLOCK * BLOCK) for stream, number in self._reached.items()}
-        self._known, self._dropped, self._begins = known, 0, [_Begin(sequence, firsts)]
+        self._known, self._dropped, self._begins = count, 0, [_Begin(sequence, firsts)]
         return True
 
     def block(self, lane: int, document: int) -> int:
         """The number of the block of a document, among those that `blocks` gave."""
         stream = lane // self._order.lanes
-        found = bisect.bisect_right(self._begins, document, key=lambda begin: begin.documents.get(stream, float('inf')))
-        found = max(found - 1, 0) + self._dropped
-        drop = max(found - _KEPT - self._dropped, 0)
+        block = bisect.bisect_right(self._begins, document, key=lambda begin: begin.documents.get(stream, float('inf')))
+        block = max(block - 1, 0) + self._dropped
+        drop = max(block - _KEPT - self._dropped, 0)
         del self._begins[:drop]
         self._dropped += drop
-        return found
+        return block
 
     def blocks(self) -> Iterator[tuple[int, dict[int, range]]]:
         """The blocks from the first one on: the number, and by stream the documents of each of its lanes."""
@@ -142,11 +142,11 @@ class PackedReader(Reader[ChunkKey]):
         self._batch_size, self._topology = batches.batch_size, batches.topology
         count, topology = self._document_order.lanes, batches.topology
         if count == 1:  # of a whole pass, or of the only rank
-            own = of_node = range(1)
+            lanes = of_node = range(1)
         else:
-            own = range(topology.node + topology.nodes * topology.local_replica, count, topology.replicas)
+            lanes = range(topology.node + topology.nodes * topology.local_replica, count, topology.replicas)
             of_node = range(topology.node, count, topology.nodes)
-        self._own, self._of_node = map(self._document_order.lanes_at, (own, of_node))
+        self._own, self._of_node = map(self._document_order.lanes_at, (lanes, of_node))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encoders': [], '_orders': OrderedDict(), '_row': None}
@@ -185,8 +185,8 @@ class PackedReader(Reader[ChunkKey]):
         for number in range(plan.num_batches):
             numbers = plan.positions(number) + first
             # A row that only pads a batch belongs to another rank's lane; it has no tokens here.
-            own = plan.own_samples(number)
-            rows = packer.sequences(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
+            count = plan.own_samples(number)
+            rows = packer.sequences(numbers[:count].tolist(), chunks) + [[]] * (len(numbers) - count)
             packer.receive_ahead(len(numbers), chunks)
             batch = batch_of(rows, length, self._packing.pad_token_id)
             pieces = [piece for row in rows for piece in row]
@@ -198,7 +198,7 @@ class PackedReader(Reader[ChunkKey]):
                 marks[np.arange(length) < used[:, None]] = np.repeat(streams, lengths)
                 batch[STREAM] = torch.from_numpy(marks)
             if plan.has_padding:
-                batch = marked(batch, rows=len(rows), own_samples=own)
+                batch = marked(batch, rows=len(rows), own_samples=count)
             if weigh is not None:
                 batch[LOSS_WEIGHT] = torch.from_numpy(weigh(plan, number, numbers))
             tokens = np.bincount(streams, lengths, len(self._mixture.streams)).astype(np.int64)
@@ -250,11 +250,11 @@ class PackedReader(Reader[ChunkKey]):
         for epoch in np.unique(epochs).tolist():  # samples draw other random numbers in each pass
             places = np.flatnonzero(epochs == epoch)
             if self._skipping_reader is not None:
-                found, bad_rows = self._skipping_reader.readable(ids[places].tolist(), partial(read, epoch))
+                documents, bad_rows = self._skipping_reader.readable(ids[places].tolist(), partial(read, epoch))
                 bad[places] = False if bad_rows is None else bad_rows
             else:
-                found = list(read_each(ids[places].tolist(), partial(read, epoch), self._pool.describe))
-            for place, value in zip(places.tolist(), found, strict=True):
+                documents = list(read_each(ids[places].tolist(), partial(read, epoch), self._pool.describe))
+            for place, value in zip(places.tolist(), documents, strict=True):
                 values[place] = value
         return values, bad if bad.any() else None
 
@@ -273,10 +273,10 @@ class PackedReader(Reader[ChunkKey]):
         _, erased = self._pool.erased.replaced(ids)
         if erased is not None:
             kinds = np.where(erased, -1, kinds)
-        if len(found := np.unique(kinds)) == 1 and erased is None:
-            return self._documents_of(found[0], ids, epochs)
+        if len(distinct := np.unique(kinds)) == 1 and erased is None:
+            return self._documents_of(distinct[0], ids, epochs)
         documents, bad = [_NO_TOKENS] * len(ids), np.zeros(len(ids), np.bool_)
-        for kind in found:
+        for kind in distinct:
             places = np.flatnonzero(kinds == kind)
             if kind < 0:
                 bad[places] = True
@@ -297,8 +297,8 @@ class PackedReader(Reader[ChunkKey]):
             if bad is None:
                 return encode(values), None
             readable = [value for value, is_bad in zip(values, bad.tolist(), strict=True) if not is_bad]
-            found = iter(encode(readable) if readable else ())
-            return [_NO_TOKENS if is_bad else next(found) for is_bad in bad.tolist()], bad
+            encoded = iter(encode(readable) if readable else ())
+            return [_NO_TOKENS if is_bad else next(encoded) for is_bad in bad.tolist()], bad
         except Exception as error:
             add_note(error, naming_samples('While tokenising', ids.tolist(), self._pool.describe))
             if not is_bad_sample(error, from_user=True):

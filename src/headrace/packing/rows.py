@@ -44,13 +44,13 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
     is_token = None if not len(paddings) else np.arange(length) < num_tokens[:, None]
 
     def filled(values: list[npt.NDArray[np.int32]], padding: int) -> npt.NDArray[np.int64]:
-        found = np.empty((count, length), np.int64)
+        out = np.empty((count, length), np.int64)
         if is_token is None:
-            np.concatenate(values, out=found.reshape(-1))
+            np.concatenate(values, out=out.reshape(-1))
         else:
-            found.fill(padding)
-            found[is_token] = np.concatenate([np.empty(0, np.int32), *values])
-        return found
+            out.fill(padding)
+            out[is_token] = np.concatenate([np.empty(0, np.int32), *values])
+        return out
 
     input_ids = filled([piece.tokens for piece in pieces], pad_token_id)
     labels = filled([piece.tokens if piece.labels is None else piece.labels for piece in pieces], IGNORED)

@@ -59,13 +59,13 @@ class PackedRun(Run):
     packings: Sequence[Packing]
     """Of each stream."""
     of_documents: Mapping[str, Any]
-    """What decides the tokens of a document, for a checkpoint."""
+    """The settings that decide the tokens of a document, for a checkpoint."""
     of_streams: Mapping[str, Mapping[str, Any]]
     """The same by stream name, where a stream has other settings."""
     skipped_documents: Ranges = ()
     whole: WholePass | None = None
     earlier: tuple[EarlierMixture, ...] = ()
-    """The mixtures of the documents before the present one, as far as lanes need them."""
+    """Earlier mixtures of the documents that lanes still need."""
     known_lanes: Lanes | None = None
     """The lanes, from the first pass or from a resumed state on; only the training process has them."""
     replay: Callable[[Lanes, int], dict[int, int]] | None = None
@@ -87,13 +87,13 @@ class PackedRun(Run):
         size = (packing.sequence_count or _ENDLESS) if whole is None else len(whole)
         streams = (StreamSize(name='sequences', shard_sizes=np.array([size])),)
         order = OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1)
-        asked = RunArguments(streams=streams, order=order, skip=skip, on_mixture_change=on_mixture_change)
+        arguments = RunArguments(streams=streams, order=order, skip=skip, on_mixture_change=on_mixture_change)
         of_documents = _of_documents(packing)
         named = zip(documents.mixture.streams, packings, strict=True)
-        of_streams = {stream.name: _of_documents(own) for stream, own in named if own is not packing}
+        of_streams = {stream.name: _of_documents(settings) for stream, settings in named if settings is not packing}
         run = cls(
-            asked=asked,
-            mixture=asked.mix(order.seed),
+            asked=arguments,
+            mixture=arguments.mix(order.seed),
             documents=documents,
             packing=packing,
             packings=packings,
@@ -181,10 +181,10 @@ class PackedRun(Run):
             plan = replace(plan, by_row=True)
         ranges = self._skipped_ranges(self.mixture, batches) or ()
         if any(bound % lanes.count for bounds in ranges for bound in bounds):
-            found = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)
+            listed = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)
             raise ConfigError(
                 f'with packing, ranges of skip begin and end at multiples of the {lanes.count} lanes, of which each '
-                f'rank has its own, got {found} in sequences of the run. Widen them to such multiples.'
+                f'rank has its own, got {listed} in sequences of the run. Widen them to such multiples.'
             )
         return plan
 
@@ -302,7 +302,7 @@ class PackedRun(Run):
     def _name_streams(self, then: dict[str, Any], now: dict[str, Any], pinned: Mapping[str, Any]) -> None:
         """Put what streams have of their own beside the rest, under names for messages, for streams of both runs."""
         of_then, of_now = then.pop('streams', {}), now.pop('streams', {})
-        if not isinstance(of_then, dict) or not all(isinstance(own, dict) for own in of_then.values()):
+        if not isinstance(of_then, dict) or not all(isinstance(settings, dict) for settings in of_then.values()):
             raise ResumeError(f'streams of a packed run are mappings, got {short(of_then)}. The checkpoint is damaged.')
         recorded: Any = pinned.get('streams')
         recorded = [entry.get('name') for entry in recorded if isinstance(entry, dict)] if recorded else []

@@ -37,7 +37,7 @@ class Packing:
     tokenizer: Any = None
     """Turns texts into tokens: a `tokenizers.Tokenizer`, a `transformers` tokenizer, a `tiktoken.Encoding`, or a
     function. The function takes a list of column values. It returns a list of token arrays, int[n], or of dicts with
-    `input_ids` and `labels` of one length. None: the column already holds arrays of integers."""
+    `input_ids` and `labels` of one length. None if the column already holds arrays of integers."""
     column: str | None = None
     """The column that holds the document; None: `text` with a tokenizer, `tokens` without."""
     token_dtype: str | None = None
@@ -53,18 +53,19 @@ class Packing:
     """The padding token."""
     lanes: int | None = None
     """Number of lanes packed side by side. Lane l takes the documents whose position is l modulo the lanes. The number
-    is fixed for a run, and its ranks must divide it. None: the sequences of a global batch when the run begins."""
+    is fixed for a run, and its ranks must divide it. By default it is the number of sequences of a global batch when
+    the run begins."""
     sequences_per_epoch: int | Literal['all'] | None = None
     """Sequences of an epoch for the trainer, a multiple of the lanes. An epoch need not be a pass over the documents,
-    because their number of sequences is not known before tokenising. None: the epoch does not end, and the loader has
-    no length. 'all': for evaluation, the epoch has each document of a pass once, in as many sequences as they need. The
-    documents are read and tokenised once to count them, on each rank, when the dataset is made. Any number of ranks may
-    share the sequences, and `lanes` must be left out."""
+    because their number of sequences is not known before tokenising. By default the epoch does not end, and the loader
+    has no length. 'all': for evaluation, the epoch has each document of a pass once, in as many sequences as they need.
+    The documents are read and tokenised once to count them, on each rank, when the dataset is made. Any number of ranks
+    may share the sequences, and `lanes` must be left out."""
     window: int = 32
     """Sequences that `best_fit` fills at a time in each lane. A larger window pads less, but tokenises more before the
     first batch."""
     weights_count: WeightsCount = 'documents'
-    """What proportions of streams count. `tokens`: each sequence is of one stream, and the proportions are those of
+    """The unit of the streams' proportions. `tokens`: each sequence is of one stream, and the proportions are those of
     sequences, which all have the same number of tokens."""
 
     def __post_init__(self) -> None:
@@ -158,8 +159,8 @@ def _value_errors(settings: Any) -> Iterator[BrokenRule]:
         ('token_dtype', (None, *get_args(TokenDtype))),
     ):
         if getattr(settings, name, choices[0]) not in choices:
-            known = ', '.join(choice for choice in choices if choice)
-            yield BrokenRule((name,), f'`{name}` must be one of {known}')
+            listed = ', '.join(choice for choice in choices if choice)
+            yield BrokenRule((name,), f'`{name}` must be one of {listed}')
 
 
 def _refuse_broken(settings: object, what: str, rules: Iterator[BrokenRule]) -> None:
@@ -169,7 +170,7 @@ def _refuse_broken(settings: object, what: str, rules: Iterator[BrokenRule]) -> 
 
 
 def lanes_error(sequences_per_epoch: int, lanes: int) -> BrokenRule:
-    """The broken rule of a number of sequences that is no multiple of the lanes."""
+    """The broken rule of a number of sequences that the lanes do not divide."""
     below = sequences_per_epoch // lanes * lanes
     near = ' or '.join(str(size) for size in (below, below + lanes) if size)
     rule = f'`sequences_per_epoch` must be a multiple of the {lanes} `lanes`; nearest: {near}'

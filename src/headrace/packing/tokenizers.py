@@ -36,7 +36,7 @@ def load_tokenizer(library: str, name: str) -> Any:
             ``AutoTokenizer.from_pretrained``; of `tiktoken`, the name of an encoding.
 
     Raises:
-        ConfigError: there is no such library or file.
+        ConfigError: the library or file does not exist.
         MissingDependencyError: the library is not installed.
     """
     from headrace.errors import MissingDependencyError
@@ -79,7 +79,7 @@ def encoder_of(packing: Packing) -> Encoder:
                 f'`tokenizer` must give a document for each of its {len(values)} values, but gave {len(made)}. A '
                 f'function returns a list of token arrays, or of dicts with `input_ids`.'
             )
-        return _documents_of_arrays(made, before, after) or [_document(found, before, after) for found in made]
+        return _documents_of_arrays(made, before, after) or [_document(encoding, before, after) for encoding in made]
 
     return documents
 
@@ -106,8 +106,8 @@ def fingerprint(tokenizer: Any) -> str:
     """A text that identifies a tokenizer on any machine: its `fingerprint`, a hash of its content, or else its name."""
     if tokenizer is None:
         return 'none'
-    if isinstance(own := getattr(tokenizer, 'fingerprint', None), str):
-        return own
+    if isinstance(given := getattr(tokenizer, 'fingerprint', None), str):
+        return given
     library = _library(tokenizer)
     if library == 'transformers':
         tokenizer = getattr(tokenizer, 'backend_tokenizer', None) or tokenizer
@@ -129,7 +129,7 @@ def is_of_library(tokenizer: Any) -> bool:
 
 
 def vocabulary_size(tokenizer: Any) -> int | None:
-    """One more than the largest token; None: of a function, which does not say."""
+    """One more than the largest token; None for a function, which does not say."""
     library = _library(tokenizer)
     if library == 'tiktoken':
         return tokenizer.n_vocab
@@ -140,15 +140,15 @@ _MADE_BY = re.compile(r'tokens(?: below (\d+))? of (.+)')
 
 
 def meaning_of_tokens(tokenizer: Any) -> str:
-    """What a column of a tokenizer's tokens means, for `Schema.meanings`."""
+    """The meaning of a column of a tokenizer's tokens, for `Schema.meanings`."""
     size = vocabulary_size(tokenizer)
     return f'tokens{"" if size is None else f" below {size}"} of {fingerprint(tokenizer)}'
 
 
 def origin_of_tokens(meaning: str) -> tuple[int | None, str] | None:
-    """The `vocabulary_size` and `fingerprint` of the tokenizer of a column with a meaning; None: it does not say."""
-    found = _MADE_BY.fullmatch(meaning)
-    return None if found is None else (None if found[1] is None else int(found[1]), found[2])
+    """The `vocabulary_size` and `fingerprint` of the tokenizer of a column with a meaning; None if it does not say."""
+    match = _MADE_BY.fullmatch(meaning)
+    return None if match is None else (None if match[1] is None else int(match[1]), match[2])
 
 
 def _hash(text: str) -> str:
@@ -182,7 +182,7 @@ def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
     if library == 'tokenizers':
         tokenizer = _plain(tokenizer)
         encode_batch = getattr(tokenizer, 'encode_batch_fast', tokenizer.encode_batch)  # the one without offsets
-        return lambda texts: [found.ids for found in encode_batch(list(texts), add_special_tokens=False)]
+        return lambda texts: [encoding.ids for encoding in encode_batch(list(texts), add_special_tokens=False)]
     if library == 'transformers':
         return lambda texts: tokenizer(list(texts), add_special_tokens=False, verbose=False)['input_ids']
     if library == 'tiktoken':
@@ -219,7 +219,7 @@ def _in_threads(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Any]],
             pool.append(ThreadPoolExecutor(threads, 'headrace-encode'))
         cuts = [len(texts) * part // threads for part in range(threads + 1)]
         parts = pool[0].map(some, [texts[begin:end] for begin, end in pairwise(cuts)])
-        return [found for part in parts for found in part]
+        return [document for part in parts for document in part]
 
     return all_of
 
@@ -229,18 +229,18 @@ def _threads() -> int:
     return 1 if torch.utils.data.get_worker_info() is not None else max(torch.get_num_threads(), 1)
 
 
-def _documents_of_arrays(found: Sequence[Any], before: list[int], after: list[int]) -> list[Document]:
+def _documents_of_arrays(encodings: Sequence[Any], before: list[int], after: list[int]) -> list[Document]:
     """Documents of arrays of integers with one axis and dtype, by one copy of their tokens; empty: they are others."""
-    if not all(isinstance(array, np.ndarray) and array.ndim == 1 for array in found):
+    if not all(isinstance(array, np.ndarray) and array.ndim == 1 for array in encodings):
         return []
-    dtypes = {array.dtype for array in found}
+    dtypes = {array.dtype for array in encodings}
     if len(dtypes) != 1 or (dtype := dtypes.pop()).kind not in 'iu':
         return []
-    tokens: npt.NDArray[Any] = np.concatenate(found)
+    tokens: npt.NDArray[Any] = np.concatenate(encodings)
     if not np.can_cast(dtype, np.int32) and tokens.size and not -(2**31) <= tokens.min() <= tokens.max() < 2**31:
         return []
     tokens = tokens.astype(np.int32, copy=False)
-    bounds = pairwise(np.cumsum([0, *map(len, found)]).tolist())
+    bounds = pairwise(np.cumsum([0, *map(len, encodings)]).tolist())
     documents = [tokens[begin:end] for begin, end in bounds]
     if before or after:
         first, last = np.array(before, np.int32), np.array(after, np.int32)
@@ -248,11 +248,11 @@ def _documents_of_arrays(found: Sequence[Any], before: list[int], after: list[in
     return [Document(document) for document in documents]
 
 
-def _document(found: Any, before: list[int], after: list[int]) -> Document:
+def _document(encoding: Any, before: list[int], after: list[int]) -> Document:
     labels = None
-    if isinstance(found, Mapping):
-        found, labels = found['input_ids'], found.get('labels')
-    tokens = _int32(found, before, after)
+    if isinstance(encoding, Mapping):
+        encoding, labels = encoding['input_ids'], encoding.get('labels')
+    tokens = _int32(encoding, before, after)
     if labels is None:
         return Document(tokens)
     marked = _int32(labels, before, after)
@@ -287,12 +287,12 @@ class ChatTokenizer:
         tokenizer: a fast tokenizer of `transformers`. A special token in a message's text is that token, as in
             `apply_chat_template`.
         train_on: the roles whose messages are trained.
-        chat_template: a Jinja template; None: the tokenizer's own.
+        chat_template: a Jinja template; by default the tokenizer's.
         variables: further variables of the template, as JSON has them: ``{'date_string': '26 Jul 2024'}``.
 
     Raises:
-        ConfigError: the tokenizer is not a fast one, or has no template; there is no role; or a variable is
-            no JSON.
+        ConfigError: the tokenizer is not a fast one, or has no template; or no role is given; or a variable is not
+            JSON.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class ChatTokenizer:
             For each, `input_ids` and `labels` of one length; a token that is not trained has the label -100.
 
         Raises:
-            DocumentError: a value is no conversation.
+            DocumentError: a value is not a conversation.
             ConfigError: the template changes earlier messages, or asks for the date.
         """
         return [self._encode(_messages(value)) for value in values]
@@ -390,13 +390,13 @@ def _refuse_date(_: str) -> str:
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
-    found: Any = value
+    parsed: Any = value
     if isinstance(value, (str, bytes)):
         try:
-            found = json.loads(value)
+            parsed = json.loads(value)
         except ValueError:
-            found = None
-    messages = cast('list[Any]', found) if isinstance(found, list) else []
+            parsed = None
+    messages = cast('list[Any]', parsed) if isinstance(parsed, list) else []
     if not messages or not all(map(_is_message, messages)):
         raise no_document(
             value, 'A conversation must be a list of messages with `role` and `content`, or its JSON text'

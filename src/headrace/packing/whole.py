@@ -62,12 +62,12 @@ class WholePass:
 
     def tables(self, ids: npt.NDArray[np.int64], numbers: Sequence[int], lanes: Lanes) -> dict[int, PieceTable]:
         """The pieces of sequences, without skipped documents; `ids` are those of the pass, int64[documents]."""
-        found: dict[int, PieceTable] = {}
+        by_number: dict[int, PieceTable] = {}
         for number in numbers:
             pieces = self.pieces(number % len(self))
             table = np.concatenate([ids[pieces[:, :1]], pieces], axis=1)
-            found[number] = table[[not lanes.is_skipped(sample_id) for sample_id in table[:, 0].tolist()]]
-        return found
+            by_number[number] = table[[not lanes.is_skipped(sample_id) for sample_id in table[:, 0].tolist()]]
+        return by_number
 
 
 class WholePacker:
@@ -91,8 +91,8 @@ class WholePacker:
                 yield ChunkKey(row, ((0, documents),))
 
     def _documents(self, sequences: Sequence[int]) -> tuple[int, ...]:
-        found = [self._whole.pieces(sequence)[:, 0] for sequence in sequences]
-        return tuple(np.unique(np.concatenate(found)).tolist()) if found else ()
+        documents = [self._whole.pieces(sequence)[:, 0] for sequence in sequences]
+        return tuple(np.unique(np.concatenate(documents)).tolist()) if documents else ()
 
     def sequences(self, numbers: Sequence[int], chunks: Iterator[WorkerBatch]) -> list[list[Piece]]:
         """Sequences of the run, by their numbers, from chunks in the order of `keys`."""
@@ -105,8 +105,8 @@ class WholePacker:
         self._count(counts)
         bad = [False] * len(chunk.lengths) if chunk.bad is None else chunk.bad.tolist()
         ((_, places),) = chunk.key.parts
-        found = zip(places, chunk.documents(), bad, strict=True)
-        documents = {number: document for number, document, is_bad in found if not is_bad}
+        received_documents = zip(places, chunk.documents(), bad, strict=True)
+        documents = {number: document for number, document, is_bad in received_documents if not is_bad}
         for number, document in documents.items():
             if len(document.tokens) != self._whole.lengths[number]:
                 raise ConfigError(
