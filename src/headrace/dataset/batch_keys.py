@@ -94,7 +94,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
-    """Possible numbers of rows of a part, the likeliest first; None: it belongs to every row."""
+    """Possible numbers of rows of a part, the likeliest first; None if it belongs to every row."""
     if has_rows(part):
         return [int(part.shape[0])]
     if isinstance(part, Mapping):
@@ -102,9 +102,9 @@ def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
         return _common([column for column in columns if column is not None])
     if _is_sequence(part):
         inner = [possible_rows(value) for value in part]
-        if not part or any(found is None for found in inner):
+        if not part or any(counts is None for counts in inner):
             return [len(part)]
-        as_columns = _common([found for found in inner if found is not None]) or []
+        as_columns = _common([counts for counts in inner if counts is not None]) or []
         both = [len(part), *as_columns] if is_column else [*as_columns, len(part)]
         return list(dict.fromkeys(both))
     return None
@@ -140,7 +140,7 @@ def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool =
     if not _is_sequence(part):
         return part
     inner = [possible_rows(value) for value in part]
-    can_be_columns = bool(part) and all(found is not None and rows in found for found in inner)
+    can_be_columns = bool(part) and all(counts is not None and rows in counts for counts in inner)
     if len(part) == rows and (is_column or not can_be_columns):
         return take(list(part) if hasattr(part, '_fields') else part)
     values = [_take(value, take, rows) for value in part]
@@ -182,7 +182,7 @@ PADDING_KEY: Final = ReservedKey(
 
 
 def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
-    """The batch with the mark, if it can hold it: the first `own_samples` of its `rows` are no padding."""
+    """The batch with the mark, if it can hold it: rows from `own_samples` on are padding."""
     return PADDING_KEY.put(batch, torch.arange(rows, device='cpu') >= own_samples)
 
 
@@ -250,12 +250,12 @@ LossWeight = Literal['samples', 'cost']
 def loss_weights(plan: BatchPlan, k: int, ids: npt.NDArray[np.int64], costs: CostsOf | None) -> npt.NDArray[np.float32]:
     """The weights of a replica's rows of batch k, float32[rows], by `costs` if given; see `LOSS_WEIGHT`."""
     samples = total = sum(end - begin for begin, end in plan.spans(k, k + 1))
-    own: Any = 1
+    weights: Any = 1
     if costs is not None:
-        own = costs(ids)
+        weights = costs(ids)
         total = max(int(costs(plan.order.at(plan.global_positions(k)[:samples])).sum()), 1)
     is_own = np.arange(len(ids)) < plan.own_samples(k)
-    return (is_own * own * (len(ids) * plan.topology.replicas / total)).astype(np.float32)
+    return (is_own * weights * (len(ids) * plan.topology.replicas / total)).astype(np.float32)
 
 
 STREAM: Final = 'stream_number'
@@ -272,6 +272,6 @@ STREAM_KEY: Final = ReservedKey(
 
 
 def with_streams(batch: Any, streams: npt.NDArray[Any] | None, rows: int) -> Any:
-    """The batch with the stream number of each row, [rows], if it can hold them; None: all are 0."""
+    """The batch with the stream number of each row, [rows], if it can hold them; without them, all are 0."""
     numbers = np.zeros(rows, np.int64) if streams is None else streams.astype(np.int64)
     return STREAM_KEY.put(batch, torch.from_numpy(numbers))

@@ -18,28 +18,28 @@ Device = str | int | torch.device
 
 
 def gpu_of(device: Device | None) -> torch.device | None:
-    """The GPU that `device` names, without an index for that of the process; None: batches stay in memory."""
+    """The GPU that `device` names, without an index for that of the process; None if batches stay in memory."""
     if device is None:
         return None
     try:
-        found = torch.device(device)
+        gpu = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"`device` must be a device of PyTorch, such as 'cuda', but is {device!r}: {error}") from None
-    if found.type not in ('cuda', 'cpu'):
+    if gpu.type not in ('cuda', 'cpu'):
         raise ConfigError(
             f"`device` copies batches to 'cuda', but is {device!r}. Leave it out: the trainer, or `.to`, copies there."
         )
-    return found if found.type == 'cuda' else None
+    return gpu if gpu.type == 'cuda' else None
 
 
 def check_trainers_device(device: Device | None, trainers: torch.device) -> None:
     """Check that the trainer would not copy batches once more, to a device of its own."""
-    found = gpu_of(device)
-    if found is None:
+    gpu = gpu_of(device)
+    if gpu is None:
         return
     # PyTorch's stub says int, but a device without an index has None: that of the process, as Accelerate's.
-    indices: set[int | None] = {found.index, trainers.index}
-    if found.type != trainers.type or len(indices - {None}) > 1:
+    indices: set[int | None] = {gpu.index, trainers.index}
+    if gpu.type != trainers.type or len(indices - {None}) > 1:
         raise ConfigError(
             f'`device` is {device!r}, but the trainer puts batches on {str(trainers)!r}. Leave `device` out, or set it '
             f'to {trainers.type!r}, the device of each process.'

@@ -54,7 +54,7 @@ def sample_rng() -> np.random.Generator:
 
 
 def tensor_draws(sample_id: int, count: int) -> list[float] | None:
-    """Random numbers for the crops of a sample, from 0 to below 1; None: no pass is being read."""
+    """Random numbers for the crops of a sample, from 0 to below 1; None if no pass is being read."""
     draws, batch = _draws.get(), _batch.get()
     if draws is not None:
         seed, epoch = draws.key[:2]

@@ -48,16 +48,16 @@ class WorkerBatch(NamedTuple):
     bad_rows: npt.NDArray[np.bool_] | None = None  # bool[rows], True where the sample could not be read; None: nowhere.
     unreadable: int = 0  # Unreadable documents since the batch before; they are in no sequence.
     stream_tokens: npt.NDArray[np.int64] | None = None
-    """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
+    """Tokens of each stream in a batch of packed sequences, int64[streams]; None if it is not packed."""
     padding: tuple[int, int] | None = None
-    """Places of the columns that `pad` pads, and those that are padding; None: it pads none."""
+    """Places of the columns that `pad` pads, and those that are padding; None if it pads nothing."""
 
 
 class WorkerReads:
     """The reads of one worker process, as its batches take them to the trainer.
 
-    Most batches change no counter: a shard is opened once for many. Counters run from the start of the process, so a
-    batch that nobody takes, as at the end of an abandoned pass, loses nothing.
+    Most batches change no counter: a shard is opened once for many. Counters run from the start of the process, so an
+        unused batch, such as the last one of an abandoned pass, loses nothing.
     """
 
     def __init__(self, counters: CacheCounters) -> None:
@@ -85,7 +85,7 @@ class StreamStats(NamedTuple):
 
     # Those of reads are the fields of `CacheCounts`, in their order.
 
-    samples: int  # Rows handed out that are no padding; with packing, documents that were read.
+    samples: int  # Yielded rows that are not padding; with packing, documents that were read.
     bad_samples: int
     bytes_downloaded: int
     bytes_unpacked: int
@@ -112,7 +112,7 @@ class LoaderStats:
     batches: int
     """Batches handed out."""
     samples: int
-    """Rows of these that are no padding."""
+    """Rows of these that are not padding."""
     stream_samples: Mapping[str, int]
     """The same by stream; with packing, tokens. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
     bad_samples: int
@@ -126,7 +126,7 @@ class LoaderStats:
     """Batches for which the trainer waited more than 1 ms, and more than 5 % of its time per batch (the median of the
     last 16). The first batch of a pass does not count."""
     seconds_to_first_batch: float | None
-    """Time from the start of the last pass to its first batch, workers' start included. None: not there yet."""
+    """Time from the start of the last pass to its first batch, workers' start included. None before it."""
     bytes_downloaded: int
     """Bytes from stores, as stored there, with those of failed fetches; without indexes."""
     bytes_unpacked: int
@@ -216,7 +216,7 @@ class LoaderCounters:
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
         self._busy: deque[float] = deque(maxlen=_RECENT)
-        self.own_samples = 0  # Rows of the last batch that are no padding.
+        self.own_samples = 0  # Rows of the last batch that are not padding.
         self._recent_tokens: deque[npt.NDArray[np.int64]] = deque(maxlen=2)
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
@@ -255,7 +255,7 @@ class LoaderCounters:
                 self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
 
     def hand_out(self, received: WorkerBatch, own_samples: int) -> float:
-        """Count a batch whose first `own_samples` rows are no padding; returns the seconds that it stalled training."""
+        """Count a batch whose first `own_samples` rows are not padding; returns the seconds it stalled training."""
         self._handed_out = now = time.perf_counter()
         waited = now - self._asked
         self._seconds_waiting += waited
@@ -297,7 +297,7 @@ class LoaderCounters:
 
     @property
     def stream_tokens(self) -> npt.NDArray[np.int64] | None:
-        """Tokens of each stream in the packed batches so far, int64[streams]; None: batches are not packed."""
+        """Tokens of each stream in the packed batches so far, int64[streams]; None if batches are not packed."""
         return self._stream_samples if self._packs else None
 
     def stream_tokens_before(self, last: int) -> npt.NDArray[np.int64] | None:

@@ -86,8 +86,8 @@ def _in_order_of_use(dataset: StreamingDataset, plan: BatchPlan, count: int) -> 
         if is_known.all():
             return
         positions = [plan.node_positions(number) for number in range(begin, min(begin + _CHUNK, end))]
-        found, _ = dataset.locate(plan.order.at(np.concatenate(positions)))
-        shards, firsts = np.unique(found, return_index=True)
+        located, _ = dataset.locate(plan.order.at(np.concatenate(positions)))
+        shards, firsts = np.unique(located, return_index=True)
         for shard in shards[np.argsort(firsts)].tolist():
             if not is_known[shard]:
                 is_known[shard] = True

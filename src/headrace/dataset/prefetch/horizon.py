@@ -158,15 +158,15 @@ class Horizon:
     def _add(self, batch: UpcomingBatch) -> list[int]:
         """Append a batch; returns the shards that no earlier batch uses."""
         self._seen = batch.number
-        own = list(dict.fromkeys(batch.shards.tolist()))
+        shards = list(dict.fromkeys(batch.shards.tolist()))
         with self._lock:
-            new = self._uses.add(batch.number, own)
+            new = self._uses.add(batch.number, shards)
             self._shards_seen += len(new)
             if self._is_limited:
-                of_node = own if batch.of_node is None else list(dict.fromkeys(batch.of_node.tolist()))
+                of_node = shards if batch.of_node is None else list(dict.fromkeys(batch.of_node.tolist()))
                 self._node_uses.add(batch.number, of_node)
                 self._window.add(batch.number, of_node)
-                self._beyond.append((batch.number, own))
+                self._beyond.append((batch.number, shards))
         return new
 
     def _entering(self) -> Iterator[tuple[int, int]]:
@@ -253,13 +253,13 @@ class NextUse:
 
     def soonest(self, count: int, *, after: int, until: int) -> list[int]:
         """At most `count` shards of the batches after `after` up to `until`, in the order of their use."""
-        found: dict[int, None] = {}
+        soonest: dict[int, None] = {}
         for batch, shards in self._batches:
-            if batch > until or len(found) >= count:
+            if batch > until or len(soonest) >= count:
                 break
             if batch > after:
-                found.update(dict.fromkeys(shards))
-        return list(found)[:count]
+                soonest.update(dict.fromkeys(shards))
+        return list(soonest)[:count]
 
     def next_of(self, shard: int) -> float:
         """Number of the first batch that uses a shard, inf if none does."""

@@ -49,7 +49,7 @@ class PrefetchLimits:
 def prefetch_limits(predownload: int | None, batch_size: int, workers: int = 1) -> PrefetchLimits:
     """The limits of a process that makes batches, without that of a cache; `workers` make a rank's in turn.
 
-    `predownload`: the dataset's number of samples for each worker; None: a default, bounded in bytes and shards.
+    `predownload`: the dataset's number of samples for each worker; by default it is bounded in bytes and shards.
     """
     lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
     if predownload is None:
@@ -163,7 +163,7 @@ class RoomShortage(NamedTuple):
 def room_shortage(
     limit: int, streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
 ) -> RoomShortage | None:
-    """What to say where shards are going to be evicted before all of their samples are read; arguments as above."""
+    """The warning where shards are going to be evicted before all of their samples are read; arguments as above."""
     needed = bytes_side_by_side(streams, mixture, config, nodes)
     if needed <= limit:
         return None
@@ -190,13 +190,13 @@ def warn_without_room(
 def downloads_of_nodes(
     streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int
 ) -> SharedShards | None:
-    """Whether several nodes download the same shards; arguments as above. None: no, or data are local or of peers."""
+    """Whether several nodes download the same shards; arguments as above. None for local data and peers."""
     if all(stream.is_local or stream.cache.peers is not None for stream in streams):
         return None
     return shared_shards(config, mixture.num_shards, nodes)
 
 
 def warn_of_shared_shards(streams: Sequence[OpenedStream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
-    found = downloads_of_nodes(streams, mixture, config, nodes)
-    if found is not None:
-        warn(f'{found.text}: {found.fix}.', stacklevel=4)
+    downloads = downloads_of_nodes(streams, mixture, config, nodes)
+    if downloads is not None:
+        warn(f'{downloads.text}: {downloads.fix}.', stacklevel=4)

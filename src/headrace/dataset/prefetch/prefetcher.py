@@ -31,7 +31,7 @@ class Prefetcher:
     """Fetches, in one process, the shards of the next batches.
 
     `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock and the threads.
-    Each of them takes a fetch, makes the shard present, and notes how it `ended`. Without `fetch` there are no threads,
+    Each of them takes a fetch, makes the shard present, and notes how it `ended`. Without `fetch` it starts no threads,
     and the caller works with `take` and `ended`.
 
     Only the thread that reads batches calls `follow`, `advance`, `wait` and `close`. The fetching threads are daemons,
@@ -197,7 +197,7 @@ class Prefetcher:
             self.ended(chosen, result)
 
     def take(self, *, wait: bool = True) -> Fetch | None:
-        """The next fetch, once one may begin; None: the prefetcher is closed, or not `wait` and none may begin now."""
+        """The next fetch, once one may begin; None if closed, or if none may begin yet and `wait` is False."""
         while True:
             self._check_other_fetches()
             with self._lock:

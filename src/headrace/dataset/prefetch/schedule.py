@@ -21,7 +21,7 @@ from headrace.storage import FetchResult, FetchStatus
 _log = logger_of(__name__)
 
 _SHORTEST: Final = 0.5  # seconds of a comparison
-_LONGEST: Final = 10.0  # seconds after which it begins anew
+_LONGEST: Final = 10.0  # seconds after which it starts again
 _FEWEST: Final = 4  # shards of a comparison
 _STARVED: Final = 0.05  # share of the time that batches may be late before a trial
 _GRACE: Final = 0.1  # seconds that they may be late besides: a server may hesitate once
@@ -39,7 +39,7 @@ class Concurrency:
     Congestion Control", 2016). It only matters while a trainer waits. A failed trial delays the next shard by the time
     of another one. So a trial begins once batches have been late by as much, and at most doubles the wait.
 
-    Fetches of other processes count too: throughput taken from them is no gain.
+    Fetches of other processes count too: taking throughput from them gains nothing.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, *, width: int = 1) -> None:
@@ -102,7 +102,7 @@ class Starvation:
         self._clock = clock
         self._waited = self._since = 0.0
         self.source: Callable[[], float] | None = None
-        """The trainer's waits; None: the reader's waits for shards count instead."""
+        """The trainer's waits; None to count the reader's waits for shards instead."""
 
     @property
     def seconds(self) -> float:
@@ -199,9 +199,9 @@ class FetchSchedule:
         if first > self._horizon.until:
             return False
         now = self._clock()
-        own = sum(now < until for until in self._running.values())
+        running = sum(now < until for until in self._running.values())
         others = self._others.delays(first, self._queue.ready)
-        return own + others + self.reader_fetches < self.concurrency.width
+        return running + others + self.reader_fetches < self.concurrency.width
 
     def seconds_to_wait(self) -> float | None:
         """Seconds until a fetch may begin without a notification; None: none may."""

@@ -1,7 +1,7 @@
 """A pass in batches: the loader's request, the dataset's answer, and the readers of its data by keys.
 
-The plan says which samples a batch has, and a `SampleMap` where they lie. `BatchReader` asks both for many batches at
-once, in the main process or in a worker.
+The plan names the samples of a batch, and a `SampleMap` locates them. `BatchReader` asks both for many batches at once,
+in the main process or in a worker.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ AHEAD = 64  # batches whose existence a pass asks for at once
 class PassRequest:
     batches: BatchSpec  # How the sequence is cut, with all defaults filled in.
     place: tuple[int, int]  # Epoch and first sample.
-    collate_fn: Collate | None  # A user's; None: columns, or `default_collate`.
+    collate_fn: Collate | None  # A user's; None for columns, or `default_collate`.
     mark_streams: bool
     continues: bool  # Whether the processes that read it read the next epoch, too.
     pad: Pad | None = None  # The columns that are padded, without `collate_fn`.
@@ -75,7 +75,7 @@ class Pass(NamedTuple):
     reader: Reader[Any]
     keys: Iterator[Any]
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
-    """Packs what was read into batches; None: it is batches already."""
+    """Packs what was read into batches; None if it is batches already."""
 
 
 class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
@@ -139,7 +139,7 @@ class BatchReader(Reader[BatchKey]):
     process at a new epoch or after a resume. Each batch comes with the streams of its rows, and its bad rows.
 
     `plan` is that of the first pass, and `run` gives those of later passes. `weigh` gives the weights of a batch's
-    rows, for its number and samples; None: batches hold no weights. Other arguments are as `PassRequest`'s.
+    rows, for its number and samples; without it, batches hold no weights. Other arguments are as `PassRequest`'s.
     """
 
     def __init__(
@@ -274,8 +274,8 @@ class BatchReader(Reader[BatchKey]):
 
     def __getstate__(self) -> dict[str, Any]:
         # The plan stays here: its order may hold much, and the run makes an equal one in a millisecond.
-        own = {'_plan': None, '_pass': None, '_last': -1, '_places': None, '_next_places': None}
-        return {**self.__dict__, **own}
+        fresh = {'_plan': None, '_pass': None, '_last': -1, '_places': None, '_next_places': None}
+        return {**self.__dict__, **fresh}
 
 
 class _Chunk:
@@ -331,11 +331,11 @@ def collate_columns(
     `Clips` become a list. Columns of `pad` become a tensor, with the lengths of the rows beside it. CollateError: the
     values of a column do not stack; it names the first sample that does not go with the others.
     """
-    asked = {} if pad is None else {column.name: column for column in pad.columns}
+    padded_columns = {} if pad is None else {column.name: column for column in pad.columns}
     out: dict[str, Any] = {}
     for name, column in batch.columns.items():
-        if name in asked:
-            out.update(padded(asked[name], column, ids.tolist(), describe))
+        if name in padded_columns:
+            out.update(padded(padded_columns[name], column, ids.tolist(), describe))
         elif isinstance(column, np.ndarray):
             out[name] = torch.from_numpy(column)
         elif isinstance(column, Clips):

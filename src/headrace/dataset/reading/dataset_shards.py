@@ -44,9 +44,9 @@ class BadShards:
             self._errors.popitem(last=False)
 
     def check(self, shard: int) -> None:
-        found = self._errors.get(shard)
-        if found is not None:
-            raise found[0](found[1])
+        error = self._errors.get(shard)
+        if error is not None:
+            raise error[0](error[1])
 
     def clear(self) -> None:
         """Forget all: in the next pass the objects may have been repaired."""
@@ -170,7 +170,7 @@ class DatasetShards:
         )
         # Without a limit a shard stays in the cache while it is read.
         self.give_back = None if cache_limit is None else self._leases.keep
-        """Takes a shard back after a read; None: shards stay open while they are read."""
+        """Takes a shard back after a read; None if shards stay open while they are read."""
         self._prefetcher: Prefetcher | None = None
         self._is_trying_once = False
 

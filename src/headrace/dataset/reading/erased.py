@@ -32,10 +32,10 @@ class ErasedSamples:
             for shard, erasure in sorted(stream.shards.erased.items()):
                 offered = sample_map.ids_of(stream.first_shard + shard)
                 stored = sample_map.places(np.arange(offered.start, offered.stop)).rows
-                found = offered.start + np.flatnonzero(np.isin(stored, erasure.rows))
-                ids.append(found)
-                bounds.append(np.tile([offered.start, offered.stop, end], (len(found), 1)))
-                left -= len(found)
+                erased = offered.start + np.flatnonzero(np.isin(stored, erasure.rows))
+                ids.append(erased)
+                bounds.append(np.tile([offered.start, offered.stop, end], (len(erased), 1)))
+                left -= len(erased)
             if stream.shards.erased and not left:
                 raise EmptyDatasetError(f'All samples that stream {stream.title} offers are erased. Leave it out.')
         self.ids = np.concatenate(ids)

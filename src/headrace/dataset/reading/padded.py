@@ -46,9 +46,9 @@ def padded(
     for number, row in enumerate(rows):
         if row.dtype != dtype or row.shape[:axis] != before or row.shape[axis + 1 :] != after or row.ndim != len(shape):
             fix = '' if row.ndim == 1 else '. Give `pad` another `axis`, or rows one shape'
-            one, other = f'{dtype} of shape {shape}', f'{row.dtype} of shape {row.shape}'
+            first, other = f'{dtype} of shape {shape}', f'{row.dtype} of shape {row.shape}'
             refuse(
-                number, f'rows differ in the length of axis {axis} alone, but one is {one}, and another {other}{fix}'
+                number, f'rows differ in the length of axis {axis} alone, but one is {first}, and another {other}{fix}'
             )
     lengths = np.array([row.shape[axis] for row in rows], np.int64)
     longest = int(lengths.max())
@@ -59,8 +59,8 @@ def padded(
     out = _empty((len(rows), *before, longest, *after), dtype)
     out[...] = column.value
     every = (slice(None),) * axis
-    for own, row, length in zip(out, rows, lengths.tolist(), strict=True):
-        own[(*every, slice(length))] = row
+    for padded_row, row, length in zip(out, rows, lengths.tolist(), strict=True):
+        padded_row[(*every, slice(length))] = row
     made = {column.name: torch.from_numpy(out)}
     if column.length is not None:
         made[column.length] = torch.from_numpy(lengths)
@@ -71,13 +71,13 @@ def padded(
 
 def places_of(batch: Mapping[str, Any], pad: Pad) -> tuple[int, int]:
     """The places of the padded columns of a batch, and those that are padding; of columns with lengths beside them."""
-    places = own = 0
+    places = filled = 0
     for column in pad.columns:
         if column.length is not None:
             axis, lengths = column.axis or 0, batch[column.length]
             places += len(lengths) * batch[column.name].shape[axis + (axis >= 0)]
-            own += int(lengths.sum())
-    return places, places - own
+            filled += int(lengths.sum())
+    return places, places - filled
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -97,9 +97,9 @@ class OpenedPool(NamedTuple):
     shards: DatasetShards
     """The shards by number: presence, prefetch, next use and leases."""
     tensors: TensorRows | None
-    """Makes tensors of images and sound; None: there are none."""
+    """Makes tensors of images and sound; None without such columns."""
     joined: JoinedRows | None
-    """Reads batches of fixed-size values; None: shards are leased while they are read, or hold other values."""
+    """Reads batches of fixed-size values; None if shards are leased while they are read, or hold other values."""
 
 
 class SamplePool:
@@ -166,7 +166,7 @@ class SamplePool:
         return self.map.locate(ids)
 
     def places_in_batch(self, ids: IntArray) -> tuple[Places, npt.NDArray[np.bool_] | None]:
-        """What batches have of samples: others in place of erased ones; and bool[n], these rows, or None."""
+        """Locations of the samples, with stand-ins for erased ones, and bool[n], the replaced rows, or None."""
         ids, erased = self.erased.replaced(ids)
         return self.map.places(ids), erased
 
@@ -195,14 +195,14 @@ class SamplePool:
         neighbours = self.map.ids_of(shard)
         near = np.array(neighbours[max(sample_id - neighbours.start - 2, 0) :][:5])
         yield from (i for i in dict.fromkeys(self.erased.replaced(near)[0].tolist()) if i != sample_id)
-        own = int(self._first_shards.searchsorted(shard, 'right')) - 1
-        for number in [own, *(stream for stream in range(len(self.streams)) if stream != own)][:_OTHERS]:
+        home = int(self._first_shards.searchsorted(shard, 'right')) - 1
+        for number in [home, *(stream for stream in range(len(self.streams)) if stream != home)][:_OTHERS]:
             first = int(self._first_shards[number])
             shards = self.map.filled_shards(first, first + len(self.streams[number].shards))
-            if number == own:
+            if number == home:
                 after = int(shards.searchsorted(shard, 'right'))
                 shards = np.concatenate([shards[after:], shards[:after]])[:-1]
-            for other in shards[: _OTHERS if number == own else 1].tolist():
+            for other in shards[: _OTHERS if number == home else 1].tolist():
                 yield int(self.erased.replaced(np.array(self.map.ids_of(other)[:1]))[0][0])
 
     def stream_of(self, sample_id: int) -> tuple[OpenedStream, int, int]:
@@ -263,13 +263,13 @@ class SamplePool:
         # Numbers of a batch have other types.
         if columns is None or self.has_tensors or not all(map(_may_share, columns.arrays.values())):
             return [self.sample(sample_id) for sample_id in ids]
-        found: list[dict[str, Any]] = []
+        samples: list[dict[str, Any]] = []
         for first in range(0, len(ids), _SAMPLES):
             some = np.array(ids[first : first + _SAMPLES], np.int64)
             self.check_present(some)
             gathered = self.gather(columns, self.map.places(some)).columns
-            found += [dict(zip(gathered, values, strict=True)) for values in zip(*gathered.values(), strict=True)]
-        return found
+            samples += [dict(zip(gathered, values, strict=True)) for values in zip(*gathered.values(), strict=True)]
+        return samples
 
     def values(self, ids: IntArray, column: str) -> Sequence[Any] | npt.NDArray[Any]:
         """Values of a column for the samples of `ids`, as stored, of any shape."""
@@ -287,7 +287,8 @@ class SamplePool:
     ) -> ColumnBatch:
         """Samples in columns. `names`: columns to read; None: all.
 
-        `failed`: takes the errors of bad samples by row; such rows hold arbitrary values. None: errors are raised.
+        `failed`: takes the errors of bad samples by row; such rows hold arbitrary values. Without it, errors are
+            raised.
         """
         ids, shards, rows = places
         columns = into.allocate(len(ids), names)
@@ -322,7 +323,7 @@ class SamplePool:
 
 
 def _may_share(array: tuple[np.dtype[Any], tuple[int, ...]] | None) -> bool:
-    """Whether samples that are read together may have a column of a dtype and shape; None: of a list."""
+    """Whether samples that are read together may have a column of a dtype and shape; None stands for a list."""
     return array is None or (array[1] != () and math.prod(array[1]) * array[0].itemsize <= _SHARED_ROW)
 
 

@@ -107,7 +107,7 @@ class SkippingReader:
         self._pool.shards.bad.clear()
 
     def gather(self, into: Columns, places: Places) -> tuple[ColumnBatch, BadRows | None]:
-        """Samples in columns, and the bad rows; None: there are none."""
+        """Samples in columns, and the bad rows; None if all are good."""
         ids, pool = places.ids.tolist(), self._pool
         with pool.shards.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(into, places, failed=failed)
@@ -119,7 +119,7 @@ class SkippingReader:
         return columns, bad
 
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
-        """The samples of `ids`, one by one, and the bad rows; None: there are none.
+        """The samples of `ids`, one by one, and the bad rows; None if all are good.
 
         `read` reads a sample again for a bad row, since a user's code may change samples in place.
         """
@@ -198,13 +198,13 @@ class SkippingReader:
         """The first of these samples that can be read. If none can, the error of the row is raised."""
         for other in candidates:
             try:
-                found = read(other)
+                sample = read(other)
             except Exception as another:  # noqa: PERF203 - each sample may be bad by itself
                 if not is_bad_sample(another, from_user=self._from_user):
                     raise
             else:
                 self._stand_in = other
-                return found
+                return sample
         name_sample(failed[row], sample_id, self._pool.describe)
         raise failed[row]
 

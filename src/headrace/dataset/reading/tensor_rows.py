@@ -72,7 +72,7 @@ class TensorRows:
                 except FormatError as error:
                     self._fail(error, name, row, sample_id, failed)
             if isinstance(out, list):
-                batch.columns[name] = Clips(None if one is None else torch.from_numpy(one) for one in out)
+                batch.columns[name] = Clips(None if clip is None else torch.from_numpy(clip) for clip in out)
             else:
                 batch.columns[name] = rows[0].value.settings.in_layout(out) if rows else out
 
@@ -102,10 +102,10 @@ class TensorRows:
         shapes = [value.shape for _, value in rows] or [(0, 0, 0)]
         for row, shape in zip(rows, shapes, strict=False):
             if shape != shapes[0]:
-                first, one, other = rows[0], '{} x {}'.format(*shapes[0]), '{} x {}'.format(*shape)
+                first, size, other = rows[0], '{} x {}'.format(*shapes[0]), '{} x {}'.format(*shape)
                 raise CollateError(
                     f'Images of a batch have one size, but in column {name!r} the image of '
-                    f'{self._describe(ids[first.row])}, has {one} pixels (height x width), and that of '
+                    f'{self._describe(ids[first.row])}, has {size} pixels (height x width), and that of '
                     f'{self._describe(ids[row.row])}, has {other}. Set `size` of its ImageTensor, such as '
                     f"decode={{{name!r}: ImageTensor(size=224, crop='random')}}, or pass a `collate_fn` to the loader."
                 )

@@ -82,11 +82,11 @@ _Read = tuple[Schema, tuple[str, ...] | None, Decode | None]
 
 def columns_read(streams: Sequence[OpenedStream]) -> dict[_Read, OpenedStream]:
     """The different ways to read shards, and the first stream of each."""
-    found: dict[_Read, OpenedStream] = {}
+    by_read: dict[_Read, OpenedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
-            found.setdefault((schema, stream.columns, stream.decode), stream)
-    return found
+            by_read.setdefault((schema, stream.columns, stream.decode), stream)
+    return by_read
 
 
 def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
@@ -110,7 +110,7 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
 
 
 def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture, pad: Pad) -> None:
-    """Refuse columns to pad that are no arrays which hold the value, and names for lengths and masks that are taken."""
+    """Refuse to pad columns other than arrays that hold the value, and taken names for lengths and masks."""
     for (schema, names, decode), stream in columns_read(_drawn(streams, mixture)).items():
         kinds, place = column_kinds(stream, schema), _whose(stream, schema)
         tensors = {} if decode is None else decode.columns(schema.columns, names, f'stream {stream.title}')
@@ -148,11 +148,11 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
 
     Their numbers look alike, in one batch or in several.
     """
-    found = columns_read(_drawn(streams, mixture))
-    kinds = [column_kinds(stream, schema) for (schema, _, _), stream in found.items()]
+    by_read = columns_read(_drawn(streams, mixture))
+    kinds = [column_kinds(stream, schema) for (schema, _, _), stream in by_read.items()]
     differences = differing_meanings(
         (columns, schema.meaning_of, _whose(stream, schema))
-        for columns, ((schema, _, _), stream) in zip(kinds, found.items(), strict=True)
+        for columns, ((schema, _, _), stream) in zip(kinds, by_read.items(), strict=True)
     )
     if differences:
         shared = [name for name in kinds[0] if name not in differences and all(name in columns for columns in kinds)]
@@ -167,11 +167,11 @@ def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStre
     return [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
 
 
-def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
-    (first, home), *others = found.items()
+def _refuse_different(by_read: dict[_Read, OpenedStream]) -> None:
+    (first, home), *others = by_read.items()
     kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
     # Compatible kinds, with the first place of each: a later kind may be more specific.
-    known = {name: {kind: there} for name, kind in kinds.items()}
+    places = {name: {kind: there} for name, kind in kinds.items()}
     differences = dict[str, str]()
     for (schema, _, _), stream in others:
         theirs = column_kinds(stream, schema)
@@ -187,11 +187,11 @@ def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
                 differences[name] = f'{name!r} is in {here}, and not in {there}'
             else:
                 kind = theirs[name]
-                for other, place in known[name].items():
+                for other, place in places[name].items():
                     if not do_stack(kind, other):
                         differences[name] = f'{name!r} is {other} in {place}, and {kind} in {here}'
                         break
-                known[name].setdefault(kind, here)
+                places[name].setdefault(kind, here)
     if not differences:
         return
     shared = [name for name in kinds if name not in differences]

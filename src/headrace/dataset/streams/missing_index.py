@@ -1,4 +1,4 @@
-"""The error for a folder without index.json, with the likely reason."""
+"""The error for a folder without index.json, with the likely cause."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST: Final = 1000  # entries to look at
 
 
 def explain_missing_index(folder: Path) -> str:
-    """The likely reason why a folder has no index, and the fix. Reads names only."""
+    """The likely cause of a missing index in a folder, and the fix. Reads names only."""
     try:
-        with os.scandir(folder) as found:
-            entries = [entry for entry, _ in zip(found, range(_MOST), strict=False)]
+        with os.scandir(folder) as scan:
+            entries = [entry for entry, _ in zip(scan, range(_MOST), strict=False)]
     except FileNotFoundError:
         if folder.is_symlink():
             return f'{folder} is a link to {folder.readlink()}, which is not there. Mount its disk, or correct it.'

@@ -78,7 +78,7 @@ class PastData:
         (stream.folder / REMOTE_MARKER).write_text(marker_text(url))
 
     def lender(self, stream: StreamOptions, index: Path) -> Path | None:
-        """The folder in which the run caches the same data, of which all may be copied; None: there is none.
+        """The folder in which the run caches the same data, of which all may be copied; None without such a folder.
 
         Its kept selections and costs are copied at once.
         """

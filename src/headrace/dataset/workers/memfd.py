@@ -68,7 +68,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than values in the memory of this process."""
+    """Whether a tensor consists only of values in the memory of this process."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != 'cpu':
         return False
     return not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)

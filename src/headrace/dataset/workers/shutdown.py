@@ -81,7 +81,7 @@ def signals_held(method: str) -> Generator[None]:
 
 
 def _watch(progress: Progress) -> None:
-    # A forkserver's worker is no child of the rank, and an orphan sees no change of its parent.
+    # A forkserver's worker is not a child of the rank, and an orphan sees no change of its parent.
     rank, parent = multiprocessing.parent_process(), os.getppid()
     while os.getppid() == parent and (rank is None or rank.is_alive()):
         time.sleep(_SECONDS)

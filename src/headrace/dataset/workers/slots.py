@@ -8,8 +8,8 @@ descriptor, no connection and no fresh pages, as it does in PyTorch's way (`memf
 - A worker never waits for a slot. If the trainer keeps many batches, further ones come through memfds of their own.
 - Slots are numbered for the life of a ring, over passes and resumes, so a number cannot mean two batches. New workers
   get new rings.
-- Slots of a generation have one size. A larger batch begins a generation of larger ones, and the older slots are used
-  no more.
+- Slots of a generation have one size. A larger batch begins a generation of larger ones, and the older slots are not
+    used again.
 - A forked child shares the slots of the batches that its parent holds. Such a slot is not used again before the child
   has ended. Python knows children of `multiprocessing`, and not those of a bare `os.fork`.
 - No lock is in shared memory, so a killed process leaves nothing behind. A slot's content counts only once its message
@@ -201,10 +201,10 @@ class Ring:
 
     def map(self, generation: int, size: int, offset: int) -> mmap.mmap:
         """The memory of a generation of slots: its bytes, from an offset on."""
-        found = self._maps.get(generation)
-        if found is None:
-            found = self._maps[generation] = mmap.mmap(self.memory, size, offset=offset)
-        return found
+        memory = self._maps.get(generation)
+        if memory is None:
+            memory = self._maps[generation] = mmap.mmap(self.memory, size, offset=offset)
+        return memory
 
     def hold(self, place: Place, count: int) -> None:
         """Note that `count` tensors view a slot."""

@@ -134,10 +134,10 @@ class PipeQueue:
         self._close_flag()
 
     def cancel_join_thread(self) -> None:
-        """Nothing: there is no thread."""
+        """Does nothing, without a thread."""
 
     def join_thread(self) -> None:
-        """Nothing: there is no thread."""
+        """Does nothing, without a thread."""
 
 
 def _flag() -> tuple[int, int]:
@@ -255,8 +255,8 @@ def _wait_for_imports() -> None:
 
 def _imports_of_others() -> list[Any]:
     """The locks of modules that other threads import, without endless ones."""
-    known: dict[str, Any] = getattr(importlib._bootstrap, '_module_locks', {})  # a later Python may have others
-    locks = [reference() for reference in list(known.values())]
+    by_name: dict[str, Any] = getattr(importlib._bootstrap, '_module_locks', {})  # a later Python may have others
+    locks = [reference() for reference in list(by_name.values())]
     mine = {None, threading.get_ident()}
     return [lock for lock in locks if getattr(lock, 'owner', None) not in mine and lock not in _endless]
 

@@ -1,6 +1,6 @@
 """Batches of worker processes in the order of their keys; PyTorch's loader runs the processes.
 
-Workers get keys, so any worker can read any batch. Prefetched batches that were never used are no part of a position.
+Workers get keys, so any worker can read any batch. Prefetched batches that were never used are not part of a position.
 """
 
 from __future__ import annotations
@@ -190,13 +190,13 @@ class _Keys:
 class ReadFor(NamedTuple):
     batches: BatchSpec  # The rank, and its batches.
     decisions: tuple[Decision, ...]
-    nodes: Any = None  # `Peers.nodes`; None: no nodes share their caches.
+    nodes: Any = None  # `Peers.nodes`; None if nodes do not share their caches.
 
 
 class _PassKey(NamedTuple):
     pass_number: int  # Counted from 1.
     key: Any
-    read_for: ReadFor | None  # Of a worker's first key in a pass; None: that of the first pass.
+    read_for: ReadFor | None  # Of a worker's first key in a pass; None for that of the first pass.
 
 
 class _WorkerReader(Dataset[Any]):
@@ -211,11 +211,11 @@ class _WorkerReader(Dataset[Any]):
         self._writer: SlotWriter | None = None
         self._reads: WorkerReads | None = None
 
-    def __getitem__(self, asked: _PassKey) -> Any:
-        if asked.pass_number < self.current.value:
+    def __getitem__(self, request: _PassKey) -> Any:
+        if request.pass_number < self.current.value:
             return None  # nobody gets it
-        if asked.pass_number != self._pass_number:
-            self._pass_number, read_for = asked.pass_number, asked.read_for or self._first
+        if request.pass_number != self._pass_number:
+            self._pass_number, read_for = request.pass_number, request.read_for or self._first
             if read_for != self._read_for:
                 self._read_for = read_for
                 self._reader.change(read_for.batches, read_for.decisions)
@@ -223,19 +223,19 @@ class _WorkerReader(Dataset[Any]):
                     self._reader.peers.know(*read_for.nodes)
         worker = torch.utils.data.get_worker_info()
         if self.rings is None or worker is None:
-            return self._read(asked)
+            return self._read(request)
         if self._writer is None:
             self._writer = self.rings.writer(worker.id, prefetched=self._prefetch_factor)
-        return self._writer.send(partial(self._read, asked))
+        return self._writer.send(partial(self._read, request))
 
-    def _read(self, asked: _PassKey) -> WorkerBatch:
+    def _read(self, request: _PassKey) -> WorkerBatch:
         if self._reads is None:
             # A garbage collection writes to every object that it visits, and so copies the memory that a fork shares
             # with its parent. The parent's objects outlive the worker, so it need not visit them.
             gc.freeze()
             self._reads = WorkerReads(self._reader.counters)
-        received = self._reader[asked.key]
-        changed = self._reads.changed(asked.pass_number)
+        received = self._reader[request.key]
+        changed = self._reads.changed(request.pass_number)
         return received if changed is None else received._replace(read=changed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,11 +247,11 @@ _DEPTH = 4
 
 def refusal(method: str, sent: Mapping[str, Any]) -> ConfigError | None:
     """The error for the objects that cannot be pickled, by the names that users know; None if all can."""
-    found = [path for name, value in sent.items() for path in _culprits(name, value, _DEPTH)]
-    if not found:
+    paths = [path for name, value in sent.items() for path in _culprits(name, value, _DEPTH)]
+    if not paths:
         return None
     return ConfigError(
-        f"Workers that are started by '{method}' get copies by pickle, and {'; '.join(found[:4])} cannot be pickled. "
+        f"Workers that are started by '{method}' get copies by pickle, and {'; '.join(paths[:4])} cannot be pickled. "
         f"Define functions and classes at the top level of a module. Or set multiprocessing_context='fork', or "
         f'num_workers=0.'
     )

@@ -274,7 +274,7 @@ class StoreClaim:
     def __init__(self, place: StorePlace, terms: Terms, *, beside: Mapping[str, int] | None) -> None:
         """List the prefix without a change. Removes the temporary folders of dead writers.
 
-        `beside`: name and bytes of the files of a folder that is to hold the same shards; None: there is none.
+        `beside`: name and bytes of the files of a folder that is to hold the same shards; None without such a folder.
         FileExistsError: a writer on this machine writes to the prefix, or `terms` allow neither to continue nor to
         remove its objects. With neither `exist_ok` nor `resume` also: a writer on another machine has not finished it.
         """
@@ -318,10 +318,10 @@ class StoreClaim:
     def check(self) -> None:
         """Check that no other writer has taken the prefix over; a StorageError if one has."""
         try:
-            found = read_mark(self.place)
+            mark = read_mark(self.place)
         except AccessDeniedError:  # a key that may only write
             return
-        if found != self._mark:
+        if mark != self._mark:
             raise StorageError(
                 f'Another writer has begun to write to {self.place.shown} while this one was running, so this dataset '
                 f'is given up. Only one writer may write to a prefix: end the others, and write it again.'

@@ -55,21 +55,21 @@ def infer_columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _encoding_of(name: str, values: Sequence[Any]) -> str:
-    found = list(dict.fromkeys(map(_kind, values)))
-    if len(found) == 1 and found[0] is not None:
-        return found[0]
-    if all(kind is not None and kind.startswith('ndarray') for kind in found):
-        dtypes = {str(kind).split(':')[1] for kind in found}
+    kinds = list(dict.fromkeys(map(_kind, values)))
+    if len(kinds) == 1 and kinds[0] is not None:
+        return kinds[0]
+    if all(kind is not None and kind.startswith('ndarray') for kind in kinds):
+        dtypes = {str(kind).split(':')[1] for kind in kinds}
         return f'ndarray:{dtypes.pop()}' if len(dtypes) == 1 else 'ndarray'
-    if set(found) <= {'int', *DTYPES}:
-        common = np.result_type(*('int64' if kind == 'int' else str(kind) for kind in found))
-        if common.kind != 'f' or any(str(kind).startswith('float') for kind in found):
+    if set(kinds) <= {'int', *DTYPES}:
+        common = np.result_type(*('int64' if kind == 'int' else str(kind) for kind in kinds))
+        if common.kind != 'f' or any(str(kind).startswith('float') for kind in kinds):
             return common.name
-    if set(found) <= {'jpeg', 'png'}:
-        return 'png' if 'jpeg' not in found else 'jpeg'
+    if set(kinds) <= {'jpeg', 'png'}:
+        return 'png' if 'jpeg' not in kinds else 'jpeg'
     number = next((i for i, value in enumerate(values) if _kind(value) is None), None)
     if number is None:
-        what = f'whose encodings would be {", ".join(map(str, found))}'
+        what = f'whose encodings would be {", ".join(map(str, kinds))}'
     else:
         what = f'such as that of sample {number}, a {type(values[number]).__name__}'
     raise ConfigError(

@@ -58,12 +58,12 @@ class FolderPlace:
 
     def sizes(self) -> dict[str, int]:
         """See `Place.sizes`; folders count as 0 bytes."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         with mapped_output_errors(self._path):
             for path in sorted(self._path.iterdir()):
                 with contextlib.suppress(FileNotFoundError):
-                    found[path.name] = path.lstat().st_size if path.is_file() else 0
-        return found
+                    sizes[path.name] = path.lstat().st_size if path.is_file() else 0
+        return sizes
 
     def read(self, name: str, size: int | None = None) -> bytes:
         with mapped_output_errors(self._path / name), (self._path / name).open('rb') as file:

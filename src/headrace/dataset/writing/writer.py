@@ -47,14 +47,14 @@ class Writer:
 
     The index comes last, after all shards, so a dataset whose writer crashed has none. The next writer to the same
     `out` removes the files and the temporary folder of a killed one, or continues it (`resume`). Once the index is
-    stored, at the URL if there is one, nothing is deleted but the writer's own notes. What is left of these, the next
-    writer with `append`, `resume` or `exist_ok` removes.
+    stored, at the URL if there is one, nothing is deleted but the writer's own notes. The next writer with `append`,
+    `resume` or `exist_ok` removes leftover notes.
 
     Full shards are compressed, hashed, stored and uploaded in threads. An error there is raised by the next call.
 
     Args:
         encoder: makes the encoder of given columns, which turns samples into shards.
-        columns: the columns; None: those of the dataset that is continued, or of the first samples.
+        columns: the columns; by default those of the dataset that is continued, or of the first samples.
         out: a folder, a URL, or both as `(folder, URL)`.
         keep_local: with a URL, whether the shards stay in the folder too.
         exist_ok: whether to empty a folder, or a prefix of a store, that holds something. It also gives up a writer of
@@ -107,7 +107,7 @@ class Writer:
         made = None if columns is None else encoder(columns)
         self._make_encoder = encoder
         self.meanings: Mapping[str, str] = {}
-        """What columns mean that their encodings do not say, by name; see `Schema.meanings`."""
+        """Meanings of columns beyond their encodings, by name; see `Schema.meanings`."""
         folder, remote = split_out(out)
         terms = Terms(
             exist_ok=exist_ok,
