@@ -18,7 +18,7 @@ Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os
 
 
 def split_out(out: Out, *, name: str = '`out`') -> tuple[Path | None, str | None]:
-    """The folder and the URL of an output; None: it has none. A list of two is a pair, as in YAML."""
+    """The folder and the URL of an output; None if it has none. A list of two is a pair, as in YAML."""
     is_pair = isinstance(out, tuple | list)
     places = cast('Sequence[Any]', out if is_pair else (out,))
     if len(places) != (2 if is_pair else 1) or not all(
@@ -59,12 +59,12 @@ def make_folder(path: Path) -> None:
 
 def list_output(store: Store) -> list[ObjectInfo]:
     """The objects of an output, which may be emptied. Files of other folders, to which links in it lead, are none."""
-    found = list(store.list(''))
+    infos = list(store.list(''))
     if not isinstance(store, LocalStore):
-        return found
-    folders = {parent for info in found for parent in Path(info.key).parents}
+        return infos
+    folders = {parent for info in infos for parent in Path(info.key).parents}
     links = {folder for folder in folders if folder.parts and (store.root / folder).is_symlink()}
-    return [info for info in found if links.isdisjoint(Path(info.key).parents)]
+    return [info for info in infos if links.isdisjoint(Path(info.key).parents)]
 
 
 @mapping_errors

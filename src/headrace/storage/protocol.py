@@ -53,8 +53,8 @@ class StoreOptions:
     read_timeout: float = 60.0
     """Seconds without a single byte until a connection counts as stalled."""
     request_timeout: float | None = None
-    """Seconds until the answer to a request counts as too slow, besides those that its body takes at 1 KiB/s. None:
-    300, or twice ``read_timeout`` if that is more."""
+    """Seconds until the answer to a request counts as too slow, besides those that its body takes at 1 KiB/s. By
+    default 300, or twice ``read_timeout`` if that is more."""
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options of one backend only; each backend documents its own and refuses others."""
 
@@ -110,7 +110,7 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that does not exist is no error, so that a deletion may be repeated."""
+        """Remove an object. A missing one is not an error, so a deletion may be repeated."""
         ...
 
 
@@ -132,9 +132,9 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None:
+def check_extra(options: StoreOptions, allowed: Iterable[str], store: str) -> None:
     """Refuse extra options that a backend does not have. `store`: the backend in messages, such as 'an S3 store'."""
-    names = sorted(known)
+    names = sorted(allowed)
     unknown = sorted(set(options.extra) - set(names))
     if unknown and names:
         raise ConfigError(
@@ -150,7 +150,7 @@ def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None
 
 def count_option(options: StoreOptions, name: str, default: int) -> int:
     """An extra option that is a number from 1."""
-    found = options.extra.get(name, default)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise ConfigError(f'{name} of a store is a number from 1; got {found!r}. Correct it.')
-    return found
+    count = options.extra.get(name, default)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f'{name} of a store is a number from 1; got {count!r}. Correct it.')
+    return count

@@ -130,7 +130,7 @@ _WEB: Final = {
 
 
 def _instead_of_http(url: str) -> str:
-    """What reads the objects that an address of the web names."""
+    """The URL of the store that a web address belongs to."""
     place = url.partition('://')[2].partition('?')[0]
     for pattern, store in _WEB.items():
         if (match := re.fullmatch(pattern, place)) is not None:

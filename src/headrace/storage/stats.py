@@ -56,12 +56,12 @@ class CacheCounts(NamedTuple):
 Counters = TypeVar('Counters', bound=NamedTuple)
 
 
-def sum_of(one: Counters, other: Counters) -> Counters:
-    return one._make(map(add, one, other))
+def sum_of(first: Counters, other: Counters) -> Counters:
+    return first._make(map(add, first, other))
 
 
-def difference_of(one: Counters, other: Counters) -> Counters:
-    return one._make(map(sub, one, other))
+def difference_of(first: Counters, other: Counters) -> Counters:
+    return first._make(map(sub, first, other))
 
 
 CountTable: TypeAlias = 'npt.NDArray[np.int64]'
@@ -110,9 +110,9 @@ class CacheCounters:
         """Take the counters of each cache, each a different one."""
         self._stats = list(stats)
         self._changed = set[int]()
-        for number, one in enumerate(self._stats):
-            one.tell(self._changed, number)
-        self._table = np.array([one.counts for one in self._stats], np.int64).reshape(len(stats), -1)
+        for number, cache in enumerate(self._stats):
+            cache.tell(self._changed, number)
+        self._table = np.array([cache.counts for cache in self._stats], np.int64).reshape(len(stats), -1)
 
     def update(self) -> list[int]:
         """Bring the table up to date; returns the numbers of the caches that changed since the last time."""

@@ -7,7 +7,7 @@ enough.
 
 The marker, a file in the folder that names its remote, appears just before the first index.json, under the same lock.
 Two data sets can have the same index, so nothing else would show that their shards are mixed. A cache of another
-program has no marker unless its index had to be fetched anew. The marker does not name the server: names and ports of
+program has no marker unless its index had to be fetched again. The marker does not name the server: names and ports of
 one data set's servers change, and each rank may use another gateway.
 """
 
@@ -49,11 +49,11 @@ def marker_text(url: str) -> str:
 
 def check_remote(folder: Path, url: str) -> None:
     """See that a folder is not the cache of another remote; else a StreamError."""
-    noted, own = read_marker(folder), marker_text(url).strip()
+    noted, marker = read_marker(folder), marker_text(url).strip()
     # `rm -r cache/*` leaves files with a dot.
-    if noted and noted != own and _holds_files(folder):
+    if noted and noted != marker and _holds_files(folder):
         raise StreamError(
-            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If the '
+            f'Reused local directory: {folder} is the cache of {noted} vs. {marker}. Provide a different one. If the '
             f'first remote was a mistake, remove the folder. If both hold the same data, delete '
             f'{folder / REMOTE_MARKER}.'
         )
@@ -101,7 +101,7 @@ class CachedIndex:
         self._looked = 0.0  # the last time that `require_same` found it in the folder, by `time.time`
 
     def was_read(self, identity: FileIdentity | None, digest: str) -> None:
-        """Say which file was read, under its final name or just before it gets that; None: it is gone."""
+        """Say which file was read, under its final name or just before it gets that; None if it is gone."""
         self._read = None if identity is None else (identity, digest)
 
     def require_same(self, written: float = math.inf) -> None:
@@ -134,7 +134,7 @@ class CachedIndex:
         if self._read is None:
             yield
             return
-        # Of one that was deleted, every shard that is fetched anew is of the index that was read.
+        # If it was deleted, every shard that is fetched again is of the index that was read.
         with locked_index(self.path, shared=True):
             self.require_same()
             yield

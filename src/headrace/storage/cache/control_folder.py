@@ -3,7 +3,7 @@
 A cache folder may lie where others can write, too. Users who share it are not trusted with other folders. So such a
 folder is opened as a directory, without following a link, and only if its owner may change the cache.
 All files in it are reached through that descriptor, by names that headrace itself makes; no other name is touched.
-Each operation opens the folder anew: no descriptor stays open, and a folder that was deleted is simply absent.
+Each operation opens the folder again: no descriptor stays open, and a folder that was deleted is simply absent.
 """
 
 from __future__ import annotations

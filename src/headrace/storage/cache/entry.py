@@ -168,9 +168,9 @@ class FetchStatus(enum.Enum):
     ELSEWHERE = 'elsewhere'
     """Another process is fetching the shard."""
     BLOCKED = 'blocked'
-    """Under the limit there is no room until a file is released."""
+    """Under the limit, it waits until a file is released."""
     NO_ROOM = 'no room'
-    """Under the limit there is no room: all other shards are needed sooner."""
+    """Under the limit, all other shards are needed sooner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,7 +358,7 @@ def _verify_copy(part: CachePart, raw: Path) -> None:
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:
-    """Whether a store is the cache folder itself, so that there is nothing to fetch and nothing to delete."""
+    """Whether a store is the cache folder itself, so that nothing needs fetching or deleting."""
     root = getattr(store, 'root', None)
     if root is None:
         return False

@@ -32,7 +32,7 @@ from headrace.storage.cache.mapped_file import check_inside
 FETCHES: Final = '.headrace'  # Subfolder of a cache folder for fetches in progress; it exists only during fetches.
 
 LEDGER: Final = 'ledger'
-"""File in that folder which remembers a count (`limit`); the only one that is no part of a fetch."""
+"""File in that folder which remembers a count (`limit`); the only one that is not part of a fetch."""
 
 _NAMES: Final = re.compile(rf'{LEDGER}|[0-9a-f]{{32}}\.(lock|\d+\.[0-9a-f]{{8}}\.(raw|packed))')
 _LONGEST: Final = 1 << 17  # Bytes of a note that are read.
@@ -83,7 +83,7 @@ class FetchLock:
     A reader does not inherit the failure of a prefetch: it tries by itself.
 
     A fetch that gets no further is taken over, since its process may be suspended: the lock file is removed, and a new
-    one is made. If the old fetch goes on after all, it finds that, publishes nothing, and begins anew.
+    one is made. If the old fetch continues after all, it notices, publishes nothing, and starts again.
     """
 
     def __init__(self, folder: Path, key: str, *, ahead: bool = False, patience: float = 60.0) -> None:
@@ -109,7 +109,7 @@ class FetchLock:
 
     def create(self, temporary: Path) -> BinaryIO:
         """Make a file of this fetch; it replaces that of the last attempt. Those who share the folder may read it."""
-        shared = self.folder.stat().st_mode & 0o022  # who may write there; a umask hides files from them
+        shared = self.folder.stat().st_mode & 0o022  # the users who may write there; a umask hides files from them
         with self._state.opened() as state:
             handle = state.create(temporary.name)
         with contextlib.suppress(OSError):
@@ -313,7 +313,7 @@ def _open_to_reclaim(state: OpenFolder, name: str) -> int:
 
 def reclaim_fetches(folder: Path) -> bool:
     """Remove the files of fetches whose process was killed, if there are any; running fetches stay."""
-    found = False
+    is_reclaimed = False
     place = fetch_folder(folder)
     try:
         with place.opened() as state:
@@ -327,16 +327,16 @@ def reclaim_fetches(folder: Path) -> bool:
                     if try_lock_file(handle, place.path / lock) and _is_at(handle, state, lock):
                         _remove_files(state, digest)
                         state.delete(lock)
-                        found = True
+                        is_reclaimed = True
     except (FileNotFoundError, NotADirectoryError):
         pass  # there is none, or the last fetch ended and took the subfolder with it
     except PermissionError:
         return False  # another user has just made it
     except OSError as error:
         raise cannot_write(folder, error) from error
-    if found:
+    if is_reclaimed:
         place.remove()
-    return found
+    return is_reclaimed
 
 
 T = TypeVar('T')
@@ -348,7 +348,7 @@ def deleted(folder: Path, name: str) -> CacheError:
 
 
 def despite_deletion(folder: Path, name: str, attempt: Callable[[], T]) -> T:
-    """Fetch a file again if the cache folder was deleted meanwhile. Each attempt makes the folder anew."""
+    """Fetch a file again if the cache folder was deleted meanwhile. Each attempt makes the folder again."""
     last: FileNotFoundError | None = None
     for _ in range(TRIES):
         try:

@@ -7,7 +7,7 @@ origin, has to prove that headrace fetched the old index. Other folders may hold
 refused. A file system without such attributes costs a download of the index at each start, to compare the bytes.
 
 At the start, each remote gets one request for the version of its index, in bounded time. A remote that does not answer
-is no error: a run whose data are all cached starts without a network, with a warning.
+A remote that does not answer is not an error: a run whose data are all cached starts without a network, with a warning.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class IndexCheck:
 
     def unanswered(self, store: Store, error: Exception) -> None:
         """Note for the warning why the index of a store could not be compared."""
-        known = isinstance(error, HeadraceError)
-        self._note(store, f'{type(error).__name__}: {error}' if known else repr(error))
+        is_ours = isinstance(error, HeadraceError)
+        self._note(store, f'{type(error).__name__}: {error}' if is_ours else repr(error))
 
     def _note(self, store: Store, why: str) -> None:
         with self._lock:
@@ -230,18 +230,18 @@ class IndexFetch:
             if note is not None and check.since <= note.asked <= time.time():
                 return
             begin = time.time()
-            found = check.ask(self.store, path.name)
-            if found is None:
+            answer = check.ask(self.store, path.name)
+            if answer is None:
                 return
             if note is not None and note.digest != digest_of(path):
                 note = None  # it is of other bytes
-            if note is not None and note.version == _version(found):
+            if note is not None and note.version == _version(answer):
                 _write_note(path, replace(note, asked=begin))
                 return
             has_changed = note is not None and bool(note.version)
             try:
                 with self._lock() as lock:
-                    fetched = self._fetch(lock, found, begin)
+                    fetched = self._fetch(lock, answer, begin)
                     has_changed = has_changed or fetched.has_changed
                     self._take(fetched, lock)
             except (OSError, CacheError) as error:
@@ -259,21 +259,21 @@ class IndexFetch:
         reclaim_fetches(self.index.folder)
         return FetchLock(self.index.folder, self.index.path.name, patience=self.retry.longest_silence)
 
-    def _fetch(self, lock: FetchLock, asked: ObjectInfo | None = None, begin: float | None = None) -> _Fetched:
+    def _fetch(self, lock: FetchLock, answer: ObjectInfo | None = None, begin: float | None = None) -> _Fetched:
         """Download the index and read it. `asked`, `begin`: the store's answer about it, if known, and its time."""
         path = self.index.path
         target = lock.temporary(0, 'raw')
         etag = self._download(target, lock)
         old, cached = _read_note(path), digest_of(path)
-        if asked is None and old is not None:
+        if answer is None and old is not None:
             cached = old.digest  # from before the damage
-        is_known = asked is not None or old is not None
+        is_known = answer is not None or old is not None
         if begin is None:
             begin = time.time()
-            asked = self.check.ask(self.store, path.name)
+            answer = self.check.ask(self.store, path.name)
         # A store that does not say what was read is believed if the size is right.
-        is_same = asked is not None and (asked.etag == etag if etag else asked.size == target.stat().st_size)
-        version = _version(asked) if asked is not None and is_same else ''
+        is_same = answer is not None and (answer.etag == etag if etag else answer.size == target.stat().st_size)
+        version = _version(answer) if answer is not None and is_same else ''
         note = _Note(digest_of(target), version, begin)
         if not note.digest:
             raise FileNotFoundError(errno.ENOENT, 'It was deleted', str(target))
@@ -319,7 +319,7 @@ class IndexFetch:
             raise StreamError(
                 f'{path} is another index than that of {url}, and headrace did not fetch it. `local` holds '
                 f'another dataset, or an old cache of another program. Nothing was removed. Name another `local`, or '
-                f'empty that folder if nobody needs its files.'
+                f'empty that folder if its files are not needed.'
             )
         if has_changed and self.refuses_changes:
             raise StreamError(
@@ -381,14 +381,14 @@ def index_change(index: CachedIndex, store: Store) -> str:
     """Says that a store has another index now than the folder; empty if it has the same, or none can be told."""
     note = _read_note(index.path)
     try:
-        found = _version(store.head(index.path.name))
+        version = _version(store.head(index.path.name))
     except Exception:  # it only explains another error
         return ''
-    if note is None or not note.version or note.version == found:
+    if note is None or not note.version or note.version == version:
         return ''
     return (
         f'The data have been replaced since this run began: its index is of version {note.version!r} (size and name), '
-        f'that in the store of {found!r}. Start the run again.'
+        f'that in the store of {version!r}. Start the run again.'
     )
 
 
@@ -398,8 +398,8 @@ def _version(info: ObjectInfo) -> str:
 
 def _read_note(path: Path) -> _Note | None:
     try:
-        found = json.loads(os.getxattr(path, _ATTRIBUTE))
-        return _Note(str(found['digest']), str(found['version']), float(found['asked']))
+        content = json.loads(os.getxattr(path, _ATTRIBUTE))
+        return _Note(str(content['digest']), str(content['version']), float(content['asked']))
     except (AttributeError, OSError, ValueError, KeyError, TypeError):  # the first where Python has no such function
         return None
 

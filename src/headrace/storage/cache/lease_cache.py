@@ -2,8 +2,8 @@
 
 Without a limit nothing is ever evicted, and maps may stay. Under a limit, a cached lease blocks eviction. Its holder
 may itself wait for its trainer or another rank. So all processes of a machine share one clock: each releases all cached
-leases before the end of a `PERIOD`, by a thread if there are no reads. During the `GAP` only reads hold shards. A
-process whose fetches wait for room keeps no leases for a while.
+leases before the end of a `PERIOD`, by a thread between reads. During the `GAP` only reads hold shards. A process whose
+fetches wait for room keeps no leases for a while.
 
 The thread needs the interpreter's lock. An extension that does not release it delays the release of leases.
 """

@@ -73,7 +73,7 @@ class LockWait:
         self._since = time.monotonic()
 
     def is_over(self, *, bound: float, if_stopped: float) -> bool:
-        """Whether the holder has done nothing for so many seconds."""
+        """Whether the holder has done nothing for this many seconds."""
         waited = time.monotonic() - self._since
         return waited >= bound or (waited >= if_stopped and any(map(_is_stopped, _holders(self._handle))))
 
@@ -95,7 +95,7 @@ class LockWait:
 
 
 def _holders(handle: int) -> list[int]:
-    """The processes that have locked an open file, as far as the system tells."""
+    """The processes that have locked an open file, if the system tells."""
     info = os.fstat(handle)
     name = f'{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}'
     try:

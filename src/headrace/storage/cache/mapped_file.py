@@ -177,7 +177,7 @@ class MappedFile:
 
 
 def map_files(folder: str, entry: CacheEntry, *, locked: bool, first: int | None = None) -> tuple[MappedFile, ...]:
-    """Map a shard's files; none if a part is absent, or not of the right size.
+    """Map a shard's files; () if a part is absent, or not of the right size.
 
     `locked`: keep it from being evicted: the lock of the first part, which is open and locked already if it is given.
     """

@@ -179,19 +179,19 @@ def _account_of_environment() -> str:
 
 
 def _account_of(connection_string: str) -> str:
-    found = re.search(r'(?:^|;)\s*AccountName=([^;]*)', connection_string, re.IGNORECASE)
-    return found[1] if found else ''
+    match = re.search(r'(?:^|;)\s*AccountName=([^;]*)', connection_string, re.IGNORECASE)
+    return match[1] if match else ''
 
 
 def _secret(account: str) -> tuple[str, str]:
     """Where the credentials of this account come from, and the secret if it is one of the environment's."""
-    own = bool(account) and _account_of_environment() in {'', account}
+    is_of_environment = bool(account) and _account_of_environment() in {'', account}
     for name in SECRET_VARIABLES:
         value = os.environ.get(name, '')
         if name == CONNECTION_STRING:
             if value and _account_of(value) in {'', account}:
                 return name, value
-        elif value and own:
+        elif value and is_of_environment:
             return name, value
     return DEFAULT_CREDENTIAL, ''
 
@@ -310,23 +310,23 @@ class AzureStore(BucketStore):
     def head(self, key: str) -> ObjectInfo:
         blob = self._blob(key)
         with self._mapped_errors('Looking up', key):
-            found = blob.get_blob_properties()
-        if (found.metadata or {}).get(FOLDER) == 'true':
+            properties = blob.get_blob_properties()
+        if (properties.metadata or {}).get(FOLDER) == 'true':
             raise self._is_folder(key)
-        return described(key, f'{self.url}/{key}', found.size, found.etag)
+        return described(key, f'{self.url}/{key}', properties.size, properties.etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
         begin = self._name_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             pages = self._client.list_blobs(name_starts_with=begin or None, include=['metadata']).by_page()
-            found = [
+            infos = [
                 ObjectInfo(self._key(blob.name), int(blob.size), version(blob.etag))
                 for blob in items_of(f'{self.url}/{prefix}', pages, lambda blob: blob.name)
                 if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
             ]
         # The service's order is that of UTF-16, and that of the tree in a hierarchical namespace.
-        yield from sorted(found, key=lambda info: info.key)
+        yield from sorted(infos, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`. Snapshots are deleted too; folders stay, in a hierarchical namespace."""
@@ -411,8 +411,8 @@ class AzureStore(BucketStore):
         )
 
     def _absent(self, key: str, code: str) -> str:
-        known = {'BlobNotFound': True, 'ContainerNotFound': False}
-        exists = known[code] if code in known else self._container_exists()
+        kinds = {'BlobNotFound': True, 'ContainerNotFound': False}
+        exists = kinds[code] if code in kinds else self._container_exists()
         name = self._shown(key)
         reason = why_absent(
             exists, container=f'the container {self.container!r}', server=self._server(), name=f'the blob {name!r}'

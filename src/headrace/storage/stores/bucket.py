@@ -1,4 +1,4 @@
-"""What the stores over HTTP share: names below a prefix, reads of ranges, and the errors of requests."""
+"""Common parts of the stores over HTTP: names below a prefix, reads of ranges, and the errors of requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BucketStore(ABC):
 
     @abstractmethod
     def _open(self, name: str, wanted: ReadRequest) -> Body | None:
-        """Ask for the object of a name; None: it ends before the range begins."""
+        """Ask for the object of a name; None if it ends before the range begins."""
 
     @abstractmethod
     def _connect(self) -> Any: ...
@@ -82,7 +82,7 @@ class BucketStore(ABC):
 
     @abstractmethod
     def _explained(self, doing: str, key: str, error: Exception, connection: Any) -> Exception | None:
-        """What headrace says of an error of the client, if more than that the network failed.
+        """Explain an error of the client, if there is more to say than that the network failed.
 
         `doing`: 'Reading', 'Writing', 'Looking up', 'Listing' or 'Deleting'. `connection`: what made the request.
         """
@@ -104,19 +104,19 @@ class BucketStore(ABC):
         except HeadraceError:
             raise
         except Exception as error:
-            found = self._explained(doing, key, error, used)
-            if found is None:
+            mapped = self._explained(doing, key, error, used)
+            if mapped is None:
                 what = f'{doing} {self.url}/{key} at {self._server()}'
                 if note := missing_certificates(error):
-                    found = ConfigError(f'{what} failed: {self._told(error)}. {note}')
+                    mapped = ConfigError(f'{what} failed: {self._told(error)}. {note}')
                 elif isinstance(error, (*self._network_errors(), ConnectionError, TimeoutError)):
                     note = proxy_note(self._server())
-                    found = BrokenTransferError.at(f'{what} broke: {self._told(error)}.{note}', etag=etag)
+                    mapped = BrokenTransferError.at(f'{what} broke: {self._told(error)}.{note}', etag=etag)
                 elif isinstance(error, UNREADABLE) and doing != 'Writing':  # else it may be the source's
-                    found = unreadable(what, error, etag=etag)
+                    mapped = unreadable(what, error, etag=etag)
                 else:
                     raise
-            raise found from error
+            raise mapped from error
 
     def _name(self, key: str) -> str:
         return self._root + check_key(key)

@@ -70,7 +70,7 @@ class Connection(NamedTuple):
 
 
 def connect(url: str, options: StoreOptions, connections: int) -> Connection:
-    """Make the client for a store, which keeps so many connections open at most."""
+    """Make the client for a store, with at most `connections` open."""
     try:
         from google.auth.exceptions import GoogleAuthError
         from google.auth.transport.requests import AuthorizedSession
@@ -125,13 +125,13 @@ def _find(options: StoreOptions, *, emulated: bool) -> tuple[Any, str | None]:
     path = options.extra.get('service_account_file')
     if path is not None:
         try:
-            found = Credentials.from_service_account_file(str(path), scopes=[SCOPE])
+            credentials = Credentials.from_service_account_file(str(path), scopes=[SCOPE])
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f'`service_account_file` names the JSON key of a service account; got {path!r}: {error} Correct '
                 f'the path, or set GOOGLE_APPLICATION_CREDENTIALS for other kinds of credentials.'
             ) from error
-        return found, found.project_id
+        return credentials, credentials.project_id
     if emulated:
         return AnonymousCredentials(), None
     return google.auth.default(scopes=[SCOPE])
@@ -146,10 +146,10 @@ def describe(credentials: Any, options: StoreOptions) -> str:
     path = options.extra.get('service_account_file')
     origin = '' if path is None else f' of {path} (`service_account_file`)'
     # Newer versions of google-auth know where they found what they found.
-    known = credentials.get_cred_info() if hasattr(credentials, 'get_cred_info') else None
-    if known:
-        who = f' of {known["principal"]}' if known.get('principal') else ''
-        return f'{known["credential_type"]}{who} from {known["credential_source"]}{origin}'
+    info = credentials.get_cred_info() if hasattr(credentials, 'get_cred_info') else None
+    if info:
+        who = f' of {info["principal"]}' if info.get('principal') else ''
+        return f'{info["credential_type"]}{who} from {info["credential_source"]}{origin}'
     who = getattr(credentials, 'service_account_email', '')
     kind = f'{type(credentials).__module__}.{type(credentials).__name__}'
     return f'credentials ({kind}' + (f', {who})' if who else ')') + origin
@@ -207,13 +207,13 @@ class GCSStore(BucketStore):
                 return None
             if answer.status_code not in {200, 206}:
                 raise self._from_answer('Reading', self._key(name), answer, answer.text)
-            found = answer.headers.get('x-goog-generation', '')
+            generation = answer.headers.get('x-goog-generation', '')
             part = answer.headers.get('Content-Range', '') if answer.status_code == 206 else None
-            if not found and (wanted.etag or part is not None):  # emulators may say none, and ignore the condition
-                found = self.head(self._key(name)).etag
+            if not generation and (wanted.etag or part is not None):  # emulators may say none, and ignore the condition
+                generation = self.head(self._key(name)).etag
             stack.pop_all()
         length = answer.headers.get('Content-Length')
-        return Body(lambda: answer.raw.read(CHUNK, decode_content=False), answer.close, found, length, part)
+        return Body(lambda: answer.raw.read(CHUNK, decode_content=False), answer.close, generation, length, part)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         name = self._name(key)
@@ -233,14 +233,14 @@ class GCSStore(BucketStore):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         where = self._name_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
-            found = self._connection.get().client.list_blobs(
+            blobs = self._connection.get().client.list_blobs(
                 self._bucket(),
                 prefix=where,
                 fields='items(name,size,generation),nextPageToken',
                 retry=None,
                 timeout=self._timeout,
             )
-            for blob in items_of(f'{self.url}/{prefix}', found.pages, lambda blob: blob.name):
+            for blob in items_of(f'{self.url}/{prefix}', blobs.pages, lambda blob: blob.name):
                 if not blob.name.endswith('/'):  # the folders of consoles
                     yield ObjectInfo(self._key(blob.name), int(blob.size), str(blob.generation or ''))
 
@@ -298,11 +298,11 @@ class GCSStore(BucketStore):
 
     def _from_answer(self, doing: str, key: str, answer: Any, text: str, *, status: int = 0) -> Exception:
         def absent() -> str:
-            known = None
+            exists = None
             if doing != 'Deleting':  # a missing bucket holds no such object either
-                known = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
+                exists = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
             reason = why_absent(
-                known,
+                exists,
                 container=f'the bucket {self.bucket!r}',
                 server=self._server(),
                 name=f'the object {self._shown(key)!r}',

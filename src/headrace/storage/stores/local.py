@@ -46,10 +46,10 @@ def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> 
     Args:
         prefix: Plain text.
         children: Returns the objects and the keys of folders in a folder. It takes the folder's key, '' for the root.
-            Nothing if there is no such folder, which may have been deleted meanwhile.
+            Nothing if the folder does not exist; it may have been deleted meanwhile.
     """
     folder, _, _ = check_prefix(prefix).rpartition('/')
-    folders, found = [folder], list[ObjectInfo]()
+    folders, infos = [folder], list[ObjectInfo]()
     while folders:
         if len(folder := folders.pop()) > LONGEST_KEY:
             raise StorageError(
@@ -61,8 +61,8 @@ def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> 
                 if f'{child}/'.startswith(prefix) or prefix.startswith(f'{child}/'):
                     folders.append(child)
             elif child.key.startswith(prefix) and not is_temporary(child.key):
-                found.append(child)
-    return sorted(found, key=lambda info: info.key)
+                infos.append(child)
+    return sorted(infos, key=lambda info: info.key)
 
 
 def temporary_keys(folders: Iterable[str], children: Callable[[str], Iterable[ObjectInfo | str]]) -> list[str]:
@@ -195,7 +195,7 @@ def _etag(info: os.stat_result) -> str:
 
 
 def _told(entry: os.DirEntry[str], key: str) -> os.stat_result | None:
-    """The status of a file, or of the target of a link. None: it is gone, or hidden as a lock of Emacs is."""
+    """The status of a file, or of the target of a link. None if it is gone, or hidden as a lock of Emacs is."""
     try:
         return entry.stat()
     except OSError as error:
@@ -249,7 +249,7 @@ def mapped_path_errors(path: Path) -> Generator[None]:
 
 @mapping_errors
 def mapped_output_errors(path: Path) -> Generator[None]:
-    """As `mapped_path_errors`, for files that are only written. There a full disk can be no other than theirs."""
+    """As `mapped_path_errors`, for files that are only written. There a full disk can only be theirs."""
     try:
         with mapped_path_errors(path):
             yield

@@ -1,7 +1,7 @@
 """S3 and other services with its protocol, through boto3.
 
-Credentials come from boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
-roles, web identity.
+Credentials come from boto3's whole chain: environment, shared files and profiles, SSO, process, web identity, and roles
+of containers and instances.
 
 boto3 refreshes them, but not keys in a file that another program renews. headrace reads these
 again after a refused request. The server is ``StoreOptions.endpoint_url``, else
@@ -150,10 +150,10 @@ class S3Connection:
             return ANONYMOUS
         if self._service:
             return f'the keys in {self._service.access_key_variable} and {self._service.secret_key_variable}'
-        found = None
+        credentials = None
         with contextlib.suppress(Exception):
-            found = self.session.get_credentials()
-        return f'credentials from {found.method!r}' if found is not None else 'no credentials'
+            credentials = self.session.get_credentials()
+        return f'credentials from {credentials.method!r}' if credentials is not None else 'no credentials'
 
     def has_newer_credentials(self) -> bool:
         """Whether boto3 would find others now than those that it read from a variable or a file.
@@ -167,8 +167,8 @@ class S3Connection:
         with contextlib.suppress(Exception):
             held = self.session.get_credentials()
             if held is not None and held.method in WRITTEN:
-                found = self._new_session().get_credentials()
-                return found is not None and found.get_frozen_credentials() != held.get_frozen_credentials()
+                newer = self._new_session().get_credentials()
+                return newer is not None and newer.get_frozen_credentials() != held.get_frozen_credentials()
         return False
 
     def _new_session(self) -> Any:
@@ -211,23 +211,23 @@ class _Connections:
     def of(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> S3Connection:
         """The connection of a store; arguments as `S3Connection`'s."""
         # Variables are read when a client is made: a store that is opened after they have changed gets its own.
-        own = (service.access_key_variable, service.secret_key_variable) if service else ()
-        variables = [name for name in list(os.environ) if name.startswith(('AWS_', 'S3_')) or name in own]
+        of_service = (service.access_key_variable, service.secret_key_variable) if service else ()
+        variables = [name for name in list(os.environ) if name.startswith(('AWS_', 'S3_')) or name in of_service]
         environment = hash(frozenset((name, os.environ.get(name)) for name in variables))
         extra = tuple(sorted((name, repr(value)) for name, value in options.extra.items()))
         plain = tuple(getattr(options, each.name) for each in fields(options) if each.name != 'extra')
         key = plain, extra, service, pool, environment
         with self._lock:
-            found = self._shared.get(key)
-            if found is None:
-                found = self._shared[key] = S3Connection(url, options, service, pool)
-            return found
+            connection = self._shared.get(key)
+            if connection is None:
+                connection = self._shared[key] = S3Connection(url, options, service, pool)
+            return connection
 
     def forget(self, connection: S3Connection) -> None:
         """Let the next store that needs such a connection make one."""
         with self._lock:
-            for key, found in list(self._shared.items()):
-                if found is connection:
+            for key, shared in list(self._shared.items()):
+                if shared is connection:
                     del self._shared[key]
 
 
@@ -400,7 +400,7 @@ class S3Store(BucketStore):
         if isinstance(error, exceptions.ParamValidationError):
             return ConfigError(f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.')
         if isinstance(error, exceptions.FlexibleChecksumError):
-            # Told after the last byte, and without a version, so that nobody goes on from what has come.
+            # Raised only after the last byte and without an etag, so the download restarts from zero.
             return BrokenTransferError.at(f'{doing} {self.url}/{key} at {connection.server} broke: {error}.')
         if isinstance(error, exceptions.BotoCoreError) and not isinstance(error, self._network_errors()):
             return StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.')

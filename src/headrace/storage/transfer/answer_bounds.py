@@ -25,7 +25,7 @@ ERROR_BODY: Final = 1 << 20  # The most bytes of an error, both as received and 
 EMPTY_PAGES: Final = 1000
 """Pages of a listing in a row that may bring nothing; some servers send a few where many objects were deleted."""
 PAGES: Final = 100_000
-"""Pages of a listing at most: no folder has so many objects, but a server may make up ever new ones."""
+"""Pages of a listing at most: no folder has as many objects, but a server may invent new ones forever."""
 SLOWEST: Final = 1 << 10
 """Bytes a second. The time that a body takes at this pace comes on top of the bound of a request."""
 
@@ -91,10 +91,12 @@ class _BoundedConnection:
     @property
     def response_class(self) -> Any:
         """Makes the answers. botocore sets another one where an error comes before a body was sent."""
-        found = self._answers
-        if isinstance(found, functools.partial):
-            return functools.partial(bounded_answer(found.func, self.bound_seconds), *found.args, **found.keywords)
-        return bounded_answer(found, self.bound_seconds)
+        answers = self._answers
+        if isinstance(answers, functools.partial):
+            return functools.partial(
+                bounded_answer(answers.func, self.bound_seconds), *answers.args, **answers.keywords
+            )
+        return bounded_answer(answers, self.bound_seconds)
 
     @response_class.setter
     def response_class(self, answers: Any) -> None:
@@ -134,7 +136,7 @@ class _BoundedAnswer(http.client.HTTPResponse):
     def _check_length(self) -> None:
         for length in self.headers.get_all('Content-Length', ()):
             if not (length.isascii() and length.strip().isdigit()):
-                raise BoundError(f'its Content-Length is no number: {length[:100]!r}')
+                raise BoundError(f'its Content-Length is not a number: {length[:100]!r}')
 
     def _keep_error(self) -> None:
         """Take the beginning of the body, for clients to read it as if it were all."""
@@ -210,7 +212,7 @@ def items_of(url: str, pages: Iterable[Iterable[T]], name: Callable[[T], str]) -
             what = f'the page that begins with {name(first)!r} again'
         raise StorageError(
             f'Listing {url}: the server sent {what}, so that the listing does not end. Check that the endpoint is such '
-            f'a service, and what lies between.'
+            f'a service, and any proxy between.'
         )
 
 

@@ -220,7 +220,7 @@ def download(
         key: The object.
         out: A file with a descriptor; nothing else may write to it until this returns.
         retry: How often to try; each range for itself.
-        size: Bytes that the object must have; None: any number, in one request.
+        size: Bytes that the object must have; by default any number, in one request.
         how: Its urgency and callback.
         stats: Counts requests, retries, and bytes, also those of failed attempts.
         most: Bytes that an object of any size may have.
@@ -283,10 +283,10 @@ class _Download:
             # A range was refused: the object is, or was, shorter than it should be, unless it is the caller who errs.
             if size is None:
                 raise
-            found = self.store.head(self.key)
-            if found.size == size and not isinstance(error, BadRangeError):
+            info = self.store.head(self.key)
+            if info.size == size and not isinstance(error, BadRangeError):
                 raise
-            raise _other_size(found.size, size, found.etag) from None
+            raise _other_size(info.size, size, info.etag) from None
         finally:
             for span in spans:
                 span.close()
@@ -312,7 +312,7 @@ class _Download:
                 self.near.ask()
             offset, left = span.start + span.written, None if span.size is None else span.size - span.written
             try:
-                found = self.store.get(self.key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)
+                version = self.store.get(self.key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)
             except TransferError as error:
                 if isinstance(error, BrokenTransferError):
                     etag = None if error.changed else error.etag or etag
@@ -320,7 +320,7 @@ class _Download:
                     # Nothing says which version the bytes are of: start over.
                     span.written = 0
                 raise
-            self._versions[found] = None
+            self._versions[version] = None
 
         span.heard = self.retry.clock()
         before = is_blocking.set(self.how.urgent)
@@ -342,9 +342,9 @@ class _Download:
         return self.server.waiting(f'Downloading {self.url}', since=since)
 
 
-def _other_size(found: int, expected: int, version: str) -> ChecksumError:
+def _other_size(size: int, expected: int, version: str) -> ChecksumError:
     told = f', in its version {version!r}' if version else ''
-    return ChecksumError(f'It has {found} bytes{told}, the index gives {expected}.')
+    return ChecksumError(f'It has {size} bytes{told}, the index gives {expected}.')
 
 
 class _AbandonedError(Exception):
@@ -374,7 +374,7 @@ class _Span(io.RawIOBase):
                 f'Write the dataset again, or restore the index that belongs to it.'
             )
         if whole.size is None and self.written + len(data) > whole.most:
-            raise ChecksumError(f'{whole.url} has more than {whole.most} bytes. Check what lies there.')
+            raise ChecksumError(f'{whole.url} has more than {whole.most} bytes. Check that object.')
         view = memoryview(data)
         while view:
             with self._lock:

@@ -31,7 +31,7 @@ ANONYMOUS = 'no credentials (anonymous)'  # The credentials of an unsigned reque
 BUSY = frozenset({408, 425, 429})  # Statuses below 500 that waiting may cure.
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors of clients at malformed answers: a header is missing, or is no number."""
+"""Errors of clients at malformed answers: a header is missing, or is not a number."""
 
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
@@ -56,8 +56,9 @@ def error_of_status(
 ) -> StorageError:
     """The exception for an answer's status.
 
-    `what`: the operation, its place, and the store's text, without a full stop. `absent`: says for 404 why there may be
-    no such object; `credentials`: names those of the request for 401 and 403. `remedy`: the user's fix for a refusal.
+    `what`: the operation, its place, and the store's text, without a full stop. `absent`: says for 404 why the object
+        may be missing; `credentials`: names those of the request for 401 and 403. `remedy`: the user's fix for a
+        refusal.
     """
     if status in {404, 410}:
         return not_found(url, absent())
@@ -85,13 +86,13 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
     """The error for an answer that the store's client cannot read. `etag`: the version that has come in part."""
     return BrokenTransferError.at(
         f'{what} brought an answer that breaks the rules of its service: {type(error).__name__}: {error}. Check that '
-        f'the endpoint is such a service, and what lies between.',
+        f'the endpoint is such a service, and any proxy between.',
         etag=etag,
     )
 
 
-def changed(url: str, asked: str | None = None, found: str = '') -> BrokenTransferError:
-    versions = f', from version {asked!r} to {found!r}' if asked and found else ''
+def changed(url: str, wanted: str | None = None, received: str = '') -> BrokenTransferError:
+    versions = f', from version {wanted!r} to {received!r}' if wanted and received else ''
     return BrokenTransferError.at(f'{url} changed while it was being read{versions}.', changed=True)
 
 
@@ -215,7 +216,7 @@ class SourcePart:
 class ReadRequest(NamedTuple):
     url: str  # Of the object.
     offset: int = 0  # The first byte.
-    size: int | None = None  # Number of bytes; None: to the end.
+    size: int | None = None  # Number of bytes; None for the rest.
     etag: str | None = None  # The version; None: any.
 
     @property
@@ -238,7 +239,7 @@ class ReadRequest(NamedTuple):
         """Copy the body of an answer to a GET, once its headers are what was asked for; returns ``etag``.
 
         `read`: the next bytes, none at the end. `etag`: empty if the answer does not say. `part`: the Content-Range of
-        an answer that is a range, empty if it has none; None: the answer is the whole. `mapped_errors` turns the
+        an answer that is a range, empty if it has none; None if the answer is the whole. `mapped_errors` turns the
         network's errors into headrace's; those of ``out`` are the caller's.
 
         BrokenTransferError: the body broke off, is of another version or another range, or is a part without a version:
@@ -281,11 +282,11 @@ class ReadRequest(NamedTuple):
         """The bytes of an answer with this Content-Range. One that ends with its object may be shorter."""
         if not part:
             raise lacks(self.url, 'Content-Range')
-        found = _CONTENT_RANGE.fullmatch(part.strip())
-        if found is None:
+        match = _CONTENT_RANGE.fullmatch(part.strip())
+        if match is None:
             raise self._other_range(repr(part[:100]))
-        first, last = int(found[1]), int(found[2])
-        ends = [] if found[3] == '*' else [int(found[3])]
+        first, last = int(match[1]), int(match[2])
+        ends = [] if match[3] == '*' else [int(match[3])]
         if self.size is not None:
             ends.append(self.offset + self.size)
         if first != self.offset or last + 1 < first or (ends and last + 1 != min(ends)):
@@ -295,7 +296,7 @@ class ReadRequest(NamedTuple):
     def _other_range(self, answered: str) -> BrokenTransferError:
         return BrokenTransferError.at(
             f'The server ignored the range of a request: {self.url} was asked for {self.range or "the whole object"}, '
-            f'and it answered with {answered}. Use one that honours ranges, and check what lies between.'
+            f'and it answered with {answered}. Use one that honours ranges, and check any proxy between.'
         )
 
     def nothing_left(self, info: ObjectInfo) -> str:
@@ -331,7 +332,7 @@ def version(etag: object) -> str:
 def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
     """Describe an object by the headers of an answer to a HEAD; without a version the object has none.
 
-    BrokenTransferError: there is no size, or it is no number.
+    BrokenTransferError: the size is missing, or is not a number.
     """
     if size is None:
         raise lacks(url, 'Content-Length')
@@ -344,10 +345,10 @@ class BadRangeError(ChecksumError, ConfigError):
     """An object does not have the range that was asked for: it is shorter than its index says, or the caller errs."""
 
 
-def bad_range(wanted: ReadRequest, found: int) -> BadRangeError:
+def bad_range(wanted: ReadRequest, size: int) -> BadRangeError:
     return BadRangeError(
         f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
-        f'{found} bytes from there. It is shorter than its index says: restore it, or make the index again.'
+        f'{size} bytes from there. It is shorter than its index says: restore it, or make the index again.'
     )
 
 

@@ -124,7 +124,7 @@ class BrokenTransferError(TransferError):
     def at(
         cls, message: str, *, etag: str | None = None, retry_after: float | None = None, changed: bool = False
     ) -> BrokenTransferError:
-        """The error with its details; the constructor keeps to one message, as every exception of headrace."""
+        """The error with its details; the constructor takes one message only, as every exception of headrace."""
         error = cls(message)
         error.etag, error.retry_after, error.changed = etag, retry_after, changed
         return error
@@ -135,7 +135,7 @@ class Retry:
     """How often and how long. Only ``TransferError`` is tried again: nothing else gets better by waiting."""
 
     attempts: int = 3
-    """Failures in a row until the last one is raised; a transfer that moved forward starts the count anew."""
+    """Failures in a row until the last one is raised; a transfer that moved forward restarts the count."""
     patience: float = 0.0
     """Seconds from the first failure in a row for which it is tried again, however many there are."""
     first_delay: float = 0.5
@@ -225,8 +225,8 @@ class Retry:
                 failures = 0
 
     def _delay(self, failures: int, error: TransferError, left: float) -> float:
-        asked = error.retry_after if isinstance(error, BrokenTransferError) else None
-        if asked is not None and asked >= self.first_delay:
-            return asked if asked <= left else min(asked, self.max_delay)
+        pause = error.retry_after if isinstance(error, BrokenTransferError) else None
+        if pause is not None and pause >= self.first_delay:
+            return pause if pause <= left else min(pause, self.max_delay)
         # A server that asks for no pause at all, or for less than none, would get thousands of requests.
         return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))
