@@ -83,10 +83,10 @@ class AccelerateLoader(DataLoaderStateMixin):
         """
         rows, accelerator = len(self.counted_rows), self._accelerator
         counted = np.flatnonzero(self.counted_rows).tolist()
-        own = torch.tensor([[len(counted), self.loader.dataset.topology.replica]], device=accelerator.device)
+        count_here = torch.tensor([[len(counted), self.loader.dataset.topology.replica]], device=accelerator.device)
         counts: list[int] = []  # of each rank; ranks that read the same samples count them once
         replicas: set[int] = set()
-        for count, replica in cast('Any', accelerator.gather(own)).tolist():
+        for count, replica in cast('Any', accelerator.gather(count_here)).tolist():
             counts.append(0 if replica in replicas else count)
             replicas.add(replica)
         if not counts[accelerator.process_index]:

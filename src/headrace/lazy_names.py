@@ -14,11 +14,11 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         module = modules.get(name)
         if module is None:
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
-        found = import_module(module)
+        loaded = import_module(module)
         if module != f'{package}.{name}':
-            found = getattr(found, name)
-        setattr(sys.modules[package], name, found)
-        return found
+            loaded = getattr(loaded, name)
+        setattr(sys.modules[package], name, loaded)
+        return loaded
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules})

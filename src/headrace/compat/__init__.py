@@ -26,9 +26,9 @@ def install() -> None:
         AliasError: MosaicML Streaming itself was imported before.
     """
     if not is_aliased():
-        found = getattr(sys.modules[ROOT], '__file__', None) or 'a file of unknown name'
+        origin = getattr(sys.modules[ROOT], '__file__', None) or 'a file of unknown name'
         raise AliasError(
-            f'`headrace.compat` must be imported before `streaming`, but `streaming` is loaded already, from {found}. '
+            f'`headrace.compat` must be imported before `streaming`, but `streaming` is loaded already, from {origin}. '
             f'Make `import headrace.compat` the first line of the program, or start it with `headrace run`.'
         )
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):

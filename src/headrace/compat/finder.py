@@ -35,7 +35,7 @@ class AliasModule(ModuleType):
         path = f'{self.__name__}.{name}'
         entry = TABLES[self.__name__].get(name)
         if isinstance(entry, Alias):
-            found = load(entry)
+            value = load(entry)
         elif isinstance(entry, Absent):
             raise AbsentNameError(absence(path, entry))
         elif path in TABLES:
@@ -44,8 +44,8 @@ class AliasModule(ModuleType):
             raise AbsentNameError(absence(path, ABSENT_MODULES[path]))
         else:
             raise AttributeError(f'module {self.__name__!r} has no attribute {name!r}')
-        setattr(self, name, found)
-        return found
+        setattr(self, name, value)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A submodule may have the name of a function of this module, which stays.

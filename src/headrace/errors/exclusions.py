@@ -55,16 +55,16 @@ class Choice:
     def values(self, settings: Settings) -> list[tuple[str, Any]]:
         """The values for which it holds, each with the name of its stream."""
         outer, _, inner = self.key.partition('.')
-        known: list[tuple[str, Any]] = []
+        earlier: list[tuple[str, Any]] = []
         if self.is_of_streams:
             for number, stream in enumerate(settings.get('streams') or ()):
                 value = getattr(stream, self.key, None)
-                known.append((stream.name or f'stream_{number}', settings.get(self.key) if value is None else value))
-        if not known and self.key in settings:
-            known = [('stream_0', settings[self.key])]  # of the one stream that is the loader's own
-        elif not known and inner and outer in settings:
-            known = [('', getattr(settings[outer], inner, None))]
-        return [(name, value) for name, value in known if self.holds(value)]
+                earlier.append((stream.name or f'stream_{number}', settings.get(self.key) if value is None else value))
+        if not earlier and self.key in settings:
+            earlier = [('stream_0', settings[self.key])]  # of the one stream that is the loader's own
+        elif not earlier and inner and outer in settings:
+            earlier = [('', getattr(settings[outer], inner, None))]
+        return [(name, value) for name, value in earlier if self.holds(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,8 @@ def keep_secret(value: object) -> None:
 
 def keep_secrets_of_url(url: str | None) -> None:
     """Have the password of a URL hidden, also where it stands by itself."""
-    if found := _PASSWORD.search(url or ''):
-        keep_secret(found['password'])
+    if match := _PASSWORD.search(url or ''):
+        keep_secret(match['password'])
 
 
 def redact(text: str) -> str:
@@ -187,12 +187,12 @@ def _redact_url(text: str) -> str:
     return _USER.sub(f'//{HIDDEN}@', _PASSWORD.sub(rf'\g<user>:{HIDDEN}@', text))
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    name, sign, value = found['name'], found['sign'], found['value']
+def _hide_value(match: re.Match[str]) -> str:
+    name, sign, value = match['name'], match['sign'], match['value']
     says_nothing = ':' in sign and sign[0] not in '"\'' and name.lower() in _PLAIN_WORDS
     if says_nothing or not is_secret_name(name):
-        return found[0]
+        return match[0]
     mark = value[0] if value[0] in '"\'' else ''
     if _is_of_text(name, value.strip(mark)):
-        return found[0]
-    return f'{name}{sign}{found["scheme"] or ""}{mark}{HIDDEN}{mark}'
+        return match[0]
+    return f'{name}{sign}{match["scheme"] or ""}{mark}{HIDDEN}{mark}'

@@ -59,8 +59,12 @@ class PageHandler(BaseHTTPRequestHandler):
     def answer(self, status: int, kind: str, text: str, headers: Mapping[str, str] = {}) -> None:
         body = text.encode()
         self.send_response(status)
-        own = {'Content-Type': f'{kind}; charset=utf-8', 'Content-Length': str(len(body)), 'Cache-Control': 'no-store'}
-        for name, value in {**own, 'X-Content-Type-Options': 'nosniff', **headers}.items():
+        all_headers = {
+            'Content-Type': f'{kind}; charset=utf-8',
+            'Content-Length': str(len(body)),
+            'Cache-Control': 'no-store',
+        }
+        for name, value in {**all_headers, 'X-Content-Type-Options': 'nosniff', **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -109,8 +109,8 @@ def _column(name: str, given: object, mistakes: list[Mistake]) -> PadColumn | No
         if key not in _KEYS:
             nearest = difflib.get_close_matches(str(key), _KEYS, n=1)
             refuse(key, f'is no setting; there are {", ".join(_KEYS)}{f": did you mean {nearest[0]}?" * bool(nearest)}')
-    asked: tuple[Any, ...] = tuple(raw.get(key) for key in _KEYS)
-    value, length, mask, multiple_of, to, axis = asked
+    values: tuple[Any, ...] = tuple(raw.get(key) for key in _KEYS)
+    value, length, mask, multiple_of, to, axis = values
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse('value', 'must be the number that fills the column up')
     keys = {'length': length_key(name), 'mask': f'{name}_mask'}

@@ -60,9 +60,9 @@ class SourceContract:
 
     def index(self, case: SourceCase, store: Store, columns: Sequence[str] | None = None) -> Source:
         """Index the objects of a store."""
-        found = format_of(case.format)
-        objects = found.find(list(store.list('')))
-        return found.index(store, objects, columns=columns, allow_unsafe_types=False, **case.options)
+        source_format = format_of(case.format)
+        objects = source_format.find(list(store.list('')))
+        return source_format.index(store, objects, columns=columns, allow_unsafe_types=False, **case.options)
 
     def read(self, source: Source, store: Store, part: int) -> list[dict[str, Any]]:
         """The rows of a part, as its shard stores them."""
@@ -90,10 +90,10 @@ class SourceContract:
         return _written(tmp_path / 'data', case.objects)
 
     def test_the_format_finds_its_objects_only(self, case: SourceCase, store: Store) -> None:
-        found = format_of(case.format)
-        assert case.format == found.NAME
-        assert {info.key for info in found.find(list(store.list('')))} <= set(case.objects)
-        assert not found.find([])
+        source_format = format_of(case.format)
+        assert case.format == source_format.NAME
+        assert {info.key for info in source_format.find(list(store.list('')))} <= set(case.objects)
+        assert not source_format.find([])
 
     def test_parts_lie_within_their_objects(self, case: SourceCase, store: Store) -> None:
         source = self.index(case, store)
@@ -113,17 +113,17 @@ class SourceContract:
         source = self.index(case, store)
         numbers = list(range(len(source.parts)))
         random.Random(0).shuffle(numbers)
-        found = {number: self.read(source, store, number) for number in numbers}
-        assert [len(found[number]) for number in sorted(found)] == [part.rows for part in source.parts]
-        self.check([row for number in sorted(found) for row in found[number]], case.rows)
+        by_part = {number: self.read(source, store, number) for number in numbers}
+        assert [len(by_part[number]) for number in sorted(by_part)] == [part.rows for part in source.parts]
+        self.check([row for number in sorted(by_part) for row in by_part[number]], case.rows)
 
     def test_columns_are_chosen(self, case: SourceCase, store: Store) -> None:
         source = self.index(case, store)
         for name in source.columns:
             chosen = self.index(case, store, [name])
             assert list(chosen.columns) == [name]
-            found = [row for part in range(len(chosen.parts)) for row in self.read(chosen, store, part)]
-            self.check(found, [{name: row[name]} for row in case.rows])
+            rows = [row for part in range(len(chosen.parts)) for row in self.read(chosen, store, part)]
+            self.check(rows, [{name: row[name]} for row in case.rows])
         with pytest.raises(StreamError, match='no such column'):
             self.index(case, store, ['no such column'])
 
@@ -168,10 +168,10 @@ class SourceContract:
         key = self.index(case, store).parts[0].key
         (tmp_path / 'data' / key).unlink()
         try:
-            found = list(StreamingDataset(**how))
+            samples = list(StreamingDataset(**how))
         except HeadraceError:
             return  # an index of its own names the object
-        assert len(found) < len(case.rows)
+        assert len(samples) < len(case.rows)
 
     @pytest.mark.parametrize('method', ['fork', 'spawn'])
     def test_workers_read_it(self, case: SourceCase, store: Store, tmp_path: Path, method: str) -> None:
@@ -186,8 +186,8 @@ class SourceContract:
         first = dataset[0]  # this process has used the format's library before it forks
         workers = 2 if method == 'fork' else 1
         loader = StreamingDataLoader(dataset, num_workers=workers, multiprocessing_context=method, collate_fn=list)
-        found = [sample for batch in loader for sample in batch]
-        self.check(found, case.rows)
+        samples = [sample for batch in loader for sample in batch]
+        self.check(samples, case.rows)
         self.check([first, dataset[len(case.rows) - 1]], [case.rows[0], case.rows[-1]])
 
 
@@ -201,10 +201,10 @@ def _written(folder: Path, objects: Mapping[str, bytes]) -> Store:
 
 def _bytes_of(source: Source, store: Store, part: int) -> bytes:
     """The bytes that `Source.batches` takes."""
-    found = source.parts[part]
-    spans = [*found.beside, *((found.key, offset, size) for offset, size in found.ranges)]
-    if not found.ranges:
-        spans.append((found.key, 0, store.head(found.key).size))
+    described = source.parts[part]
+    spans = [*described.beside, *((described.key, offset, size) for offset, size in described.ranges)]
+    if not described.ranges:
+        spans.append((described.key, 0, store.head(described.key).size))
     return b''.join(_read(store, key, offset, size) for key, offset, size in spans)
 
 

@@ -175,9 +175,9 @@ class StoreFaultContract:
         assert self._download(proxied.store, tmp_path) == DATA
 
     def test_a_download_survives_a_burst(self, proxied: ProxiedStore, tmp_path: Path, passing_fault: str) -> None:
-        one = self.FAULTS[passing_fault][0]()
-        one.times = 2
-        proxied.proxy.faults = [one]
+        fault = self.FAULTS[passing_fault][0]()
+        fault.times = 2
+        proxied.proxy.faults = [fault]
         assert self._download(proxied.store, tmp_path) == DATA
 
     def test_a_dead_server_is_given_up(self, proxied: ProxiedStore, tmp_path: Path) -> None:
