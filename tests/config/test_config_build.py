@@ -168,7 +168,7 @@ def test_decisions_of_a_file_or_a_list_are_repeated(data: Path, tmp_path: Path) 
         with pytest.raises(ConfigError, match='train.decisions.* must be a list of decisions, or a JSON file of them:'):
             config(data, decisions=str(tmp_path / wrong))
     unnamed = [{**decisions[0], 'what': {'proportions': {'a': 1, 2: 1}}}]
-    with pytest.raises(ConfigError, match='a decision changes `proportions` of named streams'):
+    with pytest.raises(ConfigError, match='a decision must change `proportions` of named streams'):
         config(data, decisions=unnamed)
 
 

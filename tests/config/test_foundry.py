@@ -628,7 +628,7 @@ def test_the_converter_refuses_what_the_reader_refuses(root: Path, capsys: pytes
     path = written(root, FINETUNING)
     assert main(['convert-config', str(path), 'train_loader.dataset.packing_ratio=auto']) == 1
     printed = capsys.readouterr()
-    assert 'asks for a ratio that is found out anew, which headrace does not have' in printed.err
+    assert 'asks for a ratio that is searched for, which headrace does not have' in printed.err
     assert not printed.out
 
 

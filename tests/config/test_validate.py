@@ -223,7 +223,7 @@ CASES = [
         'a URL for an evaluation set',
         changed(eval='s3://b/x'),
         (
-            "eval: got 's3://b/x'; must be one loader, or a mapping from names to loaders; write a folder as "
+            "eval: got 's3://b/x'; must be one loader, or map loader names to loaders; write a folder as "
             '`{local: FOLDER}`, a URL as `{remote: URL}`'
         ),
     ),
@@ -273,7 +273,7 @@ CASES = [
     (
         'streams of the wrong type',
         changed(train__streams='s3://b'),
-        "train.streams: got 's3://b'; must be a mapping from names, or a list, to streams",
+        "train.streams: got 's3://b'; must map stream names to streams, or be a list of streams",
     ),
     (
         'an empty stream',
@@ -395,7 +395,7 @@ CASES = [
     (
         'a list of evaluation sets',
         changed(eval=[{}]),
-        'eval: got [{}]; must be one loader, or a mapping from names to loaders',
+        'eval: got [{}]; must be one loader, or map loader names to loaders',
     ),
     (
         'evaluation, one loader, misspelt',

@@ -115,7 +115,7 @@ BOMBS = {
         'more than 50 interpolations refer to each other',
     ),
     'interpolations within each other': (train(f'  split: "{"${" * 1000}"'), 'at most 4,096 characters and 64'),
-    'an alias of itself': (train('  store_options: &a {a: *a}'), 'an alias stands within what it refers to'),
+    'an alias of itself': (train('  store_options: &a {a: *a}'), 'an alias refers to a value that contains it'),
     'depth': (train('  store_options: ' + '[' * 100_000), 'nested more than 50 deep'),
     'depth of blocks': ('- ' * 10_000, 'nested more than 50 deep'),
     'values': ('\n'.join(f'k{i}: 1' for i in range(300_001)), 'at most 300,000 values'),

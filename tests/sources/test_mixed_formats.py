@@ -137,7 +137,7 @@ def test_a_mixture_of_all_formats_resumes_exactly(folders, tmp_path):
     [
         ('one.cls', b'cat', r"'one.cls' in a.tar is an integer of 64 bits, .* holds b'cat'. Leave its column out"),
         ('one.cls', b'9' * 30, r"'one.cls' in a.tar is an integer of 64 bits, .* holds b'9{30}'. Leave its column out"),
-        ('one.npy', b'x', r"'one.npy' in a.tar is no .npy file that can be read: .* Write it again"),
+        ('one.npy', b'x', r"'one.npy' in a.tar is not a readable .npy file: .* Write it again"),
     ],
 )
 def test_a_value_that_cannot_be_stored_is_named_in_its_file(tmp_path, name, data, message):

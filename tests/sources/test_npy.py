@@ -16,13 +16,13 @@ from tests.support.sources.tars import npy, pack
     [
         ('a.cls', b'cat', "'a.cls' in t.tar is an integer"),
         ('a.cls', b'9' * 30, 'integer of 64 bits'),
-        ('a.npy', b'no array', 'no .npy file'),
+        ('a.npy', b'no array', 'not a readable .npy file'),
         ('a.npy', npy(np.array([{}], object), allow_pickle=True), 'pickled'),
         ('a.npy', npy(np.zeros(3, complex)), 'complex128'),
         ('a.npy', npy(np.zeros((0, 2))), r'shape \(0, 2\)'),
         ('a.npy', npy(np.zeros(1000))[:-1], 'other bytes than follow'),
-        ('a.npy', npy(np.zeros(10)).replace(b'(10,)', b'(1<<40,)'), 'no .npy file'),
-        ('a.npy', npy(np.zeros(10)).replace(b"order':", b"order'{"), 'no .npy file'),
+        ('a.npy', npy(np.zeros(10)).replace(b'(10,)', b'(1<<40,)'), 'not a readable .npy file'),
+        ('a.npy', npy(np.zeros(10)).replace(b"order':", b"order'{"), 'not a readable .npy file'),
     ],
 )
 def test_values_that_cannot_be_stored(name, data, message):

@@ -185,7 +185,7 @@ DAMAGED = {
     'long': (HUGE, r'at most 1073741824 bytes, but that at byte 0 of a.tfrecord has 1152921504606846976'),
     'long, compressed': (gzip.compress(HUGE), r'but that at byte 0 of a.tfrecord has 1152921504606846976'),
     'cut gzip': (gzip.compress(tfrecord(GOOD), mtime=0)[:-9], 'a.tfrecord: .*not a complete gz file'),
-    'no message': (tfrecord([*GOOD, b'\x0a\x05']), rf'byte {4 * SECOND} of a.tfrecord is no tf.train.Example: .*raw'),
+    'no message': (tfrecord([*GOOD, b'\x0a\x05']), rf'byte {4 * SECOND} of a.tfrecord is not a tf.train.Example.*raw'),
     'sequence': (tfrecord([example({'a': 1}) + field(2, b'')]), 'byte 0 of a.tfrecord is a tf.train.SequenceExample'),
     'no features': (tfrecord([b'', b'']), r'all records of memory:// have none'),
     'images': (tfrecord([example({'a': [b'\xff', b'\xfe'], 'b': 1})]), r"columns=\['b'\], .*'a': \"jpeg_array\""),

@@ -222,7 +222,7 @@ def train_of(arguments: argparse.Namespace, purpose: str, cache: str | None) -> 
             )
         return _train_section(arguments.what, arguments.overrides, purpose)
     if arguments.what.endswith(('.yaml', '.yml')):
-        raise ConfigError(f'there is no file {arguments.what}: check its path.')
+        raise ConfigError(f'{arguments.what} does not exist: check its path.')
     folder = local_path(arguments.what)
     place = {'remote': arguments.what} if folder is None else {'local': str(folder)}
     if cache is not None:

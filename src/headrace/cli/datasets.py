@@ -215,7 +215,7 @@ def _run_rollback(arguments: argparse.Namespace) -> int:
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
-    parser.add_argument('--append', action='store_true', help='add what is new to the finished dataset that OUT holds')
+    parser.add_argument('--append', action='store_true', help='add new data to the finished dataset that OUT holds')
     parser.add_argument('--all', action='store_true', help='with --append: add all rows, also of files that OUT has')
     parser.add_argument('--cost', metavar='COLUMN', help='column whose lengths or numbers streams need as their `cost`')
     _add_conversion(parser)

@@ -359,7 +359,7 @@ def _check_mixture(plan: BatchPlan, number: int) -> None:
     if int(plan.global_positions(number).min()) < plan.order.first:
         raise ConfigError(
             f'the mixture took over at position {plan.order.first} of epoch {plan.order.epoch}, got a batch from '
-            f'before it. Leave out --epoch to count batches from --state, or explain it with the mixture of then.'
+            f'before it. Leave out --epoch to count batches from --state, or explain it with the mixture of that time.'
         )
 
 

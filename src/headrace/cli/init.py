@@ -351,7 +351,9 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--local', metavar='DIR', help='cache of remote data (default with --yes: OUT/cache)')
     parser.add_argument('--out', type=Path, metavar='DIR', help='folder for the files (default with --yes: .)')
     parser.add_argument('--json', action='store_true', help='print JSON; questions go to stderr')
-    parser.add_argument('--yes', action='store_true', help='ask nothing: take the defaults of what is not given')
+    parser.add_argument(
+        '--yes', action='store_true', help='ask nothing: use the default of each option that is not given'
+    )
     show_examples(
         parser,
         'headrace init',

@@ -143,7 +143,7 @@ def _demo() -> Any:
     root = Path(__file__).parents[3]
     if not (root / 'examples' / 'demo' / 'run.py').is_file():
         raise MissingDependencyError(
-            f'the demo is no part of an installed headrace: unpack the source distribution of headrace {__version__} '
+            f'the demo is not part of an installed headrace: unpack the source distribution of headrace {__version__} '
             '(pip download --no-deps --no-binary :all: headrace) or clone its repository, and run `make demo` there'
         )
     sys.path.insert(0, str(root))  # it imports `examples.demo`, and `tests.support` for its S3 server

@@ -29,7 +29,7 @@ def count_rows(batch: Any, *, expected: int | None = None) -> int:
     candidates = possible_rows(batch)
     if not candidates:
         raise ConfigError(
-            f'The number of samples in a batch cannot be told from its shape: {outline(batch)}. Pass '
+            f'The number of samples in a batch cannot be derived from its shape: {outline(batch)}. Pass '
             f'`get_num_samples_in_batch` and `split_batch` to `streaming_data_spec`.'
         )
     return expected if expected in candidates else candidates[0]

@@ -96,9 +96,7 @@ def _lacks(what: str, *nothing: object, instead: str = '') -> Parsed:
 def _read_packing_ratio(value: object, mistakes: list[Mistake]) -> float | None:
     """The samples that Foundry packs into as many sequences as the batch has, for each of these."""
     if value == 'auto':
-        rule = (
-            'asks for a ratio that is found out anew, which headrace does not have; remove the key, or give the number'
-        )
+        rule = 'asks for a ratio that is searched for, which headrace does not have; remove the key, or give the number'
         mistakes.append(Mistake((), value, rule))
     elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float('inf'):
         mistakes.append(Mistake((), value, 'must be a number of at least 1'))

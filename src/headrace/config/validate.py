@@ -287,11 +287,12 @@ class Validator:
         elif isinstance(value, list) and not constraint.or_single:
             items = [((*path, index), item) for index, item in enumerate(cast('list[Any]', value))]
         else:
-            expected = (
-                'one loader, or a mapping from names' if constraint.or_single else 'a mapping from names, or a list,'
-            )
-            written = _how_to_write(item_type, value) if constraint.or_single else ''
-            return self._wrong(path, value, f'must be {expected} to {constraint.what}s{written}')
+            rule = f'map {constraint.what} names to {constraint.what}s'
+            if constraint.or_single:
+                rule = f'be one {constraint.what}, or {rule}{_how_to_write(item_type, value)}'
+            else:
+                rule += f', or be a list of {constraint.what}s'
+            return self._wrong(path, value, f'must {rule}')
         if not value:
             return self._wrong(path, value, f'holds no {constraint.what}; name at least one')
         results: list[Any] = []

@@ -145,7 +145,7 @@ class _Reader:
                 raise self._error('found undefined alias', event)
             value, size = self._anchors[event.anchor]
             if value is _OPEN:
-                raise self._error('an alias stands within what it refers to', event)
+                raise self._error('an alias refers to a value that contains it', event)
             self._budget.charge(size, event.start_mark.line + 1)
             return value
         before = self._budget.used

@@ -496,7 +496,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     # -- the position ----------------------------------------------------------------------------------------------
 
     def rescale(self, topology: Topology, position: Mapping[str, Any] | int | None = None) -> None:
-        """Have other ranks read on from the next batch, in the processes and in the pass of now.
+        """Switch to a new topology at the next batch, without restarting the workers or the epoch.
 
         Global batches stay as they are, and their rows are dealt to the replicas of the new topology. A `for` loop over
         the loader goes on with the next batch. Batches that were read ahead for the topology before are dropped. Each
@@ -528,7 +528,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.dataset.say_resumed()
 
     def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
-        """Change the shares of the streams from the next batch on, in the processes and in the pass of now.
+        """Change the shares of the streams at the next batch, without restarting the workers or the epoch.
 
         States hold the decision, which is returned, so that a resume has it at the same sample. All ranks call it after
         the same batch. With `bucket` it takes effect at the next window, and with `batch_cost` at the next epoch.

@@ -77,6 +77,6 @@ def meet_in_group(text: str, secret: str) -> tuple[list[str], str] | None:
             break
         except RuntimeError:  # the time is over
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            _log.warning('Ranks %s have not begun to read yet: `peers` %s.', missing, what)
+            _log.warning('Ranks %s have not read anything yet: `peers` %s.', missing, what)
     there = [key for rank, key in enumerate(keys) if rank not in missing]
     return [value.decode() for value in store.multi_get(there)], secret

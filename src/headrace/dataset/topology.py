@@ -116,7 +116,7 @@ def topology_of_mesh(mesh: DeviceMesh, *, data_dims: Collection[str] | None = No
         )
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise TopologyError('This process is no rank of the device mesh. Every rank that trains must be one.')
+        raise TopologyError('This process is not a rank of the device mesh. Every rank that trains must be one.')
     sizes = dict(zip(names, mesh.mesh.shape, strict=True))
     replica = 0
     for name, place in zip(names, coordinate, strict=True):

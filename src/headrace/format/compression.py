@@ -274,7 +274,7 @@ def register_compression(name: str, algorithm: type[Compression]) -> None:
     if not re.fullmatch(r'[a-z][a-z0-9]{0,15}', name, re.ASCII):
         raise ConfigError(
             f'The name of a compression is a letter and at most 15 more lower-case letters and digits, but got '
-            f'{name[:80]!r}. A level is no part of it: list the levels in the class.'
+            f'{name[:80]!r}. A level is not part of it: list the levels in the class.'
         )
     if not hasattr(algorithm, 'extension'):
         algorithm.extension = name

@@ -317,7 +317,7 @@ def _parse(
     except json.JSONDecodeError as error:
         raise IndexFileError(_corrupted(source, str(error))) from None
     except RecursionError:
-        raise FormatError(f'Index file at {source} is nested too deeply: it is no index.') from None
+        raise FormatError(f'Index file at {source} is nested too deeply: it is not an index.') from None
     except FormatError:
         raise
     except ValueError as error:  # an integer of more digits than Python converts

@@ -119,7 +119,7 @@ def has_loaders_of(data: Any, position: TrainPosition, *, may_be_hidden: bool) -
 
 
 OTHER_TRAINER = (
-    'This StreamingDataModule has trained under another Trainer. Under this one its data begins anew, at the start of '
+    'This StreamingDataModule has trained under another Trainer. Under this one its data starts over, at the start of '
     'epoch 0. Pass `ckpt_path` to continue from a checkpoint, or make a StreamingDataModule for each Trainer.'
 )
 
@@ -148,7 +148,7 @@ def check_other_loaders(position: TrainPosition, data: Any, batches: int | float
         return None
     return (
         f'Checkpoints have the position of the StreamingDataModule, but not that of {names}: after a resume in the '
-        f'middle of an epoch that data begins anew. Give it to the module, as one of several datasets in `train`.'
+        f'middle of an epoch that data starts over. Give it to the module, as one of several datasets in `train`.'
     )
 
 

@@ -141,7 +141,7 @@ def explain_batches(
     if plan.spans(k, k + 1)[0][0] < first:
         raise ConfigError(
             f'step {step} was trained before the mixture took over that the loader has now, at position {first} of '
-            f'epoch {plan.order.epoch}. Explain it with the mixture of then.'
+            f'epoch {plan.order.epoch}. Explain it with the mixture of that time.'
         )
     earlier = batches_before(loader.plan, plan, k, before)
     around = [*earlier, (plan, k), *batches_after(loader.plan, plan, k, after)]

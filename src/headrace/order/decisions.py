@@ -52,7 +52,7 @@ class Decision:
             or not isinstance(self.what['proportions'], dict)
             or not all(isinstance(name, str) for name in cast('dict[Any, Any]', self.what['proportions']))
         ):
-            raise ConfigError(f'a decision changes `proportions` of named streams, got {str(self.what)[:200]}.')
+            raise ConfigError(f'a decision must change `proportions` of named streams, got {str(self.what)[:200]}.')
         if not (isinstance(self.by, str) and isinstance(self.digest, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f'a decision has texts `by` and `digest`, got {self.by!r:.80} and {self.digest!r:.80}.')
         SchedulePoint(at=self.at, proportions=self.what['proportions'])
@@ -77,7 +77,7 @@ def shares_of(proportions: Mapping[str, float]) -> dict[str, float]:
     try:
         return {name: float(share) for name, share in sorted(proportions.items())}
     except (AttributeError, TypeError, ValueError, OverflowError):
-        raise ConfigError(f'proportions are numbers by the names of streams, got {proportions!r:.200}.') from None
+        raise ConfigError(f'proportions must map stream names to numbers, got {proportions!r:.200}.') from None
 
 
 def decisions_of(values: object) -> tuple[Decision, ...]:
@@ -87,7 +87,7 @@ def decisions_of(values: object) -> tuple[Decision, ...]:
         ConfigError: they are something else.
     """
     if not isinstance(values, (list, tuple)):
-        raise ConfigError(f'decisions are a list, got {str(values)[:200]}.')
+        raise ConfigError(f'decisions must be a list, got {str(values)[:200]}.')
     decisions: list[Decision] = []
     for value in cast('Sequence[Any]', values):
         if not isinstance(value, Decision):
@@ -95,7 +95,7 @@ def decisions_of(values: object) -> tuple[Decision, ...]:
                 raise ConfigError(f'a decision has {", ".join(_KEYS)}, got {str(value)[:200]}.')
             value = Decision(**value)  # noqa: PLW2901
         if decisions and value.at < decisions[-1].at:
-            raise ConfigError(f'decisions stand in the order of `at`, got {value.at} after {decisions[-1].at}.')
+            raise ConfigError(f'decisions must be in the order of `at`, got {value.at} after {decisions[-1].at}.')
         decisions.append(value)
     return tuple(decisions)
 

@@ -246,7 +246,7 @@ class ResumeState:
         of_mixture = {key: text for key, text in differing.items() if _is_of_mixture(key)}
         can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_mosaicml
         if differing and not (can_change and may_change_mixture):
-            fix = "or pass on_mixture_change='continue' to continue with the mixture of now" if can_change else ''
+            fix = "or pass on_mixture_change='continue' to continue with the current mixture" if can_change else ''
             if any(key in _TAKEN_OVER for key in differing):
                 fix = f'or leave out {" and ".join(key for key in differing if key in _TAKEN_OVER)}, '
                 fix += 'which the checkpoint then gives, or start a new run'
@@ -315,8 +315,8 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
             loaders = document['loaders']
             names = ', '.join(map(str, cast('Mapping[Any, Any]', loaders))) if isinstance(loaders, Mapping) else '?'
             raise ResumeError(
-                f'One state is needed, but here are those of several training loaders: {names}. '
-                f"Give the one that is meant, as it stands under 'loaders'."
+                f'One state is needed, but these are the states of several training loaders: {names}. '
+                f"Give one of the entries of 'loaders'."
             )
         document = document.get(key, document)
     return document

@@ -304,7 +304,7 @@ class StreamLanes(LaneOrder):
                 raise ConfigError(
                     f"`weights_count` 'tokens' needs a document of each stream for each lane at least, but there are "
                     f'{lanes} lanes and {stream.size} samples of stream {stream.name!r}. Set `lanes` to a divisor of '
-                    f'{lanes} that is no greater, but a multiple of the ranks.'
+                    f'{lanes} that is at most as large and a multiple of the ranks.'
                 )
         self._streams, self._offsets = mixture.streams, mixture.sample_offsets
         self._sizes = np.array([stream.size for stream in mixture.streams])

@@ -128,7 +128,7 @@ class PackedRun(Run):
         if count > documents:
             raise ConfigError(
                 f'Packing needs a document for each lane at least, but there are {count} lanes and '
-                f'{documents} samples. Set `lanes` to a divisor of {count} that is no greater, but a '
+                f'{documents} samples. Set `lanes` to a divisor of {count} that is at most as large and a '
                 f'multiple of the ranks.'
             )
         size = self.packing.sequence_count

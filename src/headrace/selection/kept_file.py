@@ -40,7 +40,7 @@ class KeptFile(ABC, Generic[T]):
         kept = self.find()
         if kept is None:
             raise CacheError(
-                f'{self.path} was changed or deleted while it was in use. Stop what does that; start anew.'
+                f'{self.path} was changed or deleted while it was in use. Stop the program that does that.'
             )
         return kept
 
@@ -64,7 +64,9 @@ class KeptFile(ABC, Generic[T]):
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
         if kept is None:
-            raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
+            raise CacheError(
+                f'{self.path} was changed or deleted as soon as it was written. Stop the program that does that.'
+            )
         return kept
 
     def _map(self, folder: OpenFolder) -> T | None:

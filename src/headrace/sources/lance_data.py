@@ -267,7 +267,7 @@ class _Described:
             ]
             if external or described.get('overlays'):
                 raise FormatError(
-                    f'{base} is a shallow clone, or has overlays: its rows lie in files of other datasets. headrace '
+                    f'{base} is a shallow clone, or has overlays: its rows are in files of other datasets. headrace '
                     f'reads files of its own folder. Make a deep clone.'
                 )
             data_files = [_File(f'{root}data/{file["path"]}', _columns_of(file, base)) for file in described['files']]
@@ -331,7 +331,7 @@ def _layouts(store: Store, infos: Sequence[ObjectInfo], base: str) -> Iterator[_
         try:
             *starts, num_globals, num_columns, major, minor, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
             if magic != b'LANC' or (major != 2 and (major, minor) != (0, 3)):  # the latter is 2.0
-                raise ValueError('it is no data file of Lance 2')
+                raise ValueError('it is not a data file of Lance 2')
             begin = min(starts)
             if info.size - begin > _MOST_METADATA:
                 raise ValueError(f'descriptions of {info.size - begin} bytes')
@@ -375,7 +375,7 @@ def _pages(data: bytes, file_size: int, of_rows: bool) -> _Pages:
             others[number] += _numbers(value)
     outside = list(zip(others[3], others[4], strict=True))
     if any(offset + size > file_size for spans in (*buffers, outside) for offset, size in spans):
-        raise ValueError('a page lies behind the end of the file')
+        raise ValueError('a page lies beyond the end of the file')
     rows = np.cumsum([0, *counts], dtype=np.int64)
     return _Pages(rows if of_rows and rows[:-1].tolist() == firsts else None, buffers, outside, has_nulls)
 

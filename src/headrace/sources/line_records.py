@@ -174,7 +174,7 @@ def read_texts(chunks: Iterable[bytes], dialect: Dialect, where: str) -> Iterato
             row = next(rows, None)
         except csv.Error as error:
             raise FormatError(
-                f'The row at byte {start} of {where} is no row of CSV: {error}. Quote fields that hold separators, '
+                f'The row at byte {start} of {where} is not a row of CSV: {error}. Quote fields that hold separators, '
                 f'quotes or line ends, and write quotes in them twice.'
             ) from None
         if row is None:

@@ -82,13 +82,13 @@ def index(
     try:
         value = parse_json(data.decode('utf-8'), f'{_INDEX} of litdata')
     except UnicodeDecodeError as error:
-        raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Restore or write it again.') from None
+        raise FormatError(f'{_INDEX} of litdata is not UTF-8 text: {error}. Restore or write it again.') from None
     _check_depth(value)
     content = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
     config, chunks = content.get('config'), content.get('chunks')
     if not isinstance(config, dict) or not isinstance(chunks, list):
         raise FormatError(
-            f'{_INDEX} of litdata has `config` and `chunks`, but this has not. Restore or write it again.'
+            f'{_INDEX} of litdata has `config` and `chunks`, but this one does not. Restore or write it again.'
         )
     settings = _settings(cast('dict[str, Any]', config))
     parts = PartTable.of(_part(chunk, sizes, settings) for chunk in cast('list[Any]', chunks))
@@ -321,7 +321,7 @@ def _framed_items(data: memoryview, count: int, where: str) -> Iterator[list[mem
     _, version, _, stored, _, frames = _FRAMED_HEAD.unpack_from(data)
     if version != 1:
         raise ShardError(
-            f'Frames of a litdata chunk have version 1, but those of {where} have {version}. Write it anew.'
+            f'Frames of a litdata chunk have version 1, but those of {where} have {version}. Write it again.'
         )
     _check_count(stored, count, where)
     offsets = _offsets(data, _FRAMED_HEAD.size, count, where)
@@ -358,4 +358,4 @@ def _check_count(stored: int, count: int, where: str) -> None:
 
 
 def _damaged(where: str, reason: str) -> ShardError:
-    return ShardError(f'{where} is no chunk of litdata: {reason}. Restore or write it again.')
+    return ShardError(f'{where} is not a chunk of litdata: {reason}. Restore or write it again.')

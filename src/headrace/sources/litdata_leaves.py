@@ -170,7 +170,7 @@ def split_leaves(items: Sequence[memoryview], count: int, where: str) -> list[li
         at = head.size
         if len(item) != at + sum(sizes) or not sizes:
             raise ShardError(
-                f'An item of {where} has not the {len(item)} bytes of its leaves. Restore or write it again.'
+                f'An item of {where} does not have the {len(item)} bytes of its leaves. Restore or write it again.'
             )
         for values, size in zip(leaves, sizes, strict=True):
             values.append(item[at : at + size])

@@ -36,7 +36,7 @@ def parse_npy(data: bytes, where: str) -> Array:
         array = np.frombuffer(data, dtype, count, stream.tell()) if count else np.empty(shape, dtype)
         array = array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
     except Exception as error:  # numpy reads the header as Python text: ValueError, SyntaxError, TokenError and others
-        raise ShardError(f'{where} is no .npy file that can be read: {error}. Write it again.') from None
+        raise ShardError(f'{where} is not a readable .npy file: {error}. Write it again.') from None
     return storable(array, where)
 
 

@@ -501,7 +501,7 @@ class RangeFile:
                 return self._data[begin : begin + size]
             start += length
         raise ShardError(
-            f'Bytes {self._at} to {self._at + size} are read, which lie outside the columns that the footer gives. '
+            f'Bytes {self._at} to {self._at + size} are read, which are outside the columns that the footer gives. '
             f'The file is damaged: restore it.'
         )
 

@@ -146,7 +146,7 @@ def read_row_groups(footer: bytes) -> list[RowGroup]:
 
 def _column_chunk(fields: Mapping[int, Any]) -> ColumnChunk:
     if fields.get(1):
-        raise DamagedFooterError('a column lies in another file')
+        raise DamagedFooterError('a column is in another file')
     if 3 not in fields:
         raise DamagedFooterError('a column is encrypted')
     about = fields[3]

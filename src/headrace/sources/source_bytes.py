@@ -164,7 +164,7 @@ def load_index(name: str, data: bytes) -> tuple[dict[str, str], PartTable, dict[
     stored_format = source.settings.get('format')
     if stored_format != name:
         raise FormatError(
-            f'This is the index of a {name} source, but it is that of {stored_format!r}. Delete it: it is made anew.'
+            f'This is the index of a {name} source, but it is that of {stored_format!r}. Delete it: it is made again.'
         )
     settings = source.settings
     return settings['columns'], PartTable(settings['keys'], source.arrays), settings['more']

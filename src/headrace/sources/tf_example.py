@@ -87,7 +87,7 @@ class _Lists:
         try:
             return [*_messages(piece, 1)]
         except ValueError as error:
-            raise RecordError(row, f'is no tf.train.Example: {error}') from None
+            raise RecordError(row, f'is not a tf.train.Example: {error}') from None
 
     def numbers(self, data: bytes, rows: _Array, dtype: str) -> tuple[_Array, list[int]]:
         """The numbers of some records, one after another, and where those of each begin and end in them."""
@@ -99,7 +99,7 @@ class _Lists:
         some = np.flatnonzero(bounds[1:] > bounds[:-1])
         cut = some[flat[bounds[1:][some] - 1] >= 0x80]
         if len(cut):
-            raise RecordError(int(rows[cut[0]]), 'is no tf.train.Example: its last number is incomplete')
+            raise RecordError(int(rows[cut[0]]), 'is not a tf.train.Example: its last number is incomplete')
         values, places, done = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)], 0
         edges = [*np.unique(np.searchsorted(bounds[:-1], np.arange(0, max(1, len(flat)), _CHUNK))).tolist(), len(rows)]
         for first, last in pairwise(edges):
@@ -107,7 +107,7 @@ class _Lists:
             numbers, ends = _integers(flat[bounds[first] : bounds[last]])
             if numbers is None:
                 row = first + int(np.searchsorted(some_bounds, ends[0], 'right')) - 1
-                raise RecordError(int(rows[row]), 'is no tf.train.Example: an integer has more than 10 bytes')
+                raise RecordError(int(rows[row]), 'is not a tf.train.Example: an integer has more than 10 bytes')
             values.append(numbers)
             places.append(np.searchsorted(ends, some_bounds[1:]) + done)
             done += len(numbers)
@@ -440,7 +440,7 @@ def _in_usual_form(record: bytes, row: int) -> bytes:
             if (values := _usual_list(feature))
         ]
     except ValueError as error:
-        raise RecordError(row, f'is no tf.train.Example: {error}') from None
+        raise RecordError(row, f'is not a tf.train.Example: {error}') from None
     return _packed(1, b''.join(entries))
 
 

@@ -414,6 +414,6 @@ def _require_encodings(encodings: Mapping[str, str | None], chosen: Sequence[str
             readable = [other for other, encoding in encodings.items() if encoding is not None]
             raise FormatError(
                 f'A feature of bytes has one value in each record, or text, but {name!r} of {url} has none or several '
-                f'values in some records, and bytes that are no text. Read the others with columns={readable[:20]}, or '
+                f'values in some records, and bytes other than text. Read the others with columns={readable[:20]}, or '
                 f'say what it is: `format_options={{"features": {{{name!r}: "jpeg_array", ...}}}}`.'
             )

@@ -82,7 +82,7 @@ def test_keys_go_over_a_dataset(data, capsys):
 
 def test_what_is_no_data_is_refused(data, capsys):
     assert main(['bench', 'no_such.yaml']) == 1
-    assert 'there is no file no_such.yaml' in capsys.readouterr().err
+    assert 'no_such.yaml does not exist' in capsys.readouterr().err
     assert main(['bench', data.as_uri(), '--workers', '0', '--seconds', '0.01', '--batch-size', '4', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['rates'][0]['batches'] > 1
 

@@ -229,7 +229,7 @@ class _WatchedProcess(ForkProcess):
             popen.close()
             warn(
                 f'A worker stood still in fork() for {_SECONDS:.0f} s, on a lock that another thread held at that '
-                f'moment. It is forked anew, and nothing is lost. Python 3.12, or '
+                f'moment. It is forked again, and nothing is lost. Python 3.12, or '
                 f"multiprocessing_context='forkserver', avoids it.",
                 stacklevel=2,
             )

@@ -96,7 +96,7 @@ class StrInt(Encoding):
         try:
             return int(text)
         except ValueError:
-            raise FormatError(f'A value of encoding `str_int` is no integer: got {text[:60]!r}.') from None
+            raise FormatError(f'A value of encoding `str_int` is not an integer: got {text[:60]!r}.') from None
 
 
 @named('str_float')
@@ -117,7 +117,7 @@ class StrFloat(Encoding):
         try:
             return float(text)
         except ValueError:
-            raise FormatError(f'A value of encoding `str_float` is no number: got {text[:60]!r}.') from None
+            raise FormatError(f'A value of encoding `str_float` is not a number: got {text[:60]!r}.') from None
 
 
 @named('str_decimal')
@@ -139,7 +139,7 @@ class StrDecimal(Encoding):
         try:
             return Decimal(text)
         except InvalidOperation:
-            raise FormatError(f'A value of encoding `str_decimal` is no decimal: got {text[:60]!r}.') from None
+            raise FormatError(f'A value of encoding `str_decimal` is not a decimal: got {text[:60]!r}.') from None
 
 
 def _plain(obj: Any) -> Any:
