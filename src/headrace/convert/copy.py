@@ -224,10 +224,10 @@ class _Copy:
         except FormatError as error:
             url = object_url(self._dataset.store, info.basename)
             raise type(error)(f'{url}: {error} Run `headrace verify` on the source.') from error
-        found = PATIENT.call(f'Asking for {info.basename}', lambda: self._target.store.head(info.basename)).size
-        if found != info.bytes:
+        size = PATIENT.call(f'Asking for {info.basename}', lambda: self._target.store.head(info.basename)).size
+        if size != info.bytes:
             raise ChecksumError(
-                f'{object_url(self._target.store, info.basename)} has {found} bytes after {info.bytes} were stored. '
+                f'{object_url(self._target.store, info.basename)} has {size} bytes after {info.bytes} were stored. '
                 f'Copy again.'
             )
 

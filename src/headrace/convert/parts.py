@@ -80,10 +80,10 @@ class PartWriter:
         assert root is not None
         retry = Retry(attempts=1 + self.options.get('retry', 2))
         try:
-            found = read_mark(StorePlace(open_store(root, self.options.get('options')), retry))
+            mark = read_mark(StorePlace(open_store(root, self.options.get('options')), retry))
         except AccessDeniedError:  # a key that may only write
-            found = self.mark
-        if found != self.mark:
+            mark = self.mark
+        if mark != self.mark:
             raise ConfigError(
                 f'All tasks of a conversion write to the same place, but {root} as this machine sees it lacks the mark '
                 f'{MARK} of the driver. Give an `out` that all machines share: a URL, or a mounted folder. If the '

@@ -116,8 +116,8 @@ def reshard(
     first_info = next((info for info in dataset.shards if info.samples), None)
     cost = None
     if first_info is not None and first_info.format == 'mds':
-        found = _stored_cost(first_info, raw_files(dataset.store, first_info))
-        cost = found if found in encodings else None
+        first_cost = _stored_cost(first_info, raw_files(dataset.store, first_info))
+        cost = first_cost if first_cost in encodings else None
     with MDSWriter(
         columns=encodings,
         out=out,
@@ -156,7 +156,7 @@ def reshard(
 
 def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[str, str]:
     """The MDS encoding of each column to write, which all shards agree on."""
-    found: dict[str, str] = {}
+    encodings: dict[str, str] = {}
     schemas = dataset.shards.schemas
     if not schemas:
         raise ConfigError(f'A dataset without shards has no columns to write again: {dataset.store.url}.')
@@ -168,18 +168,18 @@ def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[st
             if name not in schema.names:
                 raise ConfigError(f'There is no column {name!r} in all shards; one has {", ".join(schema.names)}.')
             encoding = schema.columns[name] if schema.format == 'mds' else _AS_MDS[schema.columns[name]]
-            if found.setdefault(name, encoding) != encoding:
+            if encodings.setdefault(name, encoding) != encoding:
                 raise ConfigError(
-                    f'Shards written together have the same encodings, but column {name!r} is {found[name]} in one and '
-                    f'{encoding} in another. Leave it out of `columns`.'
+                    f'Shards written together have the same encodings, but column {name!r} is '
+                    f'{encodings[name]} in one and {encoding} in another. Leave it out of `columns`.'
                 )
-    return found
+    return encodings
 
 
 def _stored_cost(info: ShardInfo, buffers: Sequence[memoryview]) -> str | None:
     """The column whose costs a shard stores."""
-    found = stored_costs(info, lambda size: bytes(buffers[0][:size])) if info.format == 'mds' else None
-    return None if found is None else found[0]
+    cost = stored_costs(info, lambda size: bytes(buffers[0][:size])) if info.format == 'mds' else None
+    return None if cost is None else cost[0]
 
 
 def _behind(
@@ -242,12 +242,12 @@ def _raw_shards(
 
     def checked(info: ShardInfo, future: Future[list[memoryview]]) -> tuple[ShardInfo, list[memoryview]]:
         buffers = future.result()
-        found = _stored_cost(info, buffers)
-        if found not in (None, cost, *lost):
-            lost.add(found)
+        stored = _stored_cost(info, buffers)
+        if stored not in (None, cost, *lost):
+            lost.add(stored)
             warn(
-                f'Shards of {dataset.store.url} store the costs of the column {found!r}, which the new ones lack: they '
-                f'keep those of the first shard, if their column is kept. `headrace convert --cost` writes any.'
+                f'Shards of {dataset.store.url} store the costs of the column {stored!r}, which the new ones lack: '
+                f'they keep those of the first shard, if their column is kept. `headrace convert --cost` writes any.'
             )
         return info, buffers
 
@@ -257,7 +257,7 @@ def _raw_shards(
             ahead.append((info, pool.submit(raw_files, dataset.store, info, PATIENT)))
             if len(ahead) > _AHEAD:
                 yield checked(*ahead.pop(0))
-        yield from (checked(*one) for one in ahead)
+        yield from (checked(*piece) for piece in ahead)
 
 
 def _rows(info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: IntArray) -> Columns:

@@ -72,9 +72,9 @@ def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT
     """An object at its beginning: the local file, or a copy without a name; ChecksumError: not of `size` bytes."""
     folder = folder_of(store)
     if folder is not None:
-        found = store.head(key).size
-        if size is not None and found != size:
-            raise ChecksumError(f'It has {found} bytes, the index gives {size}.')
+        stored = store.head(key).size
+        if size is not None and stored != size:
+            raise ChecksumError(f'It has {stored} bytes, the index gives {size}.')
         return open(folder / key, 'rb')
     file = cast('BinaryIO', tempfile.TemporaryFile(prefix='headrace-'))  # noqa: SIM115 - the caller closes it
     try:
@@ -87,15 +87,15 @@ def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT
 
 
 def check_hashes(file: BinaryIO, info: FileInfo) -> None:
-    known = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
-    if not known:
+    hashes = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
+    if not hashes:
         return
     file.seek(0)
-    found = hash_file(file, known)
+    computed = hash_file(file, hashes)
     file.seek(0)
-    for name, digest in known.items():
-        if found[name] != digest.lower():
-            raise ChecksumError(f'The index gives the {name} {digest[:140]}, but it is {found[name]}.')
+    for name, digest in hashes.items():
+        if computed[name] != digest.lower():
+            raise ChecksumError(f'The index gives the {name} {digest[:140]}, but it is {computed[name]}.')
 
 
 def raw_files(

@@ -100,13 +100,13 @@ _STAND_INS: Final[Mapping[tuple[str, str], Any]] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
-        found = _STAND_INS.get((module_name, global_name))
-        if found is None:
+        stand_in = _STAND_INS.get((module_name, global_name))
+        if stand_in is None:
             raise FormatError(
                 f'The pickle names {module_name}.{global_name}, which no data of this kind need: it may be an attack. '
                 f'Fetch the file again, from its owners.'
             )
-        return found
+        return stand_in
 
 
 def _check_instructions(data: bytes) -> None:
@@ -132,11 +132,11 @@ def read_inert_pickle(data: bytes) -> dict[str, Any]:
     """The dict in a pickle: keys are texts, arrays are uint8, and texts of Python 2 are bytes."""
     try:
         _check_instructions(data)
-        found: Any = _Unpickler(io.BytesIO(data), encoding='bytes').load()
-        if not isinstance(found, dict):
-            raise FormatError(f'The pickle holds a dict, but this one has {type(found).__name__}.')
+        loaded: Any = _Unpickler(io.BytesIO(data), encoding='bytes').load()
+        if not isinstance(loaded, dict):
+            raise FormatError(f'The pickle holds a dict, but this one has {type(loaded).__name__}.')
         content: dict[str, Any] = {}
-        for key, value in cast('dict[Any, Any]', found).items():
+        for key, value in cast('dict[Any, Any]', loaded).items():
             if not isinstance(key, bytes | str):
                 raise FormatError(f'The keys of the pickle are texts, but one is {type(key).__name__}.')
             content[key.decode() if isinstance(key, bytes) else key] = (

@@ -128,8 +128,8 @@ class _Read:
 def _check_hashes(row: Mapping[str, Any], data: bytes) -> None:
     for name in ('md5', 'sha256'):
         wanted = row.get(name)
-        if wanted and str(wanted).lower() != (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()):
-            raise FormatError(f'The {name} of the file is {wanted!s:.80}, but what came has {found}.')
+        if wanted and str(wanted).lower() != (digest := hashlib.new(name, data, usedforsecurity=False).hexdigest()):
+            raise FormatError(f'The {name} of the file is {wanted!s:.80}, but what came has {digest}.')
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:

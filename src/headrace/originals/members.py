@@ -57,7 +57,7 @@ def files_of(root: Path, folder: str) -> list[Member]:
     """The files of a folder, without those beneath it, by name."""
     if not (root / folder).is_dir():
         raise ObjectNotFoundError(f'{root} holds no folder {folder!r}. Check the path.')
-    found: list[Member] = []
+    members: list[Member] = []
     with os.scandir(root / folder) as entries:
         for entry in entries:
             if entry.name.startswith('.'):
@@ -65,8 +65,8 @@ def files_of(root: Path, folder: str) -> list[Member]:
             with mapped_path_errors(Path(entry.path)):  # of a link that leads nowhere
                 info = entry.stat()
             if stat.S_ISREG(info.st_mode):
-                found.append(Member.of((Path(folder) / entry.name).as_posix(), info))
-    return sorted(found)
+                members.append(Member.of((Path(folder) / entry.name).as_posix(), info))
+    return sorted(members)
 
 
 def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) -> Iterator[Member]:

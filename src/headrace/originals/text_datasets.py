@@ -57,8 +57,8 @@ class StreamingText(StreamingDataset):
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, npt.NDArray[np.int64]]:
         """The tokens of a text, int64 [max_seq_len] each."""
         text = super().get_item(sample_id, retry)['text']
-        found = self.tokenizer(text, truncation=True, padding='max_length', max_length=self.max_seq_len)
-        return {name: np.asarray(values, np.int64) for name, values in found.items()}
+        tokens = self.tokenizer(text, truncation=True, padding='max_length', max_length=self.max_seq_len)
+        return {name: np.asarray(values, np.int64) for name, values in tokens.items()}
 
 
 def _packed(method: Any, *, tokenizer_name: str | None = None, max_seq_len: int = 0, **arguments: Any) -> PackedDataset:

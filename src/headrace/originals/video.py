@@ -32,7 +32,7 @@ def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = No
     try:
         total = _count_packets(av, video)
         wanted = [(2 * part + 1) * total // (2 * count) for part in range(count)]
-        found: dict[int, npt.NDArray[np.uint8]] = {}
+        frames: dict[int, npt.NDArray[np.uint8]] = {}
         with _opened(av, video) as container:
             # Workers are the parallelism; threads of each would compete with them.
             container.streams.video[0].codec_context.thread_count = 1
@@ -40,12 +40,12 @@ def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = No
             for number, frame in enumerate(container.decode(video=0)):
                 if number in needed:
                     height, width = size or (frame.height, frame.width)
-                    found[number] = frame.to_ndarray(format='rgb24', width=width, height=height)
+                    frames[number] = frame.to_ndarray(format='rgb24', width=width, height=height)
                 if number >= wanted[-1]:
                     break
         # Packets at the end may give no frame.
-        last = max(found)
-        return np.stack([found[number if number in found else last] for number in wanted])
+        last = max(frames)
+        return np.stack([frames[number if number in frames else last] for number in wanted])
     except Exception as error:  # PyAV's errors, and those of a video without a stream or a frame
         raise FormatError(_damaged(video, error)) from error
 
@@ -58,11 +58,11 @@ def check_video(video: bytes) -> None:
             stream = container.streams.video[0]
             announced = stream.frames
             next(container.decode(stream))
-        found = _count_packets(av, video)
+        packets = _count_packets(av, video)
     except Exception as error:  # as above
         raise FormatError(_damaged(video, error)) from error
-    if found < announced:
-        raise FormatError(f'A video must be whole, but this one announces {announced} frames and has {found}.')
+    if packets < announced:
+        raise FormatError(f'A video must be whole, but this one announces {announced} frames and has {packets}.')
 
 
 def _opened(av: Any, video: bytes) -> Any:

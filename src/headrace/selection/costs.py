@@ -166,9 +166,9 @@ def _measure(
         kept, end = kept + 1, part.tell()
     part.seek(end)
     part.truncate()
-    found = f' {kept} of them were measured before.' if kept else ''
+    remark = f' {kept} of them were measured before.' if kept else ''
     samples, title = len(out), shards.title
-    _log.info('Measuring the cost %r of %d samples in %d shards of %s.%s', column, samples, len(wanted), title, found)
+    _log.info('Measuring the cost %r of %d samples in %d shards of %s.%s', column, samples, len(wanted), title, remark)
 
     whole: list[int] = []
 
@@ -176,9 +176,9 @@ def _measure(
         stored = np.arange(counts[shard])
         if rows is not None:
             stored = np.concatenate([row for _, row in each_selected_row(rows, np.array([shard]))])
-        known = shards.lengths_of(shard, column)
-        if known is not None:
-            lengths = _joined(known, column, f'shard {shard} of stream {title}')
+        read_lengths = shards.lengths_of(shard, column)
+        if read_lengths is not None:
+            lengths = _joined(read_lengths, column, f'shard {shard} of stream {title}')
             if len(lengths) != shards.sizes[shard]:
                 raise ShardError(
                     f'Shard {shard} of stream {title} has {shards.sizes[shard]} rows in its index, but {len(lengths)} '

@@ -140,11 +140,11 @@ def _images_of(source: Any, *, columns: Collection[str] | None, limit: int | Non
         return None
     store = LocalStore(source.root)
     images, ledger = list_images(store, retry, is_known=True)
-    found = ImageFolder(store, images, columns=columns, retry=retry, ledger=ledger)
+    folder = ImageFolder(store, images, columns=columns, retry=retry, ledger=ledger)
     paths = (os.path.join(source.root, info.key) for info in images)  # noqa: PTH118 - as there
-    if list(zip(paths, found.labels, strict=True)) != source.samples:
+    if list(zip(paths, folder.labels, strict=True)) != source.samples:
         return None
-    return found if limit is None else ImageFolder(store, images[:limit], columns=columns, retry=retry, ledger=ledger)
+    return folder if limit is None else ImageFolder(store, images[:limit], columns=columns, retry=retry, ledger=ledger)
 
 
 def _loader_of_module(module: Any, split: str | None) -> Any:

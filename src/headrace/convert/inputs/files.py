@@ -51,13 +51,13 @@ def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[Obj
 
     Unless they are known to be the data, images under half of all bytes do not count: they describe other data.
     """
-    found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
-    images = [info for info in found if info.key.lower().endswith(_EXTENSIONS)]
-    if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
+    infos = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
+    images = [info for info in infos if info.key.lower().endswith(_EXTENSIONS)]
+    if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in infos):
         return [], Ledger()
     if images and not is_known:
-        one_format({ImageFolder.kind: len(images), **formats_in(found)}, store.url)
-    ledger = ledger_of(found, images, images, with_rows={info.key for info in images}, columns=())
+        one_format({ImageFolder.kind: len(images), **formats_in(infos)}, store.url)
+    ledger = ledger_of(infos, images, images, with_rows={info.key for info in images}, columns=())
     return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2])), ledger
 
 
@@ -102,12 +102,12 @@ class ImageFolder(Inputs):
         label = {name: label for label, name in enumerate(classes)}
         self.labels = [label[key.partition('/')[0]] for key in self._keys]  # the label of each image
         is_jpeg = all(key.lower().endswith(_JPEG) for key in self._keys)
-        known = {'image': 'jpeg' if is_jpeg else 'png', 'label': 'int', 'path': 'str'}
+        encodings = {'image': 'jpeg' if is_jpeg else 'png', 'label': 'int', 'path': 'str'}
         wanted = ['image', 'label'] if columns is None else list(columns)
-        unknown = [name for name in wanted if name not in known]
+        unknown = [name for name in wanted if name not in encodings]
         if unknown or not wanted:
-            raise ConfigError(f'An ImageFolder has the columns {list(known)}, but got {wanted} to be read.')
-        self._wanted, self.columns = wanted, {name: known[name] for name in wanted}
+            raise ConfigError(f'An ImageFolder has the columns {list(encodings)}, but got {wanted} to be read.')
+        self._wanted, self.columns = wanted, {name: encodings[name] for name in wanted}
         self.ledger = replace(ledger, dropped=tuple(name for name in ('image', 'label') if name not in wanted))
         self.identity = {'url': store.url}
         self.rows = len(self._keys)
@@ -172,8 +172,8 @@ def open_parts(
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
     )
-    found, listed = retry.call(f'Listing {url}', store.find)
-    if found is None:
+    source_format, listed = retry.call(f'Listing {url}', store.find)
+    if source_format is None:
         path = local_path(split_glob(url)[0])
         hint = how_to_name(info.key for info in listed)
         place = hint if path is None else f' {explain_missing_index(Path(path))}'
@@ -231,7 +231,7 @@ class PartInputs(Inputs):
             info = self._index.objects[part.key]
             rows = min(part.rows, self._end - self._first_row[number])
             versions = [self._index.objects[key] for key in (part.key, *(key for key, *_ in part.beside))]
-            etags = [found.version or found.etag for found in versions]
+            etags = [info.version or info.etag for info in versions]
             listing.append((part.key, part.ranges, rows, info.size, etags, part.beside))
         return digest_of(listing)
 

@@ -58,18 +58,18 @@ class FunctionInputs(Inputs):
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
         with panics_as(FormatError):
-            found = self._function(self._inputs[number])
-        if found is None:
+            samples = self._function(self._inputs[number])
+        if samples is None:
             return
-        if isinstance(found, Mapping | tuple):
-            yield _to_sample(cast('object', found), self._names)
+        if isinstance(samples, Mapping | tuple):
+            yield _to_sample(cast('object', samples), self._names)
             return
-        if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        if isinstance(samples, str | bytes) or not isinstance(samples, Iterable):
             raise TypeError(
                 f'The function returns a sample (a mapping), an iterable of samples, or None, but returned '
-                f'{type(found).__name__}: {found!r:.100}.'
+                f'{type(samples).__name__}: {samples!r:.100}.'
             )
-        for sample in cast('Iterable[Any]', found):
+        for sample in cast('Iterable[Any]', samples):
             yield _to_sample(sample, self._names)
 
 
@@ -104,9 +104,9 @@ class RowInputs(Inputs):
         return (_to_sample(row, self._names),)
 
     def with_mean(self, mean: float | None) -> RowInputs:
-        found = copy.copy(self)
-        found.sizes = None if mean is None else Sizes(mean=mean)
-        return found
+        copied = copy.copy(self)
+        copied.sizes = None if mean is None else Sizes(mean=mean)
+        return copied
 
 
 def is_hugging_face(source: object) -> bool:
@@ -134,11 +134,11 @@ class HuggingFaceInputs(Inputs):
         self._with_nulls = nulls
         self._has_files = any(_has_files(feature) for feature in dataset.features.values())
         self._schema = schema
-        found = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
-        self.columns = encodings = {name: column.encoding for name, column in found.items()}
+        read_columns = arrow_columns(schema, columns=columns, with_nulls=nulls, source='the dataset')
+        self.columns = encodings = {name: column.encoding for name, column in read_columns.items()}
         refuse_null_files(encodings, nulls, source='the dataset')
         self.meanings = meanings_of(encodings, schema)
-        self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in found))
+        self.ledger = Ledger(dropped=tuple(name for name in schema.names if name not in read_columns))
         names, self._names = class_names(schema), list(encodings)
         self.files = classes_file({name: names[name] for name in encodings if name in names})
         self.identity = {'rows': self._count, 'columns': str(schema.remove_metadata())}
@@ -239,8 +239,8 @@ def measure(
     sizes: list[int] = []
     for number in np.unique(np.linspace(0, rows - 1, _MEASURED).astype(int)).tolist():
         try:
-            for found in read(number):
-                sample = {name: values[0] for name, values in found.items()} if is_batch else found
+            for row in read(number):
+                sample = {name: values[0] for name, values in row.items()} if is_batch else row
                 values = (mds_encode(encoding, sample[name]) for name, encoding in columns.items())
                 sizes.append(8 + sum(map(len, values)))
         except Exception:  # noqa: S112, PERF203 - the conversion of the row says so
@@ -250,23 +250,23 @@ def measure(
 
 def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The encodings that suit samples. Arrays get a fixed shape only if enough samples have it."""
-    found = infer_columns(samples)
+    inferred = infer_columns(samples)
     if len(samples) >= ENOUGH:
-        return found
-    return {name: ':'.join(encoding.split(':')[:2]) for name, encoding in found.items()}
+        return inferred
+    return {name: ':'.join(encoding.split(':')[:2]) for name, encoding in inferred.items()}
 
 
-def _to_sample(found: object, names: Sequence[str]) -> Mapping[str, Any]:
-    if isinstance(found, Mapping):
-        sample = cast('Mapping[str, Any]', found)
+def _to_sample(row: object, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(row, Mapping):
+        sample = cast('Mapping[str, Any]', row)
         return {name: _plain(value) for name, value in sample.items()}
-    if isinstance(found, tuple) and len(cast('tuple[Any, ...]', found)) == len(names):
-        values = cast('tuple[Any, ...]', found)
+    if isinstance(row, tuple) and len(cast('tuple[Any, ...]', row)) == len(names):
+        values = cast('tuple[Any, ...]', row)
         return {name: _plain(value) for name, value in zip(names, values, strict=True)}
     of_names = f'or a tuple of {len(names)} values for {list(names)}'
     raise TypeError(
         f'A sample is a mapping from column to value, {of_names if names else "or a tuple"}, but is '
-        f"{type(found).__name__}: {found!r:.100}. Name the values of tuples as in columns=['image', 'label']."
+        f"{type(row).__name__}: {row!r:.100}. Name the values of tuples as in columns=['image', 'label']."
     )
 
 

@@ -113,17 +113,17 @@ class RecordInputs(Inputs, Generic[T]):
         self.sizes = None if sizes is None else Sizes(each=np.asarray(sizes, np.int64))
 
     def first(self, limit: int | None) -> RecordInputs[T]:
-        found = copy.copy(self)
-        found._records = self._records[:limit]
-        found.rows = len(found._records) if self._one_row else None
+        copied = copy.copy(self)
+        copied._records = self._records[:limit]
+        copied.rows = len(copied._records) if self._one_row else None
         if self.sizes is not None and self.sizes.each is not None:
-            found.sizes = Sizes(each=self.sizes.each[:limit])
-        return found
+            copied.sizes = Sizes(each=self.sizes.each[:limit])
+        return copied
 
     def with_files(self, files: Mapping[str, bytes]) -> RecordInputs[T]:
-        found = copy.copy(self)
-        found.files = {**self.files, **files}
-        return found
+        copied = copy.copy(self)
+        copied.files = {**self.files, **files}
+        return copied
 
     def __len__(self) -> int:
         return len(self._records)
@@ -138,8 +138,8 @@ class RecordInputs(Inputs, Generic[T]):
         return digest_of(self._records[begin:end])
 
     def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
-        found = self._read(self._records[number])
-        return (cast('Mapping[str, Any]', found),) if isinstance(found, Mapping) else found
+        samples = self._read(self._records[number])
+        return (cast('Mapping[str, Any]', samples),) if isinstance(samples, Mapping) else samples
 
 
 def digest_of(values: object) -> str:
