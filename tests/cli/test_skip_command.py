@@ -231,14 +231,14 @@ def test_one_of_several_positions_is_chosen(config: str, capsys, tmp_path: Path)
     [
         (['--step', -1], 'steps count from 0, and batches around them too, got step=-1'),
         (['--step', 1, '--after', -1], 'after=-1'),
-        (['--step', 1, '--write', 'mix.yaml'], '--write must name a new file, but mix.yaml is there already'),
+        (['--step', 1, '--write', 'mix.yaml'], '--write must name a new file, but mix.yaml already exists'),
         (['--step', 1, '--write', 'none/out.yaml'], '--write none/out.yaml cannot be written: No such file'),
         (['--step', 1, '--state-step', 3], '--state-step says when --state was taken, which is not given; got 3'),
         (['--step', 1, '--state', 'empty.pt'], 'is a checkpoint without a position of the training data'),
         (['--step', 1, '--state', 'cut.pt'], 'is a checkpoint that cannot be read'),
         (
             ['--step', 1, '~train', 'eval.local=code'],
-            'the configuration has no `train` section; there are eval.eval, eval',
+            'the configuration has no `train` section; it has eval.eval, eval',
         ),
         (['--step', 1, '--ranks', 5], '5 ranks must divide the global batch size'),
     ],

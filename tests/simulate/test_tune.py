@@ -78,7 +78,7 @@ def test_the_written_configuration_has_the_changes(tuned_config, tmp_path, capsy
     found = json.loads(capsys.readouterr().out)
     assert found['changes'] == {'num_workers': 4}
     assert main([*arguments, '--write', str(out)]) == 1
-    assert 'is there already' in capsys.readouterr().err
+    assert 'already exists' in capsys.readouterr().err
     assert main([*arguments, '--most-workers', '1']) == 1
     assert 'out of reach' in capsys.readouterr().out
 
@@ -95,7 +95,7 @@ def test_impossible_targets_are_refused(tuned_config, capsys):
 
 def test_a_file_without_a_folder_is_refused_before_the_search(tuned_config, tmp_path, capsys):
     assert main(['tune', str(tuned_config()), '--write', str(tmp_path / 'none' / 'tuned.yaml')]) == 1
-    assert '--write must name a file in a folder that is there' in capsys.readouterr().err
+    assert '--write must name a file in a folder that exists' in capsys.readouterr().err
 
 
 def test_a_search_ends_with_its_time(tuned_config):

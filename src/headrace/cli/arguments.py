@@ -75,7 +75,7 @@ def print_answer(arguments: argparse.Namespace, answer: object, text: object) ->
 
 def check_new_file(path: Path | None) -> None:
     if path is not None and path.exists():
-        raise ConfigError(f'--write must name a new file, but {path} is there already.')
+        raise ConfigError(f'--write must name a new file, but {path} already exists.')
 
 
 @contextlib.contextmanager
@@ -192,7 +192,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         'overrides',
         nargs='*',
         metavar='KEY=VALUE',
-        help='what goes over the file; of a dataset, such as train.decode.size=224',
+        help='overrides of the file; of a dataset, such as train.decode.size=224',
     )
     parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='of a URL (default: %(default)s)')
     add_store_arguments(parser, of='the store of a URL')
@@ -245,7 +245,7 @@ def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
     parser.add_argument('--nodes', type=int, default=1, help='nodes')
     parser.add_argument(
-        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; a YAML says it, too'
+        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; as in the YAML'
     )
 
 
@@ -268,7 +268,7 @@ def choose_loader(config: Config, name: str) -> LoaderConfig:
         if len(of_section) == 1:
             loaders.setdefault(section, of_section[0])
     if name == 'train' and name not in loaders:
-        raise ConfigError(f'the configuration has no `train` section; there are {", ".join(loaders) or "no loaders"}.')
+        raise ConfigError(f'the configuration has no `train` section; it has {", ".join(loaders) or "no loaders"}.')
     if name not in loaders:
         raise ConfigError(f'--loader must be one of {", ".join(loaders)}, got {name!r}.')
     return loaders[name]
@@ -285,7 +285,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
         '--request-seconds',
         type=float,
         default=0.002,
-        help='a request beside the latency: processor time of the library',
+        help='of a request, besides the latency: processor time of the library',
     )
     parser.add_argument('--publish-seconds', type=float, default=0.001, help='check of a shard after its last byte')
     parser.add_argument(
@@ -293,7 +293,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
     )
     parser.add_argument('--receive-seconds', type=float, default=0.0005, help='taking a batch from a worker')
     parser.add_argument('--start-seconds', type=float, default=0.1, help='start of the workers')
-    parser.add_argument('--batches', type=int, default=batches, help='most batches of an epoch that are simulated')
+    parser.add_argument('--batches', type=int, default=batches, help='batches of an epoch to simulate, at most')
     parser.add_argument('--documents', type=count, metavar='N', help='of a global batch, for a loader with `packing`')
     parser.add_argument('--json', action='store_true', help='print JSON')
 

@@ -69,10 +69,10 @@ def _described(loader: LoaderConfig) -> str:
 def _add_convert_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
     parser.add_argument(
-        'overrides', nargs='*', default=[], metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys"
+        'overrides', nargs='*', default=[], metavar='KEY=VALUE', help="overrides of the file, with LLM Foundry's keys"
     )
     parser.add_argument(
-        '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
+        '--native', action='store_true', help='use the native order, for new runs, and explain each change'
     )
     parser.add_argument('--json', action='store_true', help='print JSON: the configuration, and the notes')
     show_examples(

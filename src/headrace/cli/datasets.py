@@ -72,11 +72,11 @@ def _add_erase(parser: argparse.ArgumentParser) -> None:
         action='append',
         default=[],
         metavar='DIR',
-        help='folder with caches of this machine to clean, too',
+        help='folder with more caches of this machine to clean',
     )
     parser.add_argument('--dry-run', action='store_true', help='write nothing; say how many samples would be erased')
-    parser.add_argument('--resume', action='store_true', help='take over after a kill on another machine')
-    parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='shards at one time (default: 8)')
+    parser.add_argument('--resume', action='store_true', help='take over from a killed call on another machine')
+    parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='concurrent shards (default: 8)')
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
@@ -160,7 +160,7 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--order', choices=['stored', 'shuffled'], default='stored', help='order of the samples (default: %(default)s)'
     )
-    parser.add_argument('--seed', type=int, default=0, help='of the shuffle (default: %(default)s)')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the shuffle (default: %(default)s)')
     parser.add_argument('--overwrite', dest='exist_ok', action='store_true', help='empty OUT if it holds something')
     parser.add_argument('--resume', action='store_true', help='continue a killed call with the same arguments')
     add_two_stores(parser, to='the output')
@@ -216,7 +216,7 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
     parser.add_argument('--append', action='store_true', help='add new data to the finished dataset that OUT holds')
-    parser.add_argument('--all', action='store_true', help='with --append: add all rows, also of files that OUT has')
+    parser.add_argument('--all', action='store_true', help='with --append: add all rows, even of files in OUT')
     parser.add_argument('--cost', metavar='COLUMN', help='column whose lengths or numbers streams need as their `cost`')
     _add_conversion(parser)
     show_examples(

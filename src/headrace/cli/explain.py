@@ -294,7 +294,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rank', type=int, help='only the rows of this rank')
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint that the run was resumed from, or JSON of its state')
-    parser.add_argument('--state-key', help='where the position is in --state, if it holds several: a.b.c')
+    parser.add_argument('--state-key', help='path of the position in --state, if it holds several: a.b.c')
     parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
@@ -428,13 +428,13 @@ def _add_skip(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--documents',
         action='store_true',
-        help='of packed data: skip the documents of the batches, wherever they are, in place of the sequences',
+        help='of packed data: skip the documents of the batches, wherever they are, instead of the sequences',
     )
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')
-    parser.add_argument('--state-key', help='where the position is in --state, if it holds several: a.b.c')
+    parser.add_argument('--state-key', help='path of the position in --state, if it holds several: a.b.c')
     parser.add_argument(
-        '--state-step', type=int, help='batches that were trained when --state was taken, where it does not say so'
+        '--state-step', type=int, help='batches that were trained when --state was taken, if it does not say so'
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument('--write', type=Path, metavar='OUT.yaml', help='file for the configuration of the resumed run')

@@ -123,9 +123,11 @@ def _run_inspect(arguments: argparse.Namespace) -> int:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('url', help='folder or URL of the dataset')
-    parser.add_argument('--fast', action='store_true', help='check only that the files are there, in the right sizes')
-    parser.add_argument('-j', '--jobs', type=count, metavar='N', help='processes (default: one a CPU, 8 at most)')
-    parser.add_argument('--state', type=Path, metavar='FILE', help='note passed shards here, and pass over noted ones')
+    parser.add_argument('--fast', action='store_true', help='check only that the files exist and have the right sizes')
+    parser.add_argument('-j', '--jobs', type=count, metavar='N', help='processes (default: one per CPU, at most 8)')
+    parser.add_argument(
+        '--state', type=Path, metavar='FILE', help='file of the shards that passed, which later calls skip'
+    )
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
@@ -165,7 +167,7 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         nargs='*',
         default=[],
         metavar='KEY=VALUE',
-        help='what goes over the file; after clear, first DIR|CONFIG',
+        help='overrides of the file; after clear, first DIR|CONFIG',
     )
     parser.add_argument('--yes', action='store_true', help='with clear: do not ask')
     parser.add_argument('--json', action='store_true', help='print JSON')
@@ -202,7 +204,7 @@ def _folders(place: Path, overrides: list[str]) -> Mapping[Path, int | None]:
 
     if not place.is_file():
         if overrides:
-            raise ConfigError(f'KEY=VALUE goes over a YAML file, but {place} is none. Leave {overrides[0]!r} out.')
+            raise ConfigError(f'KEY=VALUE overrides a YAML file, but {place} is not one. Leave {overrides[0]!r} out.')
         return dict.fromkeys(find_caches(place))
     from headrace.config.build import build_streams
     from headrace.config.schema import named_loaders

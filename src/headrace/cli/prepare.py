@@ -287,10 +287,10 @@ def _run_measure(arguments: argparse.Namespace) -> int:
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     add_condition_arguments(parser, batches=500)
     parser.add_argument('--epochs', type=int, default=1, help='epochs that are simulated')
-    parser.add_argument('--prices', type=Path, help='YAML of prices per GB by provider, in place of those of headrace')
+    parser.add_argument('--prices', type=Path, help="YAML of prices per GB by provider, instead of headrace's")
     parser.add_argument('--html', type=Path, metavar='FILE', help='write a page with plots')
-    parser.add_argument('--ui', action='store_true', help='serve a page in which values change and plots follow')
-    parser.add_argument('--port', type=int, default=0, help='of 127.0.0.1, for --ui; 0: any free one')
+    parser.add_argument('--ui', action='store_true', help='serve a page with plots that follow the values set on it')
+    parser.add_argument('--port', type=int, default=0, help='port on 127.0.0.1 for --ui, or 0 for any free one')
     show_examples(
         parser,
         'headrace simulate train.yaml --ranks 64 --nodes 8 --step-seconds 0.35 --bandwidth 1.2gb',
@@ -336,11 +336,11 @@ def _serve(arguments: argparse.Namespace, prices: dict[str, float]) -> int:
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     add_condition_arguments(parser, batches=100)
-    parser.add_argument('--wait', default='1%', help='the most waiting, as a share of the time: 1%% or 0.01')
+    parser.add_argument('--wait', default='1%', help='largest share of the time spent waiting: 1%% or 0.01')
     parser.add_argument('--most-workers', type=count, default=8, metavar='N', help='workers of a rank at most')
-    parser.add_argument('--disk', metavar='SIZE', help='the most that the cache of a node may take, such as 200gb')
-    parser.add_argument('--keep-order', action='store_true', help='for a run in progress: change no order of samples')
-    parser.add_argument('--seconds', type=float, default=120, help='the most time that the search may take')
+    parser.add_argument('--disk', metavar='SIZE', help='largest cache of a node, such as 200gb')
+    parser.add_argument('--keep-order', action='store_true', help='for a run in progress: keep the order of samples')
+    parser.add_argument('--seconds', type=float, default=120, help='longest time of the search')
     parser.add_argument('--write', type=Path, metavar='OUT.yaml', help='write a configuration with the changes')
     show_examples(
         parser,
@@ -358,7 +358,7 @@ def _run_tune(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.write
     check_new_file(out)
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(f'--write must name a file in a folder that is there, but {out.parent} is none.')
+        raise ConfigError(f'--write must name a file in a folder that exists, but {out.parent} does not.')
     with shown_progress('tune', unit=' runs') as show:
         trials: list[Trial] = []
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-m', dest='is_module', action='store_true', help='run a module, as `python -m` does')
     parser.add_argument(
-        '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
+        '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and exit'
     )
     parser.add_argument(
         '--json', action='store_true', help="print the exit status as JSON, and the program's stdout on stderr"
@@ -121,7 +121,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
     )
-    parser.add_argument('--json', action='store_true', help='print the proof as JSON, and all else on stderr')
+    parser.add_argument('--json', action='store_true', help='print the proof as JSON, and everything else on stderr')
     show_examples(parser, 'headrace demo', 'headrace demo --framework lightning --store s3')
 
 
@@ -156,9 +156,9 @@ _EVERY = 2.0  # seconds
 def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', metavar='RUN', type=Path, help='folder of a run with the callback RunRecord')
     parser.add_argument('--text', action='store_true', help='show a table in the terminal instead of a page')
-    parser.add_argument('--once', action='store_true', help='with --text: show it once, and end')
+    parser.add_argument('--once', action='store_true', help='with --text: show it once, and exit')
     parser.add_argument('--json', action='store_true', help='print JSON once, and end')
-    parser.add_argument('--port', type=int, default=0, help='port of the page on 127.0.0.1; 0: any free one')
+    parser.add_argument('--port', type=int, default=0, help='port of the page on 127.0.0.1, or 0 for any free one')
     show_examples(
         parser,
         'headrace watch runs/a                  # a page; its address is printed',
