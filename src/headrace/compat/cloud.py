@@ -72,7 +72,7 @@ class CloudUploader:
 
     Attributes:
         local: the folder, temporary if only a URL was given.
-        remote: URL that it is uploaded to; None: nothing is uploaded.
+        remote: URL that it is uploaded to; None if nothing is uploaded.
 
     Args:
         out: a folder, a URL, or both as `(folder, URL)`.

@@ -22,7 +22,7 @@ __all__ = ['ENCODING_CLASSES', 'Encoding', 'Reader', 'reader_from_json']
 class Encoding(ABC):
     """The class that users' encodings derive from. Encodings of headrace count as its instances."""
 
-    size: int | None = None  # Bytes of every value; None: values differ in length.
+    size: int | None = None  # Bytes of every value; None if values differ in length.
 
     @abstractmethod
     def encode(self, obj: Any) -> bytes:

@@ -42,7 +42,7 @@ INDEX = 'index.json'
 
 
 def clean_stale_shared_memory() -> None:
-    """Return at once: headrace's processes leave nothing in shared memory, so there is nothing to clean."""
+    """Return at once, since headrace's processes leave nothing in shared memory."""
 
 
 def dataframe_to_mds(*args: Any, **kwargs: Any) -> tuple[str, str]:

@@ -124,7 +124,7 @@ class StreamingPosition(Callback):
         self._subset: int | None = None
         self._length_set: Time[int] | None = None
         self._is_checked = False
-        self._dataset: StreamingDataset | None = None  # whose samples the trainer's time counts; None: other data
+        self._dataset: StreamingDataset | None = None  # The trainer's time counts its samples; None for other data
         self._is_first = True  # the next `fit`
         self._fetched: int | None = None  # batches of a new loader in mid-epoch, until one is trained
         self._meter = DataMeter()

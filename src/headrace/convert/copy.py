@@ -81,7 +81,7 @@ def copy_dataset(
         progress: called with the bytes that are there, and with those of the whole dataset.
 
     Raises:
-        ConfigError: the source lies within the destination, which is to be replaced; or an argument breaks a rule.
+        ConfigError: the source is inside the destination that it would replace; or an argument breaks a rule.
         FileExistsError: the destination has another dataset, or files with names of this one.
         FileNotFoundError: the source has no index, or lacks a file.
         FormatError: a file of the source is not what its index says, or the dataset changed meanwhile.
@@ -140,7 +140,7 @@ class _Copy:
             # Beside the marker every file counts as copied, so files of others go before it comes.
             missing = {info.basename for info in todo}
             replaced = [name for name in _files_of(old_index) if name not in self.files]
-            for name in (INDEX, *replaced, *missing):  # without its index, the destination is no dataset
+            for name in (INDEX, *replaced, *missing):  # without its index, the destination is not a dataset
                 if name in there:
                     self._target.delete(name)
         if is_done and not todo:
@@ -250,7 +250,7 @@ def _stored_files(dataset: StoredDataset) -> dict[str, FileInfo]:
 
 
 def _files_of(index: bytes | None) -> list[str]:
-    """Names of the files of a replaced dataset; none if its index cannot be read."""
+    """Names of the files of a replaced dataset, or [] if its index cannot be read."""
     try:
         shards = parse_index(index or b'', source='the replaced index', allow_unsafe_types=True, allow_empty=True)
     except HeadraceError:

@@ -273,7 +273,7 @@ class PartedDataset:
             return
         try:
             keys = [info.key for info in self._at_store.list('part-') if not counts(info.key.partition('/')[0])]
-            # The marks first: a late attempt then uploads no more.
+            # The marks first, so a late attempt uploads nothing further.
             for key in sorted(keys, key=lambda key: not key.endswith(MARK)):
                 self._at_store.delete(key)
         except StorageError as error:

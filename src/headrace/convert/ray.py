@@ -148,7 +148,7 @@ class MDSDatasink(Datasink[WrittenPart]):
         """Make the dataset of the parts, on the driver.
 
         Raises:
-            ConfigError: there are no samples.
+            ConfigError: the dataset has no samples.
             StorageError: the store answered with an error.
         """
         assert self._dataset is not None

@@ -81,7 +81,7 @@ def reshard(
         out: a folder, a URL, or both as ``(folder, URL)``.
         size_limit: bytes of a shard before compression, as a number or text ('32mb'); 'same': as the source's.
         compression: algorithm with or without a level ('zstd:3'); None: none; 'same': as the source's.
-        hashes: names of hashes to store in the index. None: as the source's.
+        hashes: names of hashes to store in the index. By default as the source's.
         columns: names of the columns to keep. None: all.
         order: 'stored', or 'shuffled', which needs disk space for the raw data in the folder for temporary files.
         seed: of the shuffle. The same seed and `shuffle_memory` give the same order.

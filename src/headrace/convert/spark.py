@@ -55,7 +55,7 @@ def dataframe_to_mds(
         The folder and the URL of the dataset, each '' if there is none; and the number of samples that were left out.
 
     Raises:
-        ConfigError: an argument breaks a rule, a column has no encoding, there are no samples, or `exist_ok` would
+        ConfigError: an argument breaks a rule, a column has no encoding, samples are missing, or `exist_ok` would
             delete files of the DataFrame.
         FileExistsError: `out` holds something, and `exist_ok` is not set; or another writer writes to it.
         MissingDependencyError: pyspark, pyarrow or pandas is not installed.
@@ -115,7 +115,7 @@ def _check_arguments(dataframe: Any, kwargs: Mapping[str, Any], udf_iterable: Ud
 
 
 def _quoted(name: str) -> str:
-    """A column's name as Spark reads it, with dots that are no paths into structs."""
+    """A column's name as Spark reads it, with dots that are not paths into structs."""
     return f'`{name.replace("`", "``")}`'
 
 

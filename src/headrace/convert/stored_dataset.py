@@ -108,7 +108,7 @@ def raw_files(
 ) -> list[memoryview]:
     """A shard's raw files, mapped; all sizes and checksums are checked, each after a call of `step`.
 
-    `is_compressed`: whether to take compressed files; None: as the index says, but raw files that a folder has.
+    `is_compressed`: whether to take compressed files; by default as the index says, except raw files that a folder has.
     """
     buffers: list[memoryview] = []
     for file in info.files:

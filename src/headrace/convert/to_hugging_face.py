@@ -39,8 +39,8 @@ def to_hugging_face(
         remote: folder or URL of the dataset.
         split: its sub-folder that holds index.json.
         columns: names of the columns to read; None: all.
-        features: a `datasets.Features` for these columns; None: those that fit the columns. Columns of JSON are then
-            their text, since its types may differ from row to row; with `features`, they are the values.
+        features: a `datasets.Features` for these columns; by default those that fit the columns. Columns of JSON are
+            then their text, since its types may differ from row to row; with `features`, they are the values.
         options: how to reach the store.
 
     Returns:

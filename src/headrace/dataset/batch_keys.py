@@ -94,7 +94,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
-    """Possible numbers of rows of a part, the likeliest first; None if it belongs to every row."""
+    """Possible numbers of rows of a part, the most probable first; None if it belongs to every row."""
     if has_rows(part):
         return [int(part.shape[0])]
     if isinstance(part, Mapping):

@@ -130,7 +130,7 @@ class ChecksumError(FormatError):
 
 
 class DocumentError(FormatError, ConfigError):
-    """A document of packed data is no text, no conversation, or no tokens; or its column is another one."""
+    """A document of packed data is not a text, a conversation or tokens, or its column is another one."""
 
 
 class CollateError(HeadraceError, TypeError):
@@ -166,7 +166,7 @@ class TransferError(StorageError):
 
 
 class DiskFullError(StorageError):
-    """There is no room in the cache folder, on its disk or under its limit."""
+    """The cache folder has no room, on its disk or under its limit."""
 
 
 class CacheError(HeadraceError, RuntimeError):

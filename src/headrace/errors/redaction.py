@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 
 T = TypeVar('T')
 
-HIDDEN: Final = '***'  # stands in the place of a secret
+HIDDEN: Final = '***'  # replaces a secret
 LONGEST: Final = 1 << 20  # characters of a text; a longer one loses its middle
 SHORTEST: Final = 6  # characters of a value that is looked for by itself: shorter ones occur in words
 
@@ -53,7 +53,7 @@ _NAMED: Final = re.compile(
     r'(?P<value>"[^"]+"|\'[^\']+\'|(?!(?:got|is|must|unknown|not)\s)[^\s&"\'<>,;)\]}]+)',
     re.IGNORECASE,
 )
-# A password with a slash in it is none by the rules of URLs, but keys of S3 have slashes.
+# By the rules of URLs a password cannot have a slash, but keys of S3 have slashes.
 _PASSWORD: Final = re.compile(
     r'(?P<user>://[^\s/@:\[]{0,256}):(?!\d{1,5}(?:[/?#\s"\']|$))(?P<password>[^\s/]{1,1024}|[^\s@]{1,1024})@'
 )
@@ -106,7 +106,7 @@ def redact(text: str) -> str:
 def visible(text: str, *, one_line: bool = False) -> str:
     """A text that may be another machine's, with control characters as escapes, which a terminal or a log would obey.
 
-    Newlines and tabs stay, unless it is to be `one_line`.
+    Newlines and tabs stay, except with `one_line`.
     """
     return text.translate(_CONTROL_OR_LINE if one_line else _CONTROL)
 

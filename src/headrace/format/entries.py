@@ -68,7 +68,7 @@ class EntryParser:
         self.count = 0
         self.names: set[str] = set()
         self.schemas: dict[Any, Schema] = {}
-        self._last: dict[str, Any] = {}  # what the last shard shares with those like it, and what it means
+        self._last: dict[str, Any] = {}  # the last shard's common keys, and their meaning
         self._common: tuple[Schema, str | None, tuple[str, ...], int | None] = Schema('mds', (), ()), None, (), None
 
     def fail(self, message: str) -> FormatError:

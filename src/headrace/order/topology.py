@@ -143,7 +143,7 @@ class BatchSpec:
     global_batch_size: int  # Samples in a batch of all replicas together.
     topology: Topology  # Which rank of how many reads.
     remainder: Remainder  # The fate of the samples after the last full batch.
-    uneven: Uneven | None = None  # How replicas share a batch that they do not divide; None: they must divide it.
+    uneven: Uneven | None = None  # How replicas share a batch that they do not divide; without it, they must divide it.
 
     @property
     def batch_size(self) -> int:

@@ -21,7 +21,7 @@ class StandardTransform:
 
     Args:
         transform: takes an image, a `PIL.Image.Image`. None: see `to_tensor`.
-        target_transform: takes a target. None: it stays as it is.
+        target_transform: takes a target. By default it stays as it is.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StreamingVisionDataset(StreamingDataset):
     Args:
         transforms: takes an image and a target, and returns both. It excludes the other two.
         transform: takes an image, a `PIL.Image.Image`. None: see `to_tensor`.
-        target_transform: takes a target. None: it stays as it is.
+        target_transform: takes a target. By default it stays as it is.
         arguments: those of `headrace.StreamingDataset`, by name.
 
     Raises:

@@ -153,7 +153,7 @@ def _numbered(
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """Their names, sorted. A hidden folder, such as one of an editor, is no class: it would move all labels."""
+    """Their names, sorted. A hidden folder, such as an editor's, is not a class: it would move all labels."""
     names: list[str] = []
     for path in folder.iterdir():
         with mapped_path_errors(path):  # of a link that leads nowhere

@@ -30,7 +30,7 @@ class StreamingLAION(StreamingDataset):
     `headrace.multimodal.convert.laion400m` writes the dataset; shards of MosaicML Streaming's script are read, too.
 
     Args:
-        transform: takes an image, a `PIL.Image.Image` in RGB. None: a uint8 tensor of (3, height, width).
+        transform: takes an image, a `PIL.Image.Image` in RGB. By default a uint8 tensor of (3, height, width).
         arguments: those of `headrace.StreamingDataset`, by name.
     """
 
@@ -87,9 +87,9 @@ class StreamingInsideWebVid(_Videos):
     ``content`` has the bytes of the video.
 
     Args:
-        frames: number of frames to decode, spread evenly over the video. The sample then has ``frames``, uint8 of
-            (frames, height, width, 3), in the place of ``content``.
-        frame_size: height and width of the frames in pixels; None: those of the video, which then must be equal in
+        frames: number of frames to decode, spread evenly over the video. The sample then has ``frames`` instead of
+            ``content``: uint8 of (frames, height, width, 3).
+        frame_size: height and width of the frames in pixels; by default those of the video, which then must be equal in
             a batch.
         arguments: those of `headrace.StreamingDataset`, by name.
     """
@@ -106,8 +106,8 @@ class StreamingOutsideGIWebVid(_Videos):
     Without `extra_local` and `extra_remote` it has no video.
 
     Args:
-        extra_local: folder in which fetched videos stay. Nothing removes them. None: videos are fetched each time.
-        extra_remote: folder or URL of the videos. None: they are in `extra_local`.
+        extra_local: folder in which fetched videos stay. Nothing removes them. By default videos are fetched each time.
+        extra_remote: folder or URL of the videos. By default they are in `extra_local`.
         frames, frame_size: as `StreamingInsideWebVid`'s.
         arguments: those of `headrace.StreamingDataset`, by name.
     """
@@ -132,7 +132,7 @@ class StreamingOutsideGIWebVid(_Videos):
         """A caption with its video, or with frames.
 
         Raises:
-            ObjectNotFoundError: there is no such video.
+            ObjectNotFoundError: the video does not exist.
             StorageError: a store failed.
         """
         sample = super().get_item(sample_id, retry)

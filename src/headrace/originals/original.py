@@ -87,13 +87,13 @@ class Original:
         Args:
             source: folder (or file) of the distribution on this machine.
             out: folder or URL of the new dataset.
-            splits: splits to convert; None: all that `source` holds.
+            splits: splits to convert; by default all that `source` holds.
             workers: number of processes. 1: this process.
             on_error: for a broken member: 'stop'; or 'collect', which leaves it out, and lists it in the report and in
                 ``errors.jsonl`` beside the index.
             compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
             hashes: names of hashes to store in the index.
-            size_limit: bytes of a shard before compression, as a number or text ('64mb'); None: the dataset's default.
+            size_limit: bytes of a shard before compression, as a number or text ('64mb'); by default the dataset's.
             limit: number of records of each split to convert, from the first.
             exist_ok: whether to replace what the folders of the splits hold, finished conversions included.
             progress_bar: whether to show one.
@@ -141,7 +141,7 @@ class Original:
         """The dataset's own program, with the names of MosaicML Streaming's arguments.
 
         Args:
-            arguments: of the command line; None: those of the process.
+            arguments: of the command line; by default those of the process.
 
         Returns:
             The exit status.

@@ -116,7 +116,7 @@ class StreamingEnWiki(StreamingText):
     ``attention_mask``, int32 [S], and ``labels``, int64 [S]: the masked tokens, with -100 elsewhere.
 
     Args:
-        tokenizer_name: see `StreamingText`; None: no tokens are made.
+        tokenizer_name: see `StreamingText`; without it, no tokens are made.
         max_seq_len: see `StreamingText`.
         group_method: see `StreamingText`.
         arguments: those of `headrace.StreamingDataset`, by name.

@@ -18,13 +18,13 @@ def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = No
     Args:
         video: the bytes of its file.
         count: number of frames. A video with fewer repeats some.
-        size: height and width in pixels; None: those of the video.
+        size: height and width in pixels; by default those of the video.
 
     Returns:
         RGB, uint8 of (count, height, width, 3).
 
     Raises:
-        FormatError: the bytes are no video, or are damaged before the last frame that is needed.
+        FormatError: the bytes are not a video, or are damaged before the last frame that is needed.
         MissingDependencyError: PyAV is not installed.
     """
     check_frames(count, size)

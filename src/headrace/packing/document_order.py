@@ -52,7 +52,7 @@ class EarlierMixture:
     begin: tuple[int, int]  # epoch and position of its first document
     end: tuple[int, int]  # epoch and position after its last document
     size: int  # documents of an epoch
-    pinned: Mapping[str, Any] | None  # its record in a checkpoint; None: no lane needs its documents any more
+    pinned: Mapping[str, Any] | None  # its record in a checkpoint; None once no lane needs its documents
 
     def to_json(self) -> dict[str, Any]:
         """Plain types, which `earlier_from_json` takes."""
@@ -115,7 +115,7 @@ def _is_place(value: Any, size: int) -> bool:
 class LaneOrder(ABC):
     """The documents of each lane, and its sequences; with `streams` above 1, each stream has `lanes` of its own."""
 
-    counts: WeightsCount = 'documents'  # what a position of the mixture is: a document, or a sequence
+    counts: WeightsCount = 'documents'  # the unit of a position of the mixture: a document, or a sequence
 
     def __init__(self, lanes: int, streams: int = 1) -> None:
         self.lanes, self.streams = lanes, streams

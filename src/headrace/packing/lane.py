@@ -44,7 +44,7 @@ _LEAST_EMPTY = 100
 
 class Document(NamedTuple):
     tokens: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32] | None = None  # targets, of the same length; None: the tokens
+    labels: npt.NDArray[np.int32] | None = None  # targets, of the same length; the tokens by default
     sample_id: int = -1  # its global sample id
 
 

@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     labels: npt.NDArray[np.int32] | None
     lengths: npt.NDArray[np.int32]  # int32[documents]
     ids: npt.NDArray[np.int64]  # global sample ids, int64[documents]
-    bad: BadRows | None  # bool[documents], True for an unreadable one, without tokens; None: all were read
+    bad: BadRows | None  # bool[documents], True for an unreadable one, without tokens; None if all were read
 
     def documents(self) -> list[Document]:
         bounds, ids = pairwise(np.cumsum([0, *self.lengths]).tolist()), self.ids.tolist()
@@ -140,7 +140,7 @@ class Packer:
         self._shares = self._order.shares(number, 2 * count)
         self._looked_until = number + count if self._order.streams > 1 else math.inf
         self._supplies: dict[int, float] = {}
-        self._changed = set(self._lanes)  # whose supplies are not known
+        self._changed = set(self._lanes)  # lanes whose supplies are not known
         windows = (self._all_lanes.window(lane) for lane in self._lanes if self._shares[lane // self._order.lanes])
         self._enough = self._packing.sequence_length * sum(window + 1 for window in windows)
 

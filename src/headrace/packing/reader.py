@@ -366,7 +366,7 @@ class PackedReader(Reader[ChunkKey]):
             self._coming.begin(key.row)
             if self._skipping_reader is not None:
                 self._skipping_reader.begin_pass()
-        if any([self._coming.reach(*first) for first in firsts]):  # noqa: C419 - each is to be reached
+        if any([self._coming.reach(*first) for first in firsts]):  # noqa: C419 - each must be reached
             limits = prefetch_limits(self._source.predownload, max(self._batch_size * BLOCK, self._packing.window))
             progress = self._source.progress
             self._pool.shards.follow(self._blocks(), first=0, limits=limits, progress=progress)

@@ -409,6 +409,6 @@ def _is_message(value: Any) -> bool:
         return False
     message = cast('Mapping[str, Any]', value)
     has_content = isinstance(message.get('content'), (str, list))  # some templates take a list of parts
-    if message.get('content') is None:  # a template would write None, but for another key, such as `tool_calls`
+    if message.get('content') is None:  # a template would write None, except with another key, such as `tool_calls`
         has_content = any(message[key] for key in message.keys() - {'role', 'content'})
     return has_content and isinstance(message.get('role'), str)

@@ -145,7 +145,7 @@ class Link:
 
     def __init__(self, world: World, *, bandwidth: float, connection_bandwidth: float, latency: float) -> None:
         self._world, self._latency = world, latency
-        self._bandwidth = min(bandwidth, _QUICKEST)  # an infinite rate times no time is no number
+        self._bandwidth = min(bandwidth, _QUICKEST)  # an infinite rate times no time is undefined
         self._connection_bandwidth = connection_bandwidth
         self._active: list[_Transfer] = []
         self._asked, self._open = 0, 1  # connections in use, and open ones: the index was read with one

@@ -72,7 +72,7 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
 
 
 _SPACE: Final = re.compile(r'[ \t\r\n]*')
-_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}  # What may follow each sign of an array.
+_NEXT: Final = {'\ufeff': '[{', '[': '{]', ',': '{', ']': ''}  # The signs that may follow each sign of an array.
 _LITERAL: Final = 16  # More characters than a cut literal or escape has, such as ``-Infinity`` and a surrogate pair.
 
 

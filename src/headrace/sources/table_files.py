@@ -42,7 +42,7 @@ class TableFiles:
 
     constants: pa.RecordBatch
     """A row for each file: the values of the columns that the file may lack. A file's own column is preferred."""
-    schema: pa.Schema | None = None  # The columns of the table; None: those of each file, then the constants.
+    schema: pa.Schema | None = None  # The columns of the table; by default those of each file, then the constants.
     deleted: Mapping[int, IntArray] = field(default_factory=dict[int, 'IntArray'])
     """int64[n], ascending numbers of deleted rows in the file, by number of the file."""
     rows_of: Sequence[int | None] = ()  # Rows of each file, deleted ones included; None if the table does not say.

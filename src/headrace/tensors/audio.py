@@ -57,8 +57,8 @@ class AudioTensor:
         sample_rate: of the tensors, in hertz. Clips of other rates are resampled.
         channels: of the tensors. To one channel, all are averaged; one channel is repeated. Other clips with another
             number of channels are damaged samples.
-        seconds: length of all tensors. A shorter clip is followed by zeros. None: each has its own length, and a batch
-            holds a list of tensors.
+        seconds: length of all tensors. A shorter clip is followed by zeros. By default each has its own length, and a
+            batch holds a list of tensors.
         crop: part of a longer clip: 'random', 'center' or 'start'.
         max_samples: clips of which more samples would be decoded or made, those of all channels together, are refused
             before memory is taken. The default is 1 GiB of float32.
@@ -84,7 +84,7 @@ class AudioTensor:
 
     @property
     def samples(self) -> int | None:
-        """Samples of each channel of the tensors; None: those of the clips."""
+        """Samples of each channel of the tensors; None for those of the clips."""
         return None if self.seconds is None else round(self.seconds * self.sample_rate)
 
     @property
@@ -314,7 +314,7 @@ def _with_length(data: bytes) -> bytes:
 
 
 def _told_frames(frame: bytes) -> int | None:
-    """The number of frames that an MP3's first frame says, 0 if it leaves it open; None: it is sound itself."""
+    """The number of frames that an MP3's first frame says, 0 if it leaves it open; None if it is sound itself."""
     for name, at in ((b'Xing', 8), (b'Info', 8), (b'VBRI', 14)):
         begin = frame.find(name)
         if begin >= 0:

@@ -21,12 +21,12 @@ _KEYS: Final = ('value', 'length', 'mask', 'multiple_of', 'to', 'axis')
 class PadColumn:
     name: str
     value: int | float  # Fills the places after a row's own.
-    length: str | None  # Key of the rows' own lengths, int64[rows]; None: they are left out.
-    mask: str | None = None  # Key of bool[rows, longest], True for a row's own places; None: there is none.
+    length: str | None  # Key of the rows' own lengths, int64[rows]; None to leave them out.
+    mask: str | None = None  # Key of bool[rows, longest], True for a row's own places; by default not made.
     multiple_of: int = 1  # The padded length is one of its multiples.
-    to: int | None = None  # The padded length; None: that of the longest row of a batch.
+    to: int | None = None  # The padded length; by default that of the longest row of a batch.
     axis: int | None = None
-    """Axis of a row whose length differs; None: 0, but that of the samples of sound, which is the last."""
+    """Axis of a row whose length differs; None: 0, or the last one for samples of sound."""
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class PadColumn:
 
 
 def can_hold(dtype: np.dtype[Any], value: float) -> bool:
-    """Whether an array of numbers holds a value, but for the rounding of fractions."""
+    """Whether an array of numbers holds a value, up to the rounding of fractions."""
     try:
         with np.errstate(over='ignore', invalid='ignore'):
             held = np.array(value).astype(dtype)
@@ -79,7 +79,7 @@ class Pad:
 
     @classmethod
     def of(cls, raw: object) -> Pad | None:
-        """The same for a value given in Python, a ConfigError if it breaks a rule; None: nothing is padded."""
+        """The same for a value given in Python, a ConfigError if it breaks a rule; None if nothing is padded."""
         return read_given('pad', raw, cls.read, ConfigError)
 
     def with_last_axis(self, names: Collection[str]) -> Pad:

@@ -96,7 +96,8 @@ class FaultProxy:
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         self._loop.run_forever()
-        # A closed server must not get connections that it has accepted: accept no more, and let these arrive first.
+        # A closed server must not get connections that it has accepted. So accept none from here on, and let these
+        # arrive first.
         self._loop.remove_reader(server.sockets[0].fileno())
         self._run_turns()
         server.close()

@@ -64,8 +64,8 @@ def list_images(store: Store, retry: Retry, *, is_known: bool) -> tuple[list[Obj
 class ImageFolder(Inputs):
     """The images of a tree as inputs.
 
-    `columns`: of 'image', 'label', 'path'; None: the first two. 'path' is relative to the root. ConfigError: images lie
-    outside of class folders, or the first folders are splits.
+    `columns`: of 'image', 'label', 'path'; by default the first two. 'path' is relative to the root. ConfigError:
+    images lie outside of class folders, or the first folders are splits.
     """
 
     kind = 'imagefolder'

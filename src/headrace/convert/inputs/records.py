@@ -47,9 +47,9 @@ class Inputs(ABC):
     identity: Mapping[str, object]
     """JSON that tells the whole from others, in any process. A restart with another one is refused."""
     columns: Mapping[str, str] | None = None
-    """The MDS encoding of each column; None: not known before a sample is seen."""
+    """The MDS encoding of each column; None before a sample is seen."""
     meanings: Mapping[str, str] | None = None
-    """What columns mean that their encodings do not say: see `Schema.meanings`. None: nobody knows."""
+    """Meanings of columns beyond their encodings: see `Schema.meanings`. None: nobody knows."""
     rows: int | None = None
     sizes: Sizes | None = None
     files: Mapping[str, bytes] = {}  # Further files of the dataset, by name, such as the names of its classes.
@@ -147,7 +147,7 @@ def digest_of(values: object) -> str:
 
 
 def classes_file(names: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, bytes]:
-    """The file with the names of classes, by number; of several columns, by column. None if there are no names."""
+    """The file with the names of classes, by number; of several columns, by column. Empty without names."""
     return {'classes.json': json.dumps(names, ensure_ascii=False, indent=1).encode('utf-8', 'replace')} if names else {}
 
 

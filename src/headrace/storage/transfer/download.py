@@ -358,7 +358,7 @@ class _Span(io.RawIOBase):
         """Take the download, the part's first byte and its bytes (None: to the end)."""
         self.start, self.size = start, size
         self.written = 0
-        self.heard: float | None = None  # when the last bytes came, or the first request began; None: not under way
+        self.heard: float | None = None  # when the last bytes came, or the first request began; None if not under way
         self._whole = whole
         self._handle: int | None = whole.out.fileno()
         self._lock = threading.Lock()

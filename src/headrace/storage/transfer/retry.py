@@ -124,7 +124,7 @@ class BrokenTransferError(TransferError):
     def at(
         cls, message: str, *, etag: str | None = None, retry_after: float | None = None, changed: bool = False
     ) -> BrokenTransferError:
-        """The error with its details; the constructor takes one message only, as every exception of headrace."""
+        """The error with its details; the constructor takes one message only, like every exception of headrace."""
         error = cls(message)
         error.etag, error.retry_after, error.changed = etag, retry_after, changed
         return error
