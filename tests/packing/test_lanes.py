@@ -37,7 +37,7 @@ def test_damaged_cuts_are_refused(document_folder, cuts):
     options = {'method': 'concatenate'} if cuts == {'0': [1, 2, [[0, 0], [1, 0]]]} else {}
     state = state_of(document_folder, **options)
     config = json.loads(state['config'])
-    with pytest.raises(ResumeError, match='a lane of packing is taken up at'):
+    with pytest.raises(ResumeError, match='a lane of packing resumes at'):
         StreamingDataLoader(dataset(document_folder, **options), batch_size=2).load_state_dict(
             {**state, 'config': json.dumps({**config, 'cuts': cuts})}
         )

@@ -95,7 +95,7 @@ def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
     status = path.stat()
     size = status.st_size
     if not stat.S_ISREG(status.st_mode):
-        raise ChecksumError(f'The index says that {info.basename} is a file, but {path} is none. Remove it.')
+        raise ChecksumError(f'The index says that {info.basename} is a file, but {path} is not. Remove it.')
     if size != info.bytes:
         raise ChecksumError(f'The index says that {info.basename} has {info.bytes} bytes, but {path} has {size}.')
     if algorithm is None:

@@ -177,7 +177,7 @@ class Lanes:
             state = _from_json(value, self._packing.sequence_length if self._packing.method == 'best_fit' else 1)
             if state is None or not 0 <= number < lanes or state.row > self.documents.sequences_before(number, row):
                 raise ResumeError(
-                    f'a lane of packing is taken up at [sequences, document, [[document, token], ...]] before the '
+                    f'a lane of packing resumes at [sequences, document, [[document, token], ...]] before the '
                     f'position, got {short(value)} for lane {short(name)} of {lanes}. The checkpoint is damaged.'
                 )
             self._known[number] = [state]

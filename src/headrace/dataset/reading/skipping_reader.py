@@ -46,7 +46,7 @@ class BadSampleLog:
             if self._rows >= self._next_summary:
                 self._next_summary = 2 * self._rows
                 logger.warning(
-                    'Rows whose samples cannot be read: %d so far in this process; no more of them are named. See '
+                    'Rows whose samples cannot be read: %d so far in this process; further ones are not logged. See '
                     'LoaderStats.bad_samples.',
                     self._rows,
                 )

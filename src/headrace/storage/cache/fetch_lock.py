@@ -277,7 +277,7 @@ class FetchLock:
             raise cannot_write(self.folder, absent) from absent
         raise CacheError(
             f'{self.path} cannot be opened: what is in {self._state.path} is deleted as fast as it is made, or belongs '
-            f'to another user. Stop what deletes it, or delete that folder while no process uses it.'
+            f'to another user. Stop the program that deletes it, or delete that folder while no process uses it.'
         )
 
 

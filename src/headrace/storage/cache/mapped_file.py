@@ -55,7 +55,7 @@ def open_file(folder: str, name: str) -> int | None:
                 raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise CacheError(f'A shard is a regular file; {path} is none. Remove it, so that the shard can be fetched.')
+        raise CacheError(f'A shard is a regular file; {path} is not. Remove it, so that the shard can be fetched.')
     return handle
 
 
