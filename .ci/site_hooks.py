@@ -9,6 +9,7 @@ each linked file.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import griffe
 import jupytext
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -96,6 +98,30 @@ class _StandIns(MetaPathFinder, Loader):
 
 
 sys.meta_path.append(_StandIns())  # the last one: what is installed is found before
+
+
+class Options(griffe.Extension):
+    """Gives the classes that take options as one object the signature and the texts that `help` shows."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        init = cls.members.get('__init__')
+        if cls.docstring is None or not isinstance(init, griffe.Function):
+            return
+        if not any(str(decorator.value).startswith('takes(') for decorator in init.decorators):
+            return
+        actual = getattr(importlib.import_module(cls.module.path), cls.name)
+        cls.docstring.value = actual.__doc__
+        init.parameters = griffe.Parameters(
+            *(
+                griffe.Parameter(
+                    each.name,
+                    annotation=None if each.annotation is each.empty else inspect.formatannotation(each.annotation),
+                    kind=griffe.ParameterKind[each.kind.name.lower()],
+                    default=None if each.default is each.empty else repr(each.default),
+                )
+                for each in inspect.signature(actual.__init__).parameters.values()
+            )
+        )
 
 
 def on_files(files: Files, config: Any) -> Files:

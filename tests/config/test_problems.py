@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from headrace.config.validate import field_types
+from headrace.options.constraints import field_types
 from tests.support.datasets.refusals import ALGORITHMS, ALL_KEYS, PLACES, SIZE, TWO_STREAMS, changed, errors
 
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from headrace.config.reference import field_texts, json_schema, updated
+from headrace.config.reference import json_schema, updated
 from headrace.errors import ConfigError
 from headrace.mixing import load_config
+from headrace.options.constraints import field_texts
 from tests.support.datasets.schema_classes import CLASSES
 from tests.support.suite.optional_modules import REPOSITORY
 

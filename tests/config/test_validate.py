@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from headrace.config.validate import field_types
 from headrace.errors import ConfigError
 from headrace.mixing import Config, load_config
+from headrace.options.constraints import field_types
 from tests.support.datasets.refusals import ALGORITHMS, ALL_KEYS, SIZE, changed, errors
 
 COUNT = "or text like '100k', '64m', '1.5b'"
@@ -61,8 +61,16 @@ CASES = [
         'a schedule and an end of streams',
         changed(train__schedule=[POINT], train__when_exhausted='stop'),
         (
-            "train.when_exhausted: got when_exhausted: 'stop'; `when_exhausted` must be `repeat` with a schedule; keep "
-            'one of the two'
+            "train.when_exhausted: got when_exhausted: 'stop'; `when_exhausted` must be 'repeat' with a schedule, but "
+            "is 'stop'; keep one of the two"
+        ),
+    ),
+    (
+        'growth of data for evaluation',
+        {**changed(), 'eval': {'local': '/val', 'on_growth': 'delta'}},
+        (
+            "eval: a loader for evaluation reads one epoch always, without the samples that `on_growth` 'delta' would "
+            "take; set `on_growth` to 'ignore'"
         ),
     ),
     # Unknown keys.

@@ -268,7 +268,7 @@ BAD_ARGUMENTS = {
     'streams by name': (dict(streams={'a': Stream(remote='y')}), 'objects, but is a dict with a str.'),
     'batch size 0': (dict(batch_size=0), '`batch_size` must be at least 1'),
     'replication 0': (dict(replication=0), '`replication` must be at least 1'),
-    'predownload': (dict(predownload=-1), '`predownload` must not be negative'),
+    'predownload': (dict(predownload=-1), '`predownload` must be at least 0'),
     'algorithm': (dict(shuffle=True, shuffle_algo='py9'), 'py9'),
     'cache limit': (dict(cache_limit='lots'), 'lots'),
     'epoch size': (dict(epoch_size=-5), 'epoch_size'),

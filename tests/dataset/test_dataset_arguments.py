@@ -12,6 +12,7 @@ import torch
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.arguments import given_names, knows_given_names
 from headrace.errors import ArgumentError, ConfigError
+from headrace.mixing import load_config
 
 
 @pytest.mark.parametrize('cls', [StreamingDataset, Stream])
@@ -99,6 +100,27 @@ def test_numbers_of_other_libraries_and_truth_values_as_numbers(make_dataset, fo
         keep_zip=0,
     )
     assert len(list(StreamingDataLoader(data))) == 25
+
+
+def test_numbers_of_numpy_are_plain_wherever_they_are_given(make_dataset):
+    folder = str(make_dataset())
+    stream = Stream(local=folder, repeat=np.float64(0.5), subset=[[np.int64(0), np.int64(40)]])
+    data = StreamingDataset(streams=[stream], shuffle_seed=np.int64(7), bucket=None, replication=np.int8(1))
+    loader = StreamingDataLoader(
+        data, batch_size=np.int64(4), num_workers=np.int64(0), drop_last=np.bool_(False), max_epochs=np.uint8(1)
+    )
+    assert [type(value) for value in (stream.placed.repeat, data.shuffle_seed, loader.batch_size)] == [float, int, int]
+    assert type(loader.max_epochs) is int
+    assert len(list(loader)) == 5
+    with pytest.raises(ConfigError, match='`batch_size` must be at least 1, but is 0'):
+        StreamingDataset(local=folder, batch_size=np.int64(0))
+
+
+def test_numbers_of_numpy_in_a_configuration(make_dataset):
+    given = {'train': {'local': str(make_dataset()), 'device_batch_size': np.int64(4), 'shuffle': np.bool_(True)}}
+    config = load_config(given).train
+    assert config is not None
+    assert (type(config.device_batch_size), type(config.shuffle)) == (int, bool)
 
 
 @pytest.mark.parametrize('argument', ['remote', 'local'])

@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -492,7 +493,7 @@ def test_data_that_changed_otherwise_end_the_run(tmp_path: Path) -> None:
         ({'on_growth': 'delta'}, 'several streams'),
         ({'on_growth': 'wait', 'schedule': [{'at': 0, 'proportions': {'stream_0': 1}}]}, 'a `schedule`'),
         ({'sampling_method': 'fixed', 'epoch_size': 30}, "`sampling_method` 'fixed'"),
-        ({'growth_wait': 0}, 'above 0 seconds'),
+        ({'growth_wait': 0}, 'greater than 0'),
         ({'skip': [['2ba', '3ba']]}, 'bounds of `skip` in batches'),
         ({'on_growth': 'always'}, 'must be one of'),
     ],
@@ -517,7 +518,7 @@ def test_weights_other_formats_and_plain_loops_are_refused(tmp_path: Path) -> No
         next(iter(made))
     with pytest.raises(ConfigError, match='reads one epoch always'):
         next(iter(StreamingDataLoader(made, fixed_epoch=0)))
-    with pytest.raises(ConfigError, match='Decided proportions belong to the data'):
+    with pytest.raises(ConfigError, match='does not go with decided proportions'):
         StreamingDataLoader(made).set_proportions({'stream_0': 1}, by='me')
     ranks = loader(tmp_path / 'a', cache=tmp_path, on_growth='next_pass', topology=Topology(rank=1, world_size=2))
     with pytest.raises(ConfigError, match='process group'):
@@ -550,7 +551,9 @@ def test_new_samples_that_a_selection_leaves_out_are_passed_over(
     delta = loader(tmp_path / 'a', cache=tmp_path / 'delta', on_growth='delta', **options)
     delta.load_state_dict(state)
     assert samples_of(delta) == [*range(30), *range(50, 60)]
-    monkeypatch.setattr(growth.time, 'sleep', lambda _: waiting.dataset._opener.__setattr__('growth_wait', 1e-9))
+    opener = waiting.dataset._opener
+    hasty = replace(opener.options, growth_wait=1e-9)
+    monkeypatch.setattr(growth.time, 'sleep', lambda _: setattr(opener, 'options', hasty))
     append(tmp_path / 'a', 160, 20)
     with pytest.raises(EmptyDatasetError, match='nothing was appended within'):
         next(iter(waiting))

@@ -202,7 +202,7 @@ def test_weights_of_batches_that_are_no_dicts_are_the_loader_s(alone: Any) -> No
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'loss_weight': 'tokens'}, "one of .'samples', 'cost'., but is 'tokens'"),
+        ({'loss_weight': 'tokens'}, "must be 'samples' or 'cost', but is 'tokens'"),
         ({'loss_weight': 'cost'}, '`loss_weight: cost` need the costs'),
     ],
 )
@@ -223,9 +223,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     'no option': ({'uneven': None}, TopologyError, '7 ranks must divide the global batch size.*`uneven: pad`'),
     'fewer rows than ranks': ({'global_batch_size': 6}, TopologyError, 'it is 6. The nearest that they divide: 7'),
     'per device': ({'global_batch_size': None, 'batch_size': 8}, ConfigError, '`uneven` deals a `global_batch_size`'),
-    'twice': ({'batch_size': 8}, ConfigError, 'both given'),
-    'none': ({'global_batch_size': 0}, TopologyError, 'it is 0. The nearest that they divide: 7'),
-    'unknown': ({'uneven': 'fill'}, ConfigError, "one of .'pad', 'ragged'., or None, got 'fill'"),
+    'twice': ({'batch_size': 8}, ConfigError, 'exclude each other'),
+    'none': ({'global_batch_size': 0}, ConfigError, 'must be at least 1, but is 0'),
+    'unknown': ({'uneven': 'fill'}, ConfigError, "must be 'pad' or 'ragged', but is 'fill'"),
     'MosaicML': ({'shuffle_algo': 'py1e'}, ConfigError, "native order.* got shuffle_algo 'py1e'"),
     'of one stream': (
         {'batching_method': 'per_stream'},
@@ -248,7 +248,7 @@ def test_a_plain_loader_of_uneven_batches_is_refused(make_dataset: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'), [({'uneven': 'fill'}, "got 'fill'"), ({'global_batch_size': 0}, 'it is 0')]
+    ('options', 'message'), [({'uneven': 'fill'}, "but is 'fill'"), ({'global_batch_size': 0}, 'but is 0')]
 )
 def test_wrong_values_are_refused_before_ranks_are_known(make_dataset: Any, options: Any, message: str) -> None:
     options = {'global_batch_size': 8, **options}

@@ -145,7 +145,9 @@ def test_what_does_not_fit_is_refused_by_stream_and_column(folder, tmp_path):
         StreamPacking(tokenizer=tokenize, token_dtype='int32')
     with pytest.raises(ConfigError, match='`eos_token_id` must be at least 0'):
         StreamPacking(eos_token_id=-1)
-    with pytest.raises(ConfigError, match='`packing` of a stream needs a PackedDataset'):
+    with pytest.raises(
+        ConfigError, match='`packing` of stream stream_0 needs `packing` of the loader, or a PackedDataset'
+    ):
         StreamingDataset(streams=[Stream(local=str(folder / 'text'), packing=StreamPacking(column='text'))])
 
 

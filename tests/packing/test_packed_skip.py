@@ -108,7 +108,7 @@ def test_wrong_ranges_are_refused(folder, skip, message):
 
 
 def test_data_that_is_not_packed_has_no_documents(folder):
-    with pytest.raises(ConfigError, match=r"documents only with packing, got \['3doc', '4doc'\]"):
+    with pytest.raises(ConfigError, match="counts documents, as '17doc', only with `packing`"):
         StreamingDataset(local=str(folder / 'code'), skip=[['3doc', '4doc']])
     with pytest.raises(ConfigError, match='only with `packing`'):
         load_config({'train': {'local': 'x', 'global_batch_size': 4, 'skip': [['3doc', '4doc']]}})

@@ -212,7 +212,7 @@ def _folders(place: Path, overrides: list[str]) -> Mapping[Path, int | None]:
 
     config = load_config(place, overrides=overrides)
     folders = {
-        Path.cwd() / stream.folder: loader.cache_limit
+        Path.cwd() / stream.folder: loader.cache_bytes
         for loader in named_loaders(config).values()
         for stream in build_streams(loader)
         if not stream.is_local

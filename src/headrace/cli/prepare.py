@@ -272,7 +272,7 @@ def _run_measure(arguments: argparse.Namespace) -> int:
             build_streams(config),
             arguments.cost,
             jobs=arguments.jobs,
-            cache_limit=config.cache_limit,
+            cache_limit=config.cache_bytes,
             allow_unsafe_types=bool(config.allow_unsafe_types),
             progress=show,
         )

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config.packing import packing_of, stream_packing_of
 from headrace.config.problems import refuse
-from headrace.config.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
-from headrace.config.validate import field_types
+from headrace.config.schema import DatasetConfig, LoaderConfig, StreamConfig
 from headrace.errors import TopologyError
+from headrace.options.constraints import field_types
+from headrace.options.streams import SelectionConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

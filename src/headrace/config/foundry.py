@@ -16,10 +16,12 @@ from typing import Annotated, Any, cast
 
 from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
-from headrace.config.schema import Config, DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig, WorkerConfig
-from headrace.config.validate import AtLeast, Count, Named, OneOf, Parsed, Validator, field_types, unwrap
+from headrace.config.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, WorkerConfig
+from headrace.config.validate import Validator
 from headrace.errors.exclusions import BrokenRule
 from headrace.errors.redaction import warn
+from headrace.options.constraints import AtLeast, Count, Named, OneOf, Parsed, field_types, unwrap
+from headrace.options.streams import SelectionConfig
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.selection import Mistake
 

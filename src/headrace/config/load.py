@@ -28,9 +28,10 @@ from headrace.config.resolver import (
     written_at,
 )
 from headrace.config.schema import Config, FileDirectives
-from headrace.config.validate import Validator, field_types
+from headrace.config.validate import Validator
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
 from headrace.errors import ConfigError
+from headrace.options.constraints import field_types, plain
 
 DIRECTIVES = tuple(field_types(FileDirectives))
 """Keys of a file that control its reading, beside those of a configuration."""
@@ -320,8 +321,8 @@ def _plain(value: Any, path: Path, budget: Budget) -> Any:
         return {key: _plain(item, (*path, str(key)), budget) for key, item in mapping.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, (*path, index), budget) for index, item in enumerate(cast('Sequence[Any]', value))]
-    if value is None or isinstance(value, _SCALARS):
-        return value
+    if (number := plain(value)) is None or isinstance(number, _SCALARS):
+        return number
     raise YamlError(
         f'{dotted(path) or "(top level)"}: must be a mapping, a list, text, a number, true, false or null, '
         f'got a {type(value).__name__}'

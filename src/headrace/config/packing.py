@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from headrace.config.validate import AtLeast, Parsed
-from headrace.errors import ConfigError
 from headrace.errors.exclusions import BrokenRule
-from headrace.format import number_abbrev_to_int
+from headrace.options.constraints import AtLeast
 from headrace.packing.settings import (
-    LEAST,
-    Method,
+    DocumentOptions,
     Packing,
+    PackingOptions,
     StreamPacking,
-    TokenDtype,
-    WeightsCount,
     packing_errors,
     stream_packing_errors,
 )
-from headrace.selection import Mistake
-
-
-def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
-    number, least = value, LEAST['sequences_per_epoch']
-    if value == 'all':
-        return 'all'
-    if isinstance(value, str):
-        with contextlib.suppress(ConfigError):
-            number = number_abbrev_to_int(value)
-    # YAML reads 1e6 as a float.
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        mistakes.append(Mistake((), value, f"must be an integer of at least {least}, text like '64k', or `all`"))
-        return 'all'
-    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,46 +36,14 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackingConfig:
+class PackingConfig(PackingOptions):
     """How documents are packed into sequences of tokens."""
 
-    sequence_length: Annotated[int, AtLeast(LEAST['sequence_length'])] | None = None
+    sequence_length: Annotated[int | None, AtLeast(2)] = None
     """Tokens of a sequence, padding included."""
 
     tokenizer: TokenizerConfig | None = None
     """The tokenizer of texts. Default: the column holds tokens."""
-
-    column: str | None = None
-    """The column of the documents. Default: `text` with a tokenizer, `tokens` without."""
-
-    token_dtype: TokenDtype | None = None
-    """Type of the tokens in a column of bytes."""
-
-    method: Method = Packing.method
-    """Keep documents whole and pad little, or lay them end to end and cut."""
-
-    bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
-    """A token to put before each document."""
-
-    eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
-    """A token to put after each document."""
-
-    pad_token_id: Annotated[int, AtLeast(LEAST['pad_token_id'])] = Packing.pad_token_id
-    """The padding token."""
-
-    lanes: Annotated[int, AtLeast(LEAST['lanes'])] | None = None
-    """Lanes that are packed side by side; ranks divide their number. Default: the first global batch size."""
-
-    sequences_per_epoch: Annotated[int | str, Parsed(_read_sequences, "a number, text like '64k', or `all`")] | None = (
-        None
-    )
-    """Sequences of an epoch, a multiple of the lanes, or `all` documents once. Default: no end."""
-
-    window: Annotated[int, AtLeast(LEAST['window'])] = Packing.window
-    """Sequences that `best_fit` fills at a time in a lane."""
-
-    weights_count: WeightsCount = Packing.weights_count
-    """Unit of the streams' proportions; with `tokens`, each sequence is of one stream."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between these keys that do not hold."""
@@ -107,23 +53,11 @@ class PackingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPackingConfig:
+class StreamPackingConfig(DocumentOptions):
     """The documents of one stream, where they are not those that the loader's `packing` describes."""
-
-    column: str | None = None
-    """The column of its documents. A column of arrays holds tokens. Default: that of the loader's `packing`."""
 
     tokenizer: TokenizerConfig | None = None
     """The tokenizer of its texts. Default: that of the loader's `packing`, unless the column holds tokens."""
-
-    token_dtype: TokenDtype | None = None
-    """The column holds tokens: those in bytes have this type, and those in lists of JSON are of any."""
-
-    bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
-    """A token to put before each document. Default: that of the loader's `packing`."""
-
-    eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
-    """A token to put after each document. Default: that of the loader's `packing`."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         yield from stream_packing_errors(self)

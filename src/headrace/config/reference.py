@@ -7,43 +7,43 @@ which editors complete keys and underline mistakes: keys, types, bounds and choi
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 from headrace.config import packing, schema
 from headrace.config.schema import Config, FileDirectives
-from headrace.config.validate import AtLeast, Bytes, Count, MoreThan, Named, Parsed, choices_of, field_types, unwrap
+from headrace.options import dataset, streams
+from headrace.options.constraints import (
+    AtLeast,
+    Bytes,
+    Count,
+    MoreThan,
+    Named,
+    Parsed,
+    all_field_texts,
+    choices_of,
+    field_texts,
+    field_types,
+    unwrap,
+)
+from headrace.packing import settings
 
 _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),
-    'loader': (schema.LoaderConfig, schema.DatasetConfig),
-    'stream': (schema.StreamConfig,),
+    'loader': (schema.LoaderConfig, schema.DatasetConfig, dataset.DatasetOptions),
+    'stream': (schema.StreamConfig, streams.StreamOptions),
     'schedule': (schema.SchedulePointConfig,),
-    'selection': (schema.SelectionConfig,),
-    'transfer': (schema.TransferConfig,),
-    'packing': (packing.PackingConfig,),
+    'selection': (streams.SelectionConfig,),
+    'transfer': (streams.TransferConfig,),
+    'packing': (packing.PackingConfig, settings.PackingOptions, settings.DocumentOptions),
     'tokenizer': (packing.TokenizerConfig,),
     'workers': (schema.WorkerConfig,),
 }
 """Classes of each table; it lists the fields that they define themselves, in this order."""
 _MOST_CHOICES = 8  # the text of a key with more says where they are listed
-
-
-def field_texts(cls: type) -> dict[str, str]:
-    """The text beneath each field that `cls` itself defines."""
-    (definition,) = ast.parse(inspect.getsource(cls)).body
-    assert isinstance(definition, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for field, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = ' '.join(str(below.value.value).split())
-    return texts
 
 
 def updated(page: str) -> str:
@@ -59,12 +59,15 @@ def updated(page: str) -> str:
 
 
 def _table(classes: tuple[type, ...]) -> str:
-    lines = ['| key | value | meaning |', '|---|---|---|']
+    lines, keys = ['| key | value | meaning |', '|---|---|---|'], set[str]()
     for cls in classes:
         hints = field_types(cls)
         fields = dataclasses.fields(cls)
         defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
         for key, text in field_texts(cls).items():
+            if key in keys:  # a class of YAML says it in its own words
+                continue
+            keys.add(key)
             lines.append(f'| `{key}` | {_kind(hints[key])} | {text}{_default(defaults[key])} |')
     return '\n'.join(lines) + '\n'
 
@@ -78,7 +81,7 @@ def _kind(hint: Any) -> str:
         return constraint.what
     if choices := choices_of(hint, constraint):
         return ', '.join(f'`{choice}`' for choice in choices) if len(choices) <= _MOST_CHOICES else 'name'
-    if hint in (int, float):
+    if hint in (int, float) or isinstance(constraint, Count | Bytes):
         return _number(hint, constraint)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
         return 'mapping'
@@ -121,10 +124,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _section(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    texts: dict[str, str] = {}
-    for each in cls.__mro__:
-        if dataclasses.is_dataclass(each):
-            texts = {**field_texts(each), **texts}
+    texts = all_field_texts(cls)
     properties = {name: _value(hint, texts.get(name, ''), definitions) for name, hint in field_types(cls).items()}
     return {'type': 'object', 'properties': properties, 'additionalProperties': False}
 
@@ -133,7 +133,7 @@ def _value(hint: Any, text: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """A key's value: of its type, an interpolation, or null, which leaves it out."""
     hint, constraint = unwrap(hint)
     described: dict[str, Any] = {'description': text} if text else {}
-    if isinstance(constraint, Parsed) or hint is object:
+    if isinstance(constraint, Parsed) or hint in (object, Any):
         return described
     return {**described, 'anyOf': [*_forms(hint, constraint, definitions), _INTERPOLATION, {'type': 'null'}]}
 
@@ -150,7 +150,7 @@ def _forms(hint: Any, constraint: Any, definitions: dict[str, Any]) -> list[dict
         return [_reference(hint, definitions)]
     if get_origin(hint) is Mapping:
         return [{'type': 'object', 'additionalProperties': _value(get_args(hint)[1], '', definitions)}]
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, Sequence):
         return [{'type': 'array', 'items': _value(get_args(hint)[0], '', definitions)}]
     if choices := choices_of(hint, constraint):
         return [{'enum': list(choices)}]

@@ -1,8 +1,9 @@
 """From raw values to frozen dataclasses, or to the list of all their mistakes.
 
 The dataclasses are the only list of keys. Their annotations say names, types, bounds and choices. An annotation is a
-plain type, ``Literal[...]``, ``X | None``, another dataclass or ``Mapping[str, X]``. ``Annotated[...]`` adds a
-constraint, such as `AtLeast`. A key that is ``null`` in a file is left out.
+plain type, ``Literal[...]``, ``X | None``, another dataclass, ``Mapping[str, X]`` or ``Sequence[X]``.
+``Annotated[...]`` adds a constraint of `headrace.options`, such as `AtLeast`. A key that is ``null`` in a file is left
+out.
 
 Rules between keys belong to the dataclass: an optional method ``cross_field_errors`` yields the broken ones. A rule is
 dropped when one of its keys is wrong or misspelt, so that one mistake gives one line.
@@ -12,118 +13,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import re
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args, get_origin
 
 from headrace.config.problems import LONGEST_NAME, Path, Problem, closest, did_you_mean, dotted, shown
 from headrace.config.yaml_reader import read_file
 from headrace.errors import ConfigError
 from headrace.errors.exclusions import BrokenRule
 from headrace.format import bytes_to_int, number_abbrev_to_int
-from headrace.order.config import BATCH_COST_RULE, BatchCost
-from headrace.order.skip import read_range
+from headrace.options.constraints import (
+    AtLeast,
+    Bytes,
+    Count,
+    MoreThan,
+    Named,
+    Parsed,
+    choices_of,
+    field_types,
+    plain,
+    unwrap,
+)
 from headrace.order.state import decisions_in
 from headrace.selection import Mistake
-from headrace.storage.cache.peer_options import RULE, PeerOptions
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Constraint on a number: the smallest value allowed, inclusive."""
-
-    bound: int
-
-    def __str__(self) -> str:
-        return f'of at least {self.bound}'
-
-
-@dataclass(frozen=True, slots=True)
-class MoreThan:
-    """Constraint on a number: the value that it must exceed, exclusive."""
-
-    bound: int
-
-    def __str__(self) -> str:
-        return f'greater than {self.bound}'
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Constraint on an integer that may be written with a unit of 1000: ``100k``, ``64M``, ``1.5b``, ``1t``."""
-
-    least: int = 1
-
-    def __str__(self) -> str:
-        return f"of at least {self.least}, or text like '100k', '64m', '1.5b'"
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Constraint on a size in bytes that may be written with a unit of 1024: ``100kb``, ``64mb``, ``1.5gb``."""
-
-    least: int = 1
-
-    def __str__(self) -> str:
-        return f"of at least {self.least}, or text like '100kb', '64mb', '10gb'"
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Constraint on a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
-
-    names: tuple[str, ...] | Callable[[], tuple[str, ...]]  # or a function that gives them, where programs add some
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Constraint on a tuple of named dataclasses: a mapping from names, or a list of items with a ``name``."""
-
-    what: str  # noun for one item, in messages
-    or_single: bool = False  # also accept one item in place of the mapping, named by its key; a list is refused then
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """Constraint on a value whose form another package owns."""
-
-    read: Callable[[object, list[Mistake]], Any]  # makes the value; returns None after adding its mistakes
-    what: str  # noun for the value, in the documentation
-
-
-def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:
-    if not isinstance(value, list):
-        mistakes.append(Mistake((), value, 'must be a list of ranges [begin, end]'))
-        return ()
-    items = cast('list[Any]', value)
-    ranges = [read_range(item) for item in items]
-    wrong = [(i, rule) for i, rule in enumerate(ranges) if isinstance(rule, str)]
-    mistakes += [Mistake((i,), items[i], rule) for i, rule in wrong]
-    return () if wrong else tuple((begin, end) for begin, end in items)
-
-
-def read_batch_cost(value: object, mistakes: list[Mistake]) -> BatchCost | None:
-    try:
-        return BatchCost.of(value)
-    except ConfigError:
-        mistakes.append(Mistake((), value, BATCH_COST_RULE))
-        return None
 
 
 def read_decisions(value: object, mistakes: list[Mistake]) -> tuple[Mapping[str, Any], ...]:
@@ -134,14 +47,6 @@ def read_decisions(value: object, mistakes: list[Mistake]) -> tuple[Mapping[str,
     except (OSError, ValueError, RecursionError) as error:  # such as those of headrace
         mistakes.append(Mistake((), value, f'must be a list of decisions, or a JSON file of them: {error}'))
         return ()
-
-
-def read_peers(value: object, mistakes: list[Mistake]) -> PeerOptions | None:
-    try:
-        return PeerOptions.of(cast('Any', value))
-    except ConfigError:
-        mistakes.append(Mistake((), value, RULE))
-        return None
 
 
 T = TypeVar('T')
@@ -206,7 +111,7 @@ class Validator:
                 self.problems.append(Problem((*path, *at), broken.rule, self._got(given, broken.keys, path)))
 
     def _value(self, hint: Any, value: Any, path: Path) -> Any:
-        hint, constraint = unwrap(hint)
+        (hint, constraint), value = unwrap(hint), plain(value)
         if isinstance(constraint, Named):
             return self._named(hint, constraint, value, path)
         if isinstance(constraint, (Count, Bytes)):
@@ -220,7 +125,7 @@ class Validator:
             return (
                 self._mapping(hint, mapping, path) if get_origin(hint) else self.read(cast('Any', hint), mapping, path)
             )
-        if get_origin(hint) is tuple:
+        if get_origin(hint) in (tuple, Sequence):
             if not isinstance(value, list):
                 return self._wrong(path, value, 'must be a list')
             item_hint = get_args(hint)[0]
@@ -242,7 +147,7 @@ class Validator:
 
     def _mapping(self, hint: Any, value: Mapping[Any, Any], path: Path) -> Any:
         item_hint = get_args(hint)[1]
-        if item_hint is object:
+        if item_hint in (object, Any):
             return value
         items = {str(key): self._value(item_hint, item, (*path, str(key))) for key, item in value.items()}
         return _INVALID if _INVALID in items.values() else items
@@ -251,9 +156,7 @@ class Validator:
         rule = f'must be {describe_number(hint, constraint)}'
         if not _is_number(value, int if hint is int else (int, float)):
             return self._wrong(path, value, rule, scalar=True)
-        if (isinstance(constraint, AtLeast) and value < constraint.bound) or (
-            isinstance(constraint, MoreThan) and value <= constraint.bound
-        ):
+        if constraint is not None and not constraint.holds(value):
             return self._wrong(path, value, rule)
         return hint(value)
 
@@ -365,29 +268,9 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool) and -(2**63) < value < 2**63
 
 
-@functools.cache
-def field_types(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def choices_of(hint: Any, constraint: Any) -> tuple[str, ...]:
-    """The texts that a value may be, or () if it is not bound to a list."""
-    if isinstance(constraint, OneOf):
-        return constraint.names if isinstance(constraint.names, tuple) else constraint.names()
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
 def describe_number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes | None) -> str:
     noun = 'an integer' if hint is int else 'a number'
     return noun if constraint is None else f'{noun} {constraint}'
-
-
-def unwrap(hint: Any) -> tuple[Any, Any]:
-    """An annotation without ``| None`` and ``Annotated``, and the constraint of the latter or None."""
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
-    return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
 
 
 def _inner_keys(cls: type, raw: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:

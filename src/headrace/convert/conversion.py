@@ -149,7 +149,7 @@ def convert(
     """
     begin = time.monotonic()
     if append != 'all':
-        check_kind('append', append, 'bool')
+        check_kind('append', append, bool)
     check_settings(workers=workers, on_error=on_error, limit=limit, exist_ok=exist_ok)
     if exist_ok and append:
         raise ConfigError(
@@ -223,7 +223,7 @@ def _nothing_new(inputs: Inputs, columns: dict[str, str], place: StorePlace, *, 
 
 
 def check_settings(*, workers: int, on_error: str, limit: int | None, exist_ok: bool) -> None:
-    for name, value, kind in (('workers', workers, 'int'), ('limit', limit, 'int'), ('exist_ok', exist_ok, 'bool')):
+    for name, value, kind in (('workers', workers, int), ('limit', limit, int), ('exist_ok', exist_ok, bool)):
         check_kind(name, value, kind)
     if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
         raise ConfigError(

@@ -6,56 +6,138 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Concatenate, Final, ParamSpec, SupportsFloat, SupportsIndex, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    SupportsFloat,
+    SupportsIndex,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from headrace.errors import ArgumentError, ConfigError
+from headrace.options.constraints import AtLeast, MoreThan, all_field_texts, field_types, plain, unwrap
 
+O = TypeVar('O')  # noqa: E741 - the options
+C = TypeVar('C')
 S = TypeVar('S')
 P = ParamSpec('P')
 R = TypeVar('R')
 
 _given_names: ContextVar[frozenset[str]] = ContextVar('given_names')
 
-_KINDS: Final = {
-    'bool': 'True or False',
-    'int': 'an integer',
-    'float': 'a number',
-    'str': 'a text',
-    'int | str': "a number, or a text such as '64mb'",
+_KINDS: Final[Mapping[Any, str]] = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a number',
+    str: 'a text',
+    int | str: "a number, or a text such as '64mb'",
 }
-"""Annotations that say all of a value's kind, and the kind in words."""
+"""Types that say all of a value's kind, and the kind in words."""
 
 
-def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """An `__init__` with clear errors for arguments by position, of unknown names, and of the wrong kind."""
-    parameters = inspect.signature(init).parameters
-    names = list(parameters)[1:]
-    kinds = {name: str(parameters[name].annotation).removesuffix(' | None') for name in names}
+def takes(
+    options: Callable[P, O], *, error: type[ConfigError] = ConfigError
+) -> Callable[[Callable[[S, O], None]], Callable[Concatenate[S, P], None]]:
+    """Decorates an `__init__` that gets its arguments as one object of a dataclass.
 
-    @functools.wraps(init)
-    def checked(self: S, *args: Any, **kwargs: Any) -> None:
-        if args:
-            first = args[0]
-            fix = 'Write each argument as `name=value`.'
-            if isinstance(first, (str, bytes)) or hasattr(first, '__fspath__'):
-                fix = 'Write `local=` before a folder of this machine, `remote=` before a URL or a shared folder.'
-            raise ArgumentError(
-                f'{type(self).__name__} takes its arguments by name, but got {first!r:.200} by position. {fix}'
-            )
-        unknown = [name for name in kwargs if name not in names]
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], names, n=1)
-            fix = f'Did you mean `{near[0]}`?' if near else f'It takes {", ".join(names)}.'
-            raise ArgumentError(f'{type(self).__name__} has no argument `{unknown[0]}`. {fix}')
-        for name, value in kwargs.items():
-            check_kind(name, value, kinds[name])
-        init(self, **kwargs)  # pyright: ignore[reportCallIssue] - none is given by position
+    The arguments, their defaults and the signature are those of the dataclass. The arguments of the caller are by name,
+    of known names, and as the annotations say; numbers of NumPy and PyTorch become Python's. Anything else is an
+    ArgumentError, or an `error` if a value is out of its bounds or not one of the choices.
+    """
+    own: Any = options
+    types = get_type_hints(own)
+    given = inspect.signature(options).parameters.values()
+    parameters = {each.name: each.replace(annotation=types[each.name]) for each in given}
 
-    return checked
+    def decorate(init: Callable[[S, O], None]) -> Callable[Concatenate[S, P], None]:
+        @functools.wraps(init)
+        def checked(self: S, *args: Any, **kwargs: Any) -> None:
+            _refuse_unknown(type(self).__name__, args, kwargs, list(parameters))
+            hints = field_types(own)
+            init(self, own(**{name: _checked(name, value, hints[name], error) for name, value in kwargs.items()}))
+
+        this = inspect.Parameter('self', inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        vars(checked)['__signature__'] = inspect.Signature([this, *parameters.values()])
+        return cast('Callable[Concatenate[S, P], None]', checked)
+
+    return decorate
+
+
+class _Documentation:
+    """The `__doc__` of a class whose arguments are options. Their texts are read from the source when it is asked."""
+
+    def __init__(self, text: str, options: type) -> None:
+        self._text, self._options = inspect.cleandoc(text), options
+
+    def __get__(self, instance: object, owner: type) -> str:
+        texts = all_field_texts(self._options)
+        arguments = ''.join(f'    {name}: {text}\n' for name, text in texts.items())
+        before, raises, after = self._text.partition('Raises:\n')
+        return f'{before}Args:\n{arguments}\n{raises}{after}'
+
+
+def documented(options: type) -> Callable[[type[C]], type[C]]:
+    """Decorates a class whose `__init__` `takes` these options: its documentation has their texts."""
+
+    def decorate(cls: type[C]) -> type[C]:
+        cls.__doc__ = cast('str', _Documentation(cls.__doc__ or '', options))
+        return cls
+
+    return decorate
+
+
+def _refuse_unknown(title: str, args: Sequence[Any], given: Iterable[str], names: Sequence[str]) -> None:
+    if args:
+        first = args[0]
+        fix = 'Write each argument as `name=value`.'
+        if isinstance(first, (str, bytes)) or hasattr(first, '__fspath__'):
+            fix = 'Write `local=` before a folder of this machine, `remote=` before a URL or a shared folder.'
+        raise ArgumentError(f'{title} takes its arguments by name, but got {first!r:.200} by position. {fix}')
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        fix = f'Did you mean `{near[0]}`?' if near else f'It takes {", ".join(names)}.'
+        raise ArgumentError(f'{title} has no argument `{unknown[0]}`. {fix}')
+
+
+def _checked(name: str, value: object, hint: object, error: type[ConfigError]) -> Any:
+    """The value of an option, with Python's numbers, after its kind, its bounds and its choices are checked.
+
+    None is of every kind, but none of the choices. Text forms and nested values are left to whoever reads them.
+    """
+    value = plain(value)
+    if value is None and get_origin(hint) is not Literal:
+        return None
+    kind, constraint = unwrap(hint)
+    check_kind(name, value, kind)
+    if isinstance(constraint, AtLeast | MoreThan) and not constraint.holds(cast('Any', value)):
+        raise error(f'`{name}` must be {str(constraint).removeprefix("of ")}, but is {value!r}.')
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if choices and value not in choices:
+        of = ' or '.join(map(repr, choices)) if len(choices) == 2 else f'one of {list(choices)}'
+        raise error(f'`{name}` must be {of}, but is {value!r}.')
+    return bool(value) if kind is bool else value
+
+
+def takes_plain_numbers(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function: numbers of NumPy and PyTorch among its arguments become Python's."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cast('Callable[..., R]', function)(*map(plain, args), **plain(kwargs))
+
+    return called
 
 
 def knows_given_names(function: Callable[P, R]) -> Callable[P, R]:
@@ -80,27 +162,28 @@ def given_names() -> frozenset[str]:
     return _given_names.get()
 
 
-def check_kind(name: str, value: object, kind: str) -> None:
-    """Check that an argument is of the kind of its annotation: an ArgumentError for text where a number belongs.
+def check_kind(name: str, value: object, kind: object) -> None:
+    """Check that an argument is of the type of its annotation: an ArgumentError for text where a number belongs.
 
     `'false'` would count as True, and `'4'` would fail far from here. Numbers of NumPy and PyTorch are numbers; 0 and 1
     are truth values; paths are texts; None is of every kind.
     """
-    if value is None or kind not in _KINDS:
+    words = _KINDS.get(kind) if isinstance(kind, Hashable) else None
+    if value is None or words is None:
         return
-    if kind == 'bool':
+    if kind is bool:
         fits = isinstance(value, SupportsIndex | np.bool_) and value in (0, 1)
-    elif kind == 'str':
+    elif kind is str:
         fits = isinstance(value, str | os.PathLike)
-    elif kind == 'int | str':
+    elif kind == int | str:
         fits = isinstance(value, str | SupportsFloat)
     else:
         # A whole float passes for an integer where no stricter rule follows: sizes are often computed.
         fits = isinstance(value, SupportsFloat) and not isinstance(value, bool)
     if not fits:
-        converts = isinstance(value, str) and kind in ('int', 'float')
-        fix = f' Convert text first, such as with `{kind}(...)`.' if converts else ''
-        raise ArgumentError(f'`{name}` must be {_KINDS[kind]}, but is {value!r:.200}.{fix}')
+        converts = isinstance(value, str) and kind in (int, float)
+        fix = f' Convert text first, such as with `{cast("type", kind).__name__}(...)`.' if converts else ''
+        raise ArgumentError(f'`{name}` must be {words}, but is {value!r:.200}.{fix}')
 
 
 _STORE = 'Register a store for the scheme of the URLs: headrace.storage.register_store.'

@@ -17,7 +17,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeGuard, cast, get_args
+from typing import Any, Final, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -58,17 +58,6 @@ BAD_SAMPLE_KEY: Final = ReservedKey(
     "on_bad_sample 'skip' marks samples that cannot be read in the batch",
     "Rename the column, or choose on_bad_sample 'raise'.",
 )
-
-BadSamplePolicy = Literal['raise', 'skip']
-"""Handling of a sample that cannot be read: its error is raised, or its row holds another and is marked."""
-
-
-def parse_policy(value: object) -> BadSamplePolicy:
-    for policy in get_args(BadSamplePolicy):
-        if value == policy:
-            return policy
-    raise ConfigError(f"`on_bad_sample` must be 'raise' or 'skip', but is {value!r}.")
-
 
 _OF_DATA: Final = ObjectNotFoundError, FormatError, ErasedError
 
@@ -242,9 +231,6 @@ LOSS_WEIGHT_KEY: Final = ReservedKey(
     '`loss_weight` puts the weights of rows into the batch',
     'Rename the column, or leave `loss_weight` out.',
 )
-
-LossWeight = Literal['samples', 'cost']
-"""The weight of a sample in the mean over a global batch: the same for each, or its cost."""
 
 
 def loss_weights(plan: BatchPlan, k: int, ids: npt.NDArray[np.int64], costs: CostsOf | None) -> npt.NDArray[np.float32]:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, count, takewhile
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from headrace.dataset.arguments import by_name, refuse_unused_overrides
+from headrace.dataset.arguments import documented, refuse_unused_overrides, takes
 from headrace.dataset.attributes import DatasetAttributes, SamplesById
 from headrace.dataset.batch_keys import (
     BAD_SAMPLE_KEY,
     LOSS_WEIGHT_KEY,
     PADDING_KEY,
-    BadSamplePolicy,
-    LossWeight,
     ReservedKey,
-    parse_policy,
 )
 from headrace.dataset.facts import dataset_facts
-from headrace.dataset.growth import OnGrowth, Opened, Opener
+from headrace.dataset.growth import Opened, Opener
+from headrace.dataset.options import DatasetArguments
 from headrace.dataset.plain_pass import refuse_dealing, samples_of_pass
 from headrace.dataset.prefetch.limits import check_predownload, require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.ranks import meet_in_group
@@ -44,47 +43,32 @@ from headrace.dataset.streams.columns import (
     refuse_unpaddable_columns,
 )
 from headrace.dataset.streams.open_streams import OpenedStream
-from headrace.dataset.streams.stream import (
-    OnChangedData,
-    Stream,
-    StreamDefaults,
-    stream_facts,
-    streams_given,
-    streams_registry,
-)
+from headrace.dataset.streams.stream import read_selection, stream_facts, streams_given, streams_registry
 from headrace.errors import ConfigError
 from headrace.errors.display import Facts, FactsRepr
-from headrace.errors.exclusions import refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions, settings_of
 from headrace.errors.redaction import logger_of
-from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
+from headrace.format import JoinedShards, ShardInfo, number_abbrev_to_int
 from headrace.order import (
-    DEFAULT_SEED,
     BatchPlan,
     BatchSpec,
-    Exhaustion,
     Mixture,
-    MixtureChange,
     OrderConfig,
-    Remainder,
     Schedule,
-    SchedulePoint,
-    SkipRange,
     Topology,
     parse_skip,
 )
 from headrace.order.config import BatchCost
-from headrace.order.skip import refuse_documents
 from headrace.order.state import decisions_in
-from headrace.order.topology import Uneven, check_batch_size
-from headrace.selection import Fraction, Predicate, Subset
+from headrace.order.topology import check_batch_size
 from headrace.storage.cache.peer_options import PeerOptions
 from headrace.storage.cache.peers import Peers
-from headrace.tensors.decoding import DecodeLike
 from headrace.tensors.padding import Pad
 
 _log = logger_of(__name__)
 
 
+@documented(DatasetArguments)
 class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
@@ -93,250 +77,76 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     samples wherever they are read. Give it to `headrace.StreamingDataLoader`, which reads whole batches and keeps the
     position, or to a plain `torch.utils.data.DataLoader`.
 
-    Args:
-        streams: the streams to mix. Or give one by `remote`, `local` and `split`, and None or an empty list here.
-        remote, local, split: see `Stream`; with `streams`, defaults for them.
-        download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
-        endpoint_url, region, anonymous, requester_pays: see `Stream`; defaults for all streams.
-        store_options, on_changed_data: see `Stream`; defaults for all streams.
-        subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
-            the samples that are offered.
-        columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
-        cost, format, format_options, decode: see `Stream`; a default for all streams.
-        epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
-        predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
-            more, and 512 MiB at most.
-        cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
-        peers: a mapping, to have nodes give each other the shards in their caches. Empty, the ranks of the process
-            group find each other; or `hosts` lists the nodes. `port`, `interface` and `token_env` are optional; see
-            ``docs/tuning.md``. A process of each node serves from the first pass on. None: each node downloads for
-            itself.
-        sampling_method: which samples an epoch takes of a stream that it takes in part: 'balanced' takes others in each
-            epoch, 'fixed' the same. 'fixed' does not go with a schedule.
-        sampling_granularity: samples of a shard that are chosen together, to read fewer shards. With the native order
-            more than 1 needs 'fixed'.
-        partition_algo: how MosaicML's orders split samples over nodes.
-        num_canonical_nodes: parts of the data that are read side by side. Another number gives another order. None: 1
-            for each 64 shards, 64 at most. With MosaicML Streaming's orders, None is the number of nodes, or 64 times
-            as many for 'py1s' and 'py2s'.
-        batch_size: samples of one device batch.
-        global_batch_size: samples of a batch over all ranks, in place of it.
-        uneven: how ranks share a global batch that they do not divide; None: an error. Each has a row more or less than
-            others. 'pad' gives every rank equally many rows: one with a row less repeats a row, as padding. 'ragged'
-            does not. Padding is marked in every batch under `headrace.PADDING`, and does not count.
-        shuffle: whether to shuffle.
-        shuffle_algo: None or 'native' for headrace's own. Those of MosaicML Streaming, sample for sample, are 'py1e',
-            'py1br', 'py1b', 'py1s', 'py2s' and 'naive'. A MosaicML Streaming checkpoint makes None 'py1e'.
-        shuffle_seed: key of the order. A checkpoint's seed replaces the default; a resume refuses any other one.
-        shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
-        batching_method: how streams share a batch: 'random', 'stratified' for the streams' shares in each batch,
-            'per_stream' for global batches of one stream each, or 'device_per_stream' for device batches of one.
-        bucket: batches of a window of the sequence. Its samples are sorted by cost, so that those of a batch have
-            similar ones; its batches are shuffled. See ``docs/lengths.md``.
-        batch_cost: the most that a global batch may cost, in rows times the longest, so that batches differ in their
-            numbers of rows. `batch_size` is the most. A number, or a mapping: `budget`; `multiple`, which divides the
-            rows and must divide by the ranks, 8 by default; and `sum`, True for the sum of costs. `bucket` is 64 then
-            by default.
-        balance: deal the rows of a global batch to the ranks of a node so that their sums of cost to this power are
-            nearly equal, with equal numbers of rows. 1, or 2 for attention.
-        loss_weight: put the weight of each row into every batch, under `headrace.LOSS_WEIGHT`. The mean of weight times
-            loss over the rows of a rank, averaged over ranks, is then the mean over the global batch: of samples for
-            'samples', or weighted by `cost` for 'cost'.
-        allow_unsafe_types: whether to open data with pickled columns, which can run code.
-        replication: consecutive ranks that get the same samples.
-        stream_name, stream_config: name of a class in `streams_registry` that makes the stream of `remote` and `local`,
-            and more arguments for it.
-        remainder: handling of the samples after the last full global batch. 'repeat' reads them, and repeats a few if
-            ranks would get unequal numbers. 'exact' also marks the repeats in every batch under `headrace.PADDING`.
-            'drop' drops them. None: 'repeat', or the choice of the evaluation.
-        schedule: proportions that change during the run, instead of the streams' weights. Each point has `at` (samples
-            of the run so far), `proportions` (by stream name) and `change` ('step', or 'linear' for a ramp from the
-            point before).
-        when_exhausted: action when an epoch has had every sample of a stream: 'repeat' begins its next pass, 'stop'
-            ends the epoch, 'drop_stream' continues without it.
-        on_mixture_change: action when a checkpoint has another mixture: 'refuse' raises; 'continue' uses the new
-            mixture, with each stream at its position.
-        decisions: decisions of an earlier run to repeat at their positions: a list, or a state that has them.
-        skip: ranges of the run's global sequence to skip, after a loss spike: pairs [begin, end). Bounds count samples
-            from the run's start (4096 or '4096sp'), or global batches of the present size ('1200ba'). Batches count as
-            a trainer's steps would without `skip`. The position counts skipped samples, so each resume may add ranges.
-            A range ahead of a checkpoint needs `on_mixture_change` 'continue'. With MosaicML Streaming's orders, and
-            with batches of one stream, every global batch that a range touches is skipped.
-        on_bad_sample: action at a sample whose data are missing or damaged. 'raise' raises the error. 'skip' logs it,
-            puts another sample in its row, and marks the row in every batch under `headrace.BAD_SAMPLE`. Other
-            errors, such as an outage or a full disk, raise in any case.
-        topology: rank, world size and nodes; by default detected at the first `len` or `iter`.
-        on_growth: the samples of an epoch where shards were appended to streams. 'ignore': those that the run began
-            with. 'next_pass': all that are there when the epoch begins. 'delta': only the new ones, if there are any,
-            before old ones come again. 'wait': only new ones, for which it waits. Ranks agree through the process group
-            of torch.distributed.
-        growth_wait: seconds for which 'wait' waits for new samples, before it raises an EmptyDatasetError.
-
     Raises:
         ValueError: arguments that break a rule, or that contradict each other.
         FileNotFoundError, RuntimeError: a stream has no index, or no samples.
         OSError: a store cannot be reached, or refuses.
     """
 
-    @by_name
-    def __init__(
-        self,
-        *,
-        streams: Sequence[Stream] | None = None,
-        remote: str | None = None,
-        local: str | None = None,
-        split: str | None = None,
-        download_retry: int = 2,
-        download_timeout: float = 60,
-        validate_hash: str | None = None,
-        keep_zip: bool = False,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        anonymous: bool | None = None,
-        requester_pays: bool | None = None,
-        store_options: Mapping[str, Any] | None = None,
-        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
-        fraction: Fraction | Sequence[float | str] | None = None,
-        fraction_seed: int | None = None,
-        where: Predicate | Mapping[str, Any] | None = None,
-        columns: Sequence[str] | None = None,
-        cost: str | None = None,
-        epoch_size: int | str | None = None,
-        predownload: int | None = None,
-        cache_limit: int | str | None = None,
-        peers: PeerOptions | Mapping[str, Any] | None = None,
-        sampling_method: str = 'balanced',
-        sampling_granularity: int = 1,
-        partition_algo: str = 'relaxed',
-        num_canonical_nodes: int | None = None,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
-        uneven: Uneven | None = None,
-        shuffle: bool = False,
-        shuffle_algo: str | None = None,
-        shuffle_seed: int = DEFAULT_SEED,
-        shuffle_block_size: int | None = None,
-        batching_method: str = 'random',
-        bucket: int | None = None,
-        batch_cost: int | Mapping[str, Any] | BatchCost | None = None,
-        balance: float | None = None,
-        loss_weight: LossWeight | None = None,
-        allow_unsafe_types: bool = False,
-        replication: int | None = None,
-        stream_name: str = 'stream',
-        stream_config: dict[str, Any] | None = None,
-        remainder: Remainder | None = None,
-        schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] = (),
-        when_exhausted: Exhaustion = 'repeat',
-        on_mixture_change: MixtureChange = 'refuse',
-        decisions: Sequence[Any] | Mapping[str, Any] = (),
-        skip: Sequence[SkipRange] = (),
-        on_bad_sample: BadSamplePolicy = 'raise',
-        topology: Topology | None = None,
-        on_changed_data: OnChangedData = 'refresh',
-        on_growth: OnGrowth = 'ignore',
-        growth_wait: float = 600,
-        format: str | None = None,  # noqa: A002 - the word for it
-        format_options: Mapping[str, Any] | None = None,
-        decode: DecodeLike | None = None,
-    ) -> None:
-        own = streams_given(streams, remote, local)
-        if own is not None and (stream_config or stream_name != 'stream'):
+    @takes(DatasetArguments)
+    def __init__(self, options: DatasetArguments) -> None:
+        given = streams_given(options.streams, options.remote, options.local)
+        if given is not None and (options.stream_config or options.stream_name != 'stream'):
             raise ConfigError(
                 f'`stream_name` and `stream_config` make the one stream of `remote` and `local`, but are '
-                f'{stream_name!r} and {stream_config!r} beside `streams`. Make the streams of this '
+                f'{options.stream_name!r} and {options.stream_config!r} beside `streams`. Make the streams of this '
                 f'class, and leave both out.'
             )
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
-        if batch_size is not None and global_batch_size is not None:
-            raise ConfigError(
-                f'`batch_size`, per device, and `global_batch_size`, of all ranks, are both given, as {batch_size} and '
-                f'{global_batch_size}. Leave one out.'
-            )
-        if uneven is not None and global_batch_size is None:
-            raise ConfigError('`uneven` deals a `global_batch_size` to the ranks. Give it in place of `batch_size`.')
-        if loss_weight not in (None, *get_args(LossWeight)):
-            raise ConfigError(f'`loss_weight` must be one of {list(get_args(LossWeight))}, but is {loss_weight!r}.')
-        if replication is not None and replication < 1:
-            raise ConfigError(
-                f'`replication` must be at least 1, the ranks that get the same samples, but is {replication}.'
-            )
-        check_predownload(predownload, batch_size)
+        check_predownload(options.predownload, options.batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
-        ranges = refuse_documents(parse_skip(skip))
-        self.on_bad_sample = parse_policy(on_bad_sample)
-        self.predownload = predownload
-        self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
-        node_options = PeerOptions.of(peers)
+        ranges = parse_skip(options.skip)
+        self.on_bad_sample = options.on_bad_sample
+        self.predownload = options.predownload
+        self.cache_limit = options.cache_bytes
+        self.allow_unsafe_types = options.allow_unsafe_types
+        self.stream_name, self.stream_config = options.stream_name, options.stream_config
+        if given is None:
+            place = {'remote': options.remote, 'local': options.local, 'split': options.split}
+            given = [streams_registry.make(options.stream_name, options.stream_config, **place)]
+            options = replace(options, split=None)
+        self.streams = list(given)
+        node_options = PeerOptions.of(options.peers)
         self.peers = None if node_options is None else Peers(node_options, meet_in_group)
         """The nodes that share their caches."""
-        self.allow_unsafe_types = allow_unsafe_types
-        self.stream_name, self.stream_config = stream_name, stream_config
-        self.streams = (
-            [streams_registry.make(stream_name, stream_config, remote=remote, local=local, split=split)]
-            if own is None
-            else list(own)
+        options = replace(
+            options,
+            streams=self.streams,
+            peers=node_options,
+            batch_cost=BatchCost.of(options.batch_cost),
+            **read_selection(options),
         )
-        if not self.is_packed and any(stream.packing is not None for stream in self.streams):
-            raise ConfigError('`packing` of a stream needs a PackedDataset, but this is a plain one. Leave it out.')
-        batch_cost = BatchCost.of(batch_cost)
-        settings = {**locals(), 'streams': self.streams, 'peers': node_options, 'packing': self.is_packed or None}
-        del settings['self']  # a dataset that refers to itself would live until a garbage collection
-        refuse_exclusions(settings)
-        asked = OrderConfig.of(settings)
-        named = cost is not None or all(stream.cost is not None for stream in self.streams)
-        has_costs = named or asked.bucket is not None or balance is not None or loss_weight == 'cost'
-        defaults = StreamDefaults.of({**settings, 'split': None if own is None else split})
+        refuse_exclusions({**settings_of(options), 'packing': self.is_packed or None})
         self._opener = Opener(
-            given=self.streams,
-            defaults=defaults,
-            cache_limit=self.cache_limit,
+            options,
             peers=self.peers,
-            allow_unsafe_types=allow_unsafe_types,
-            has_costs=has_costs and not self.is_packed,
-            loss_weight=loss_weight,
-            on_growth=on_growth,
-            growth_wait=growth_wait,
-            settings=settings,
+            is_packed=self.is_packed,
             run={
-                'order': asked,
-                'epoch_size': (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
-                'schedule': schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
-                'when_exhausted': when_exhausted,
-                'on_mixture_change': on_mixture_change,
+                'order': OrderConfig.of(options),
+                'epoch_size': (None if options.epoch_size is None else number_abbrev_to_int(options.epoch_size))
+                or None,
+                'schedule': Schedule.of(options.schedule) if options.schedule else None,
+                'when_exhausted': options.when_exhausted,
+                'on_mixture_change': options.on_mixture_change,
                 'skip': ranges,
-                'balance': balance,
-                'decisions': decisions_in(decisions),
+                'balance': options.balance,
+                'decisions': decisions_in(options.decisions),
             },
         )
-        if on_growth not in get_args(OnGrowth):
-            raise ConfigError(f'`on_growth` must be one of {list(get_args(OnGrowth))}, but is {on_growth!r}.')
-        if not growth_wait > 0:
-            raise ConfigError(f'`growth_wait` must be above 0 seconds, but is {growth_wait!r}.')
         opened = self._opener.open()
         self._opener.check(opened.run, opened.streams)
         if self.cache_limit is not None:
             require_room(self.cache_limit, opened.streams)
-        super().__init__(
-            opened.run,
-            skip=ranges,
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            uneven=uneven,
-            remainder=remainder,
-            replication=replication,
-            topology=topology,
-        )
+        super().__init__(opened.run, options, skip=ranges)
         self._is_checked = False
         self._read(opened)
-        if remainder == 'exact' or uneven is not None:
+        if options.remainder == 'exact' or self.uneven is not None:
             self.check_columns(PADDING_KEY)
-        if loss_weight is not None:
+        if options.loss_weight is not None:
             self.check_columns(LOSS_WEIGHT_KEY)
-        if global_batch_size is not None:
-            check_batch_size(global_batch_size, self.topology if topology else Topology(), uneven)
-        if topology is not None or not self.run.needs_batch_size:
+        if options.global_batch_size is not None:
+            ranks = self.topology if options.topology else Topology()
+            check_batch_size(options.global_batch_size, ranks, options.uneven)
+        if options.topology is not None or not self.run.needs_batch_size:
             self.order(0)  # refuses an unknown order now, before the first batch
         self.run.config().warn_of_small_blocks(self.mixture)
         self._show_opened()

@@ -5,29 +5,26 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
-from headrace.dataset.batch_keys import LossWeight, loss_weights
+from headrace.dataset.batch_keys import loss_weights
 from headrace.dataset.cache_files import EpochPermutations
+from headrace.dataset.options import DatasetArguments
 from headrace.dataset.ranks import decided_by_first
 from headrace.dataset.reading.batch_reader import Weigh
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
-from headrace.dataset.streams.stream import Stream, StreamDefaults
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
-from headrace.errors.exclusions import Settings, refuse_exclusions
+from headrace.errors.exclusions import refuse_exclusions, settings_of
 from headrace.errors.redaction import logger_of
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation, IndexFile
+from headrace.options.dataset import OnGrowth
 from headrace.order import ResumeState, Run
 from headrace.selection.costs import DatasetCosts
 from headrace.storage.cache.peers import Peers
-
-OnGrowth: TypeAlias = Literal['ignore', 'next_pass', 'delta', 'wait']
-"""The samples of a pass where shards were appended since the last one. ``ignore``: those that the run began with.
-``next_pass``: all that are there when it begins. ``delta``: new ones, if there are any. ``wait``: new ones."""
 
 _log = logger_of(__name__)
 
@@ -46,29 +43,29 @@ class Opened(NamedTuple):
     """Gives the weights of a batch's rows, under ``loss_weight``."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Opener:
-    """The arguments with which a dataset's streams are opened."""
+    """The options with which a dataset's streams are opened."""
 
-    given: Sequence[Stream]
-    defaults: StreamDefaults
-    cache_limit: int | None
+    options: DatasetArguments
+    _: KW_ONLY
     peers: Peers | None
-    allow_unsafe_types: bool
-    has_costs: bool
-    loss_weight: LossWeight | None
-    on_growth: OnGrowth
-    growth_wait: float
-    """Seconds for which `wait` waits."""
-    settings: Settings
-    """All arguments of the dataset."""
+    is_packed: bool
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
     passed_over: str = field(init=False, default='')
     """Digest of the index whose new samples `where` leaves out."""
 
     def __post_init__(self) -> None:
-        self._unopened = [copy.copy(stream) for stream in self.given]  # which do not show what was opened
+        options, streams = self.options, self.options.streams or ()
+        self._unopened = [copy.copy(stream) for stream in streams]  # which do not show what was opened
+        named = options.cost is not None or all(stream.cost is not None for stream in streams)
+        weighs = options.balance is not None or options.loss_weight == 'cost'
+        self._has_costs = not self.is_packed and (named or weighs or self.run['order'].bucket is not None)
+
+    @property
+    def on_growth(self) -> OnGrowth:
+        return self.options.on_growth
 
     @property
     def follows(self) -> bool:
@@ -101,8 +98,8 @@ class Opener:
             streams = self._open(generations, again, asks=True)
         all_costs = [stream.costs for stream in streams if stream.costs is not None]
         costs, weigh = DatasetCosts(all_costs) if all_costs else None, None
-        if self.loss_weight is not None:
-            weigh = partial(loss_weights, costs=costs if self.loss_weight == 'cost' else None)
+        if self.options.loss_weight is not None:
+            weigh = partial(loss_weights, costs=costs if self.options.loss_weight == 'cost' else None)
         permutations = EpochPermutations.beside([s.folder for s in streams if not s.is_local])
         run = Run.of([stream.size() for stream in streams], **self.run, load=permutations.load, costs=costs)
         return Opened(streams, run, weigh)
@@ -111,12 +108,12 @@ class Opener:
         self, generations: Mapping[str, Generation], again: Sequence[OpenedStream], *, asks: bool
     ) -> list[OpenedStream]:
         return open_streams(
-            self._unopened if again else self.given,
-            self.defaults,
-            cache_limit=self.cache_limit,
+            self._unopened if again else self.options.streams or (),
+            self.options,
+            cache_limit=self.options.cache_bytes,
             peers=self.peers,
-            allow_unsafe_types=self.allow_unsafe_types,
-            has_costs=self.has_costs,
+            allow_unsafe_types=self.options.allow_unsafe_types,
+            has_costs=self._has_costs,
             again=again,
             generations=generations,
             asks=asks,
@@ -145,7 +142,7 @@ class Opener:
             return
         order = run.config()
         resolved = {'shuffle_algo': order.algorithm, 'sampling_method': order.sampling, 'decisions': run.decisions}
-        refuse_exclusions({**self.settings, **resolved, 'streams': opened})
+        refuse_exclusions({**settings_of(self.options), **resolved, 'streams': opened})
         if any(stream.shards[0].made_from for stream in opened):
             raise ConfigError(
                 f'Under `on_growth` {self.on_growth!r} epochs are those of an index.json. It does not go with data '
@@ -186,22 +183,22 @@ class Opener:
             found = decided_by_first(lambda: self._look(streams, is_first=is_first))
             if found is not None:
                 return found
-            if decided_by_first(lambda: time.monotonic() - begun > self.growth_wait):
+            if decided_by_first(lambda: time.monotonic() - begun > self.options.growth_wait):
                 raise EmptyDatasetError(
                     f"Every sample was read, `on_growth` is 'wait', and nothing was appended within "
-                    f'{self.growth_wait:g} s. Resume the run when there is more, or raise `growth_wait`.'
+                    f'{self.options.growth_wait:g} s. Resume the run when there is more, or raise `growth_wait`.'
                 )
             if not is_said:
-                _log.info('Every sample was read. Waiting up to %g s for others.', self.growth_wait)
+                _log.info('Every sample was read. Waiting up to %g s for others.', self.options.growth_wait)
                 is_said = True
-            time.sleep(min(_POLL, self.growth_wait / 4))
+            time.sleep(min(_POLL, self.options.growth_wait / 4))
 
     def _look(self, streams: Sequence[OpenedStream], *, is_first: bool) -> dict[str, Generation] | None:
         """What a pass takes; None if there is nothing yet."""
         now = {stream.name or '': Generation.of(stream.fingerprint) for stream in streams}
         whole = {name: Generation(generation.digest) for name, generation in now.items() if generation is not None}
         indexes = look_at_indexes(
-            self._unopened, self.defaults, allow_unsafe_types=self.allow_unsafe_types, generations=whole
+            self._unopened, self.options, allow_unsafe_types=self.options.allow_unsafe_types, generations=whole
         )
         found: dict[str, Generation] = {}
         for name, index in indexes.items():

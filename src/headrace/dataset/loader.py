@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, default_collate
 
-from headrace.dataset.arguments import check_kind
+from headrace.dataset.arguments import check_kind, takes_plain_numbers
 from headrace.dataset.batch_keys import PADDING_KEY, STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import Device, copied_ahead, copies_to, gpu_of, pinned
@@ -70,6 +70,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     dataset: StreamingDataset  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, and never replaced
 
+    @takes_plain_numbers
     def __init__(
         self,
         dataset: StreamingDataset,
@@ -110,13 +111,14 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 f'shuffle={shuffle!r}, sampler={sampler!r}, batch_sampler={batch_sampler!r} to the loader.'
             )
         if not isinstance(num_workers, bool):  # PyTorch counts with truth values here
-            check_kind('num_workers', num_workers, 'int')
+            check_kind('num_workers', num_workers, int)
         topology = None if topology is None else dataset.replicated(topology)
         batch_size = dataset.batch_size_of_loader(batch_size, topology)
         # Trainers that copy a loader pass PyTorch's default in place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
-        refuse_exclusions({'remainder': remainder or dataset.remainder, 'loader.drop_last': drop_last})
-        refuse_exclusions({'loader.pad': pad, 'loader.collate_fn': self._collate})
+        settings = {'loader.drop_last': drop_last, 'loader.pad': pad, 'loader.collate_fn': self._collate}
+        is_packed = dataset.is_packed or None
+        refuse_exclusions({'remainder': remainder or dataset.remainder, 'packing': is_packed, **settings})
         if remainder == 'exact':
             dataset.check_columns(PADDING_KEY)
         if mark_streams:

@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headrace.dataset.growth import OnGrowth, Opened, Opener
+from headrace.dataset.growth import Opened, Opener
+from headrace.dataset.options import DatasetArguments
 from headrace.dataset.progress import Place, Progress
 from headrace.dataset.ranks import gathered, has_group
 from headrace.dataset.topology import detect_topology
@@ -15,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.errors.display import count_text
 from headrace.errors.exclusions import refuse_exclusions
 from headrace.errors.redaction import logger_of
+from headrace.options.dataset import OnGrowth
 from headrace.order import (
     BatchPlan,
     BatchSpec,
@@ -50,39 +52,23 @@ class SampleSequence:
 
     Args:
         run: gives orders, plans and states.
+        options: the dataset's options.
         skip: the ranges that the run skips.
-        batch_size: samples of one device batch, if known.
-        global_batch_size: samples of a batch over all ranks, in place of it.
-        uneven: how ranks share a batch that they do not divide; None: they divide it.
-        remainder: handling of the samples after the last full global batch, if given.
-        replication: consecutive ranks that get the same samples.
-        topology: rank, world size and nodes; None: detected on request.
     """
 
     _opener: Opener
     _opened: Opened
     global_batch_size: int | None = None  # a subclass may store `batch_size` before it is made
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        skip: Skip,
-        batch_size: int | None,
-        global_batch_size: int | None,
-        uneven: Uneven | None,
-        remainder: Remainder | None,
-        replication: int | None,
-        topology: Topology | None,
-    ) -> None:
+    def __init__(self, run: Run, options: DatasetArguments, *, skip: Skip) -> None:
         self.run = run
         self.skip = skip
-        self.global_batch_size = global_batch_size
-        self.uneven: Uneven | None = uneven
-        self._batch_size = batch_size
-        self.remainder: Remainder | None = remainder
-        self.replication = replication
-        self._topology = None if topology is None else self.replicated(topology)
+        self.global_batch_size = options.global_batch_size
+        self.uneven: Uneven | None = options.uneven
+        self._batch_size = options.batch_size
+        self.remainder: Remainder | None = options.remainder
+        self.replication = options.replication
+        self._topology = None if options.topology is None else self.replicated(options.topology)
         self.progress = Progress()
         """The current epoch, and the place where the next pass begins."""
         self._decided_for: int | None = None  # the epoch whose samples were decided last, of data that grow
@@ -178,11 +164,7 @@ class SampleSequence:
         Raises:
             ConfigError: the ranks of a process group do not ask for the same; or data that grow are followed.
         """
-        if self.follows_growth:
-            raise ConfigError(
-                f'Decided proportions belong to the data that a run began with, but `on_growth` {self.on_growth!r} '
-                f"follows others. Set it to 'ignore', or give a `schedule`."
-            )
+        refuse_exclusions({'on_growth': self.on_growth, 'decisions': True})
         earlier = f', after {len(all_)} decisions up to {all_[-1].digest}' if (all_ := self.run.decisions) else ''
         requests = gathered(f'{shares_of(proportions)} by {by!r} at {place}{earlier}')
         other = next((rank for rank, request in enumerate(requests) if request != requests[0]), None)
@@ -528,12 +510,8 @@ class SampleSequence:
         """
         if not self.follows_growth:
             return
-        if evaluates:
-            raise ConfigError(
-                'A loader for evaluation reads one epoch always, without samples that are appended. Set `on_growth` of '
-                "its dataset to 'ignore'."
-            )
-        refuse_exclusions({'on_growth': self.on_growth, 'remainder': remainder})
+        settings = {'on_growth': self.on_growth, 'remainder': remainder, 'fixed_epoch': 0 if evaluates else None}
+        refuse_exclusions(settings)
         (epoch, start), takeover = self.next_place, self.mixture.takeover
         # A checkpoint may have been taken after the decision.
         is_taken_over = takeover.positions and (takeover.epoch, takeover.sample) == (epoch, 0)

@@ -7,7 +7,7 @@ rows about other settings do not hold. Rules that depend on the data stand where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError, StreamError
@@ -103,6 +103,11 @@ def broken_exclusions(settings: Settings) -> Iterator[tuple[Exclusion, BrokenRul
             yield row, rule
 
 
+def settings_of(options: Any) -> dict[str, Any]:
+    """The settings in an object of options."""
+    return {option.name: getattr(options, option.name) for option in fields(options)}
+
+
 def refuse_exclusions(settings: Settings) -> None:
     """Raise the error of the first row that the settings break, with the texts of all such rows."""
     broken = list(broken_exclusions(settings))
@@ -188,6 +193,18 @@ def _packing(second: Choice, rule: str, fix: str) -> Exclusion:
 
 # fmt: off
 EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
+    # -- the batch size --------------------------------------------------------------------------------------------
+    *(Exclusion(
+        Choice('global_batch_size'), Choice(other),
+        f'`global_batch_size` and `{other}` exclude each other', 'keep one')
+      for other in ('device_batch_size', 'batch_size')),
+    Exclusion(
+        Choice('uneven'), Choice('device_batch_size'),
+        '`uneven` deals a `global_batch_size`', 'give it in place of `device_batch_size`'),
+    Exclusion(
+        Choice('uneven'), Choice('global_batch_size', _lacks),
+        '`uneven` deals a `global_batch_size` to the ranks', 'give it in place of `batch_size`',
+        lambda settings: 'batch_size' in settings),
     # -- the order and its batches ---------------------------------------------------------------------------------
     *(row for key in ('bucket', 'batch_cost', 'balance', 'uneven') for row in _needs_native(key)),
     Exclusion(
@@ -225,6 +242,9 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         Choice('schedule'), _FOREIGN_ORDER, 'a `schedule` needs the native order, got {second!r}',
         'leave `shuffle_algo` out, or remove the schedule'),
     Exclusion(
+        _EXHAUSTED, Choice('schedule'),
+        "`when_exhausted` must be 'repeat' with a schedule, but is {first!r}", 'keep one of the two'),
+    Exclusion(
         Choice('schedule'), _FIXED,
         "sampling_method 'fixed' needs epochs that draw the same number of samples of a stream each, but a schedule "
         'changes them', "remove one of the two: 'balanced' sampling takes new samples in each epoch"),
@@ -242,6 +262,10 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         "streams that come one after the other, as without `shuffle` and with batching_method 'random'",
         "shuffle, or choose 'stratified'", lambda settings: settings.get('batching_method') == 'random'),
     # -- data that grow --------------------------------------------------------------------------------------------
+    Exclusion(
+        _GROWTH, Choice('fixed_epoch', _is_other_than()),
+        'a loader for evaluation reads one epoch always, without the samples that `on_growth` {first!r} would take',
+        "set `on_growth` to 'ignore'"),
     _growth(Choice('packing'), 'packing, whose sequences hold documents of several passes'),
     _growth(_FOREIGN_ORDER, "`shuffle_algo` {second!r}, one of MosaicML Streaming's orders"),
     _growth(_FIXED, '`sampling_method` {second!r}, whose samples would change'),
@@ -268,6 +292,16 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         '`pad` fills up the rows of batches that headrace makes, but `collate_fn`, or the `transform` or `collate` of '
         'a data module, makes them here', 'pad there, or override `get_item` of the dataset'),
     # -- packing ---------------------------------------------------------------------------------------------------
+    Exclusion(
+        Choice('packing', _lacks), Choice('packing', _is_other_than(), is_of_streams=True),
+        '`packing` of stream {streams} needs `packing` of the loader, or a PackedDataset', 'leave it out'),
+    Exclusion(
+        Choice('packing', _lacks), Choice('skip', _counts('doc')),
+        "`skip` counts documents, as '17doc', only with `packing`", "count samples, as '4096sp'"),
+    _packing(
+        Choice('loader.collate_fn'),
+        '`collate_fn` is not supported with packing, whose batches are tensors of packed sequences',
+        'remove it; to make `input_ids` and `labels` of documents, pass a function as `tokenizer`'),
     *(_packing(
         choice, 'rows of packed data have one length, so `bucket`, `batch_cost` and `balance` do nothing',
         'remove them') for choice in _COSTS[:3]),

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.streams.open_streams import open_streams
-from headrace.dataset.streams.stream import Stream, StreamDefaults
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import StreamError
 from headrace.errors.display import count_text, text_table
+from headrace.options.streams import StreamOptions
 from headrace.selection.costs import Measuring
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def measure(
 
     opened = open_streams(
         streams,
-        StreamDefaults(cost=column),
+        StreamOptions(cost=column),
         cache_limit=cache_limit,
         allow_unsafe_types=allow_unsafe_types,
         has_costs=True,

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 from typing_extensions import override
 
 from headrace.config.build import loader_options
-from headrace.dataset.arguments import given_names, knows_given_names
+from headrace.dataset.arguments import given_names, knows_given_names, takes_plain_numbers
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.loader import StreamingDataLoader
@@ -162,6 +162,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
     batch_size: int | None
     """Samples per device and training step. `BatchSizeFinder` and users may set it. May be None before `setup`."""
 
+    @takes_plain_numbers
     @knows_given_names
     def __init__(
         self,

@@ -6,17 +6,8 @@ from headrace.config.build import build_dataset, build_loader
 from headrace.config.foundry import config_of_foundry
 from headrace.config.load import load_config
 from headrace.config.packing import PackingConfig, TokenizerConfig
-from headrace.config.schema import (
-    Config,
-    DatasetConfig,
-    LoaderConfig,
-    SelectionConfig,
-    StreamConfig,
-    TransferConfig,
-    WorkerConfig,
-    to_mapping,
-    to_yaml,
-)
+from headrace.config.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, WorkerConfig, to_mapping, to_yaml
+from headrace.options.streams import SelectionConfig, TransferConfig
 
 __all__ = [
     'Config',

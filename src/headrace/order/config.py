@@ -18,9 +18,9 @@ DEFAULT_ALGORITHM = 'native'
 PARTITIONS = ('orig', 'relaxed')
 """Ways of MosaicML Streaming to split the sequence over nodes."""
 
-_BATCHINGS = ('random', 'stratified', 'per_stream', 'device_per_stream')
+BATCHINGS = ('random', 'stratified', 'per_stream', 'device_per_stream')
 _WITHOUT_BLOCKS = ('naive', 'py1s', 'py2s')
-_SAMPLINGS = ('balanced', 'fixed')
+SAMPLINGS = ('balanced', 'fixed')
 
 
 class DefaultSeed(int):
@@ -135,9 +135,9 @@ class OrderConfig:
     """How the sequence is split over nodes; the native order ignores it."""
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> OrderConfig:
-        """The settings among a dataset's arguments."""
-        return cls(**{name: arguments[argument] for argument, name in ORDER_ARGUMENTS.items()})
+    def of(cls, options: Any) -> OrderConfig:
+        """The settings among a dataset's options."""
+        return cls(**{name: getattr(options, option) for option, name in ORDER_ARGUMENTS.items()})
 
     def __post_init__(self) -> None:
         bounds = {'device_batches': 1, 'bucket': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1}
@@ -151,10 +151,10 @@ class OrderConfig:
         refuse_exclusions({argument: getattr(self, name) for argument, name in ORDER_ARGUMENTS.items()})
         if (self.bucket or 0) > MAX_BUCKET:
             raise ConfigError(f'bucket must be at most {MAX_BUCKET:,} batches, got {self.bucket}.')
-        if self.batching not in _BATCHINGS:
-            raise ConfigError(f'batching_method must be one of {list(_BATCHINGS)}, got {self.batching!r}.')
-        if self.sampling not in _SAMPLINGS:
-            raise ConfigError(f'sampling_method must be one of {list(_SAMPLINGS)}, got {self.sampling!r}.')
+        if self.batching not in BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {list(BATCHINGS)}, got {self.batching!r}.')
+        if self.sampling not in SAMPLINGS:
+            raise ConfigError(f'sampling_method must be one of {list(SAMPLINGS)}, got {self.sampling!r}.')
         if self.partition not in PARTITIONS:
             raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {self.partition!r}.')
         if (self.num_canonical_nodes or 0) > MAX_CANONICAL_NODES:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.errors.redaction import warn
+from headrace.order.config import ORDER_ARGUMENTS
 from headrace.order.decisions import (
     Decision,
     are_of,
@@ -353,20 +355,9 @@ class Run:
 
     def _check_decisions(self, config: OrderConfig) -> None:
         """Refuse decisions where they would not be exact."""
-        exhausted = self.asked.when_exhausted
-        for is_so, what, fix in (
-            (config.is_mosaicml, f'shuffle_algo {config.algorithm!r}', "Leave `shuffle_algo` out, or choose 'native'"),
-            (self.asked.schedule is not None, 'a `schedule`', 'Remove it'),
-            (exhausted != 'repeat', f'when_exhausted {exhausted!r}', "Choose 'repeat'"),
-            (config.sampling == 'fixed', "sampling_method 'fixed'", "Choose 'balanced'"),
-            (
-                not config.shuffle and config.batching == 'random',
-                "streams that come one after the other, as without `shuffle` and with batching_method 'random'",
-                "Shuffle, or choose 'stratified'",
-            ),
-        ):
-            if is_so:
-                raise ConfigError(f'proportions cannot be decided in a run with {what}. {fix}, in a new run.')
+        settings = {option: getattr(config, name) for option, name in ORDER_ARGUMENTS.items()}
+        asked = {'schedule': self.asked.schedule, 'when_exhausted': self.asked.when_exhausted}
+        refuse_exclusions({**settings, **asked, 'decisions': True})
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """The global batches of an epoch from a position on, and one rank's rows of them.

@@ -95,17 +95,6 @@ def _bound(given: int | str) -> Bound | None:
     return None if match is None else Bound(int(match[1]), cast("Literal['sp', 'ba', 'doc']", match[2]))
 
 
-def refuse_documents(skip: Skip) -> Skip:
-    """The ranges, if none counts documents; else a ConfigError."""
-    for begin, end in skip:
-        if begin.unit == 'doc':
-            raise ConfigError(
-                f"a range of skip counts documents only with packing, got ['{begin}', '{end}']. Skip places of the "
-                f'sequence, or choose samples by `where` or `subset` before the run.'
-            )
-    return skip
-
-
 def split_documents(skip: Skip) -> tuple[Skip, Ranges]:
     """The ranges of the run's sequence, and those of documents' ids."""
     documents = merged((begin.count, end.count) for begin, end in skip if begin.unit == 'doc')

@@ -39,7 +39,6 @@ from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing, StreamPacking
 from headrace.packing.tokenizers import fingerprint, is_of_library, origin_of_tokens
 from headrace.packing.whole import WholePass, count_tokens_of
-from headrace.tensors.padding import Pad
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys import ReservedKey
@@ -363,25 +362,8 @@ class PackedDataset(StreamingDataset):
         for tables in gather(delivered.of(numbers)):
             delivered.update(tables)
 
-    def check_pad(self, pad: Pad) -> None:
-        """Refuse `pad`."""
-        names = ', '.join(column.name for column in pad.columns)
-        raise ConfigError(
-            f'`pad` fills up rows of different lengths, but packed sequences have one length, without the columns of '
-            f'the documents; got {names}. Leave `pad` or `packing` out.'
-        )
-
     def begin_batches(self, asked: PassRequest) -> Pass:
-        """Begin a pass that is read in batches of sequences.
-
-        Raises:
-            ConfigError: `collate_fn` is given.
-        """
-        if asked.collate_fn is not None:
-            raise ConfigError(
-                '`collate_fn` is not supported with packing, whose batches are tensors of packed sequences. Remove it. '
-                'To make `input_ids` and `labels` of documents, pass a function as `tokenizer`.'
-            )
+        """Begin a pass that is read in batches of sequences."""
         plan = self.begin_pass(asked.batches, place=asked.place)
         reader = PackedReader(self.sample_source(), self.run, asked.batches)
         return reader.begin(plan, self.count, asked.mark_streams, self.weigh)

@@ -2,71 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.errors.exclusions import BrokenRule
+from headrace.format import number_abbrev_to_int
+from headrace.options.constraints import AtLeast, Parsed, choices_of, field_types, plain, unwrap
+from headrace.selection import Mistake
 
 Method: TypeAlias = Literal['best_fit', 'concatenate']
 WeightsCount: TypeAlias = Literal['documents', 'tokens']
 TokenDtype: TypeAlias = Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']
-LEAST: Final[Mapping[str, int]] = {
-    'sequence_length': 2,
-    'lanes': 1,
-    'sequences_per_epoch': 1,
-    'window': 1,
-    'pad_token_id': 0,
-    'bos_token_id': 0,
-    'eos_token_id': 0,
-}
-"""The smallest value of each setting that is a number."""
+
+
+def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
+    number = value
+    if value == 'all':
+        return 'all'
+    if isinstance(value, str):
+        with contextlib.suppress(ConfigError):
+            number = number_abbrev_to_int(value)
+    # YAML reads 1e6 as a float.
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        mistakes.append(Mistake((), value, "must be an integer of at least 1, text like '64k', or `all`"))
+        return 'all'
+    return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentOptions:
+    """The options that say how a sample is a document."""
+
+    column: str | None = None
+    """The column of the documents. Default: `text` with a tokenizer, `tokens` without; of a stream, the loader's."""
+
+    tokenizer: Any = None
+    """Turns texts into tokens: a `tokenizers.Tokenizer`, a `transformers` tokenizer, a `tiktoken.Encoding`, or a
+    function. The function takes a list of column values. It returns a list of token arrays, int[n], or of dicts with
+    `input_ids` and `labels` of one length. Default: the column already holds arrays of integers."""
+
+    token_dtype: TokenDtype | None = None
+    """Type of the tokens in a column of bytes, in this machine's byte order; of a stream, also of tokens that JSON
+    lists."""
+
+    bos_token_id: Annotated[int | None, AtLeast(0)] = None
+    """A token to put before each document."""
+
+    eos_token_id: Annotated[int | None, AtLeast(0)] = None
+    """A token to put after each document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingOptions(DocumentOptions):
+    """The options that say how documents become sequences."""
+
+    sequence_length: Annotated[int | None, AtLeast(2)] = None
+    """Tokens of a sequence, padding included."""
+
+    method: Method = 'best_fit'
+    """`best_fit` keeps a document whole that fits into a sequence, and combines documents so that little padding is
+    needed. `concatenate` lays them end to end and cuts them at the end of each sequence, without padding."""
+
+    pad_token_id: Annotated[int, AtLeast(0)] = 0
+    """The padding token."""
+
+    lanes: Annotated[int | None, AtLeast(1)] = None
+    """Lanes that are packed side by side; ranks divide their number, which is fixed for a run. Lane l takes the
+    documents whose position is l modulo the lanes. Default: the first global batch size."""
+
+    sequences_per_epoch: Annotated[int | str | None, Parsed(_read_sequences, "a number, text like '64k', or `all`")] = (
+        None
+    )
+    """Sequences of an epoch, a multiple of the lanes; or `all`, for evaluation: each document once, which each rank
+    reads and tokenises beforehand to count them, without `lanes`. Default: the epoch does not end, and the loader has
+    no length."""
+
+    window: Annotated[int, AtLeast(1)] = 32
+    """Sequences that `best_fit` fills at a time in a lane. A larger window pads less, but tokenises more before the
+    first batch."""
+
+    weights_count: WeightsCount = 'documents'
+    """Unit of the streams' proportions. With `tokens`, each sequence is of one stream, and the proportions are those of
+    sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packing:
+class Packing(PackingOptions):
     """How a `PackedDataset` packs documents, which are samples of its streams, into sequences.
 
     Raises:
         ConfigError: a value breaks its rule; all that do are named.
     """
 
-    sequence_length: int
+    sequence_length: Annotated[int, AtLeast(2)]  # pyright: ignore[reportGeneralTypeIssues] - all fields are given by name
     """Tokens of a sequence, padding included."""
-    tokenizer: Any = None
-    """Turns texts into tokens: a `tokenizers.Tokenizer`, a `transformers` tokenizer, a `tiktoken.Encoding`, or a
-    function. The function takes a list of column values. It returns a list of token arrays, int[n], or of dicts with
-    `input_ids` and `labels` of one length. None if the column already holds arrays of integers."""
-    column: str | None = None
-    """The column that holds the document; None: `text` with a tokenizer, `tokens` without."""
-    token_dtype: str | None = None
-    """Type of the tokens in a column of bytes: `uint16`, `int32`, ..., in this machine's byte order."""
-    method: Method = 'best_fit'
-    """`best_fit`: a document that fits into a sequence stays whole, and documents are combined to need little padding.
-    `concatenate`: documents follow one another and are cut at the end of each sequence, without padding."""
-    bos_token_id: int | None = None
-    """A token to put before each document."""
-    eos_token_id: int | None = None
-    """A token to put after each document."""
-    pad_token_id: int = 0
-    """The padding token."""
-    lanes: int | None = None
-    """Number of lanes packed side by side. Lane l takes the documents whose position is l modulo the lanes. The number
-    is fixed for a run, and its ranks must divide it. By default it is the number of sequences of a global batch when
-    the run begins."""
-    sequences_per_epoch: int | Literal['all'] | None = None
-    """Sequences of an epoch for the trainer, a multiple of the lanes. An epoch need not be a pass over the documents,
-    because their number of sequences is not known before tokenising. By default the epoch does not end, and the loader
-    has no length. 'all': for evaluation, the epoch has each document of a pass once, in as many sequences as they need.
-    The documents are read and tokenised once to count them, on each rank, when the dataset is made. Any number of ranks
-    may share the sequences, and `lanes` must be left out."""
-    window: int = 32
-    """Sequences that `best_fit` fills at a time in each lane. A larger window pads less, but tokenises more before the
-    first batch."""
-    weights_count: WeightsCount = 'documents'
-    """The unit of the streams' proportions. `tokens`: each sequence is of one stream, and the proportions are those of
-    sequences, which all have the same number of tokens."""
 
     def __post_init__(self) -> None:
         _refuse_broken(self, 'Packing', packing_errors(self))
@@ -88,7 +122,7 @@ class Packing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamPacking:
+class StreamPacking(DocumentOptions):
     """The documents of one stream, as `Stream(packing=...)`, where they are not those of its dataset's `Packing`.
 
     None: as there. Without a tokenizer of its own, a stream has that of the dataset, unless it names `token_dtype`, or
@@ -97,17 +131,6 @@ class StreamPacking:
     Raises:
         ConfigError: a value breaks its rule; all that do are named.
     """
-
-    column: str | None = None
-    """The column that holds the document."""
-    tokenizer: Any = None
-    """Turns texts into tokens."""
-    token_dtype: str | None = None
-    """Type of the tokens in a column of bytes, or of tokens that JSON lists."""
-    bos_token_id: int | None = None
-    """A token to put before each document."""
-    eos_token_id: int | None = None
-    """A token to put after each document."""
 
     def __post_init__(self) -> None:
         _refuse_broken(self, 'The packing of a stream', stream_packing_errors(self))
@@ -131,6 +154,8 @@ def packing_errors(settings: Any) -> Iterator[BrokenRule]:
     lanes, sequences = settings.lanes, settings.sequences_per_epoch
     if isinstance(sequences, str) and sequences != 'all':
         yield BrokenRule(('sequences_per_epoch',), '`sequences_per_epoch` must be a number or `all`')
+    elif isinstance(sequences, int) and sequences < 1:
+        yield BrokenRule(('sequences_per_epoch',), '`sequences_per_epoch` must be at least 1')
     elif isinstance(sequences, str) and lanes:
         rule = '`lanes` must be left out if `sequences_per_epoch` is `all`'
         yield BrokenRule(('lanes', 'sequences_per_epoch'), rule)
@@ -149,21 +174,18 @@ def stream_packing_errors(settings: Any) -> Iterator[BrokenRule]:
 
 
 def _value_errors(settings: Any) -> Iterator[BrokenRule]:
-    for name, bound in LEAST.items():
-        value = getattr(settings, name, None)
-        if isinstance(value, int) and value < bound:
-            yield BrokenRule((name,), f'`{name}` must be at least {bound}')
-    for name, choices in (
-        ('method', get_args(Method)),
-        ('weights_count', get_args(WeightsCount)),
-        ('token_dtype', (None, *get_args(TokenDtype))),
-    ):
-        if getattr(settings, name, choices[0]) not in choices:
-            listed = ', '.join(choice for choice in choices if choice)
-            yield BrokenRule((name,), f'`{name}` must be one of {listed}')
+    for name, hint in field_types(type(settings)).items():
+        (kind, constraint), value = unwrap(hint), getattr(settings, name)
+        if isinstance(constraint, AtLeast) and isinstance(value, int) and not constraint.holds(value):
+            yield BrokenRule((name,), f'`{name}` must be at least {constraint.bound}')
+        choices = choices_of(kind, constraint)
+        if choices and value is not None and value not in choices:
+            yield BrokenRule((name,), f'`{name}` must be one of {", ".join(choices)}')
 
 
-def _refuse_broken(settings: object, what: str, rules: Iterator[BrokenRule]) -> None:
+def _refuse_broken(settings: DocumentOptions, what: str, rules: Iterator[BrokenRule]) -> None:
+    for option in fields(settings):
+        object.__setattr__(settings, option.name, plain(getattr(settings, option.name)))
     broken = [f'{rule.rule} (got {getattr(settings, rule.keys[0])!r})' for rule in rules]
     if broken:
         raise ConfigError(f'{what} breaks its rules: {"; ".join(broken)}.')

@@ -14,7 +14,7 @@ from headrace.selection.predicate import read_given
 from headrace.tensors.audio import AudioTensor
 from headrace.tensors.images import ImageTensor
 
-TensorSettings: TypeAlias = 'ImageTensor | AudioTensor'  # settings of one column
+TensorSettings: TypeAlias = ImageTensor | AudioTensor  # settings of one column
 
 _TENSOR: Final = 'tensor'
 _IMAGES: Final = ImageTensor.encodings - {'bytes'}  # those of columns that are read as tensors without being named
@@ -24,10 +24,8 @@ _RULE: Final = (
 )
 _AUDIO_RULE: Final = "needs the name of its column, such as {'audio': {'sample_rate': 16000, 'seconds': 10}}"
 
-Asked: TypeAlias = 'TensorSettings | Literal["tensor"] | Mapping[str, Any]'
+Asked: TypeAlias = TensorSettings | Literal['tensor'] | Mapping[str, Any]
 """Settings of one column, as users give them; a mapping has keys of ImageTensor or AudioTensor."""
-
-DecodeLike: TypeAlias = 'Decode | Asked | Mapping[str, Asked]'  # settings of a stream's columns, as users give them
 
 
 @dataclass(frozen=True)
@@ -98,6 +96,9 @@ class Decode:
                     f'{", ".join(encodings)}, but column {name!r} of {title} is `{stored[name]}`.'
                 )
         return dict(self.named)
+
+
+DecodeLike: TypeAlias = Decode | Asked | Mapping[str, Asked]  # settings of a stream's columns, as users give them
 
 
 def _is_settings(raw: Mapping[Any, Any]) -> bool:

@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     'batch_cost, device_per_stream': {'batch_cost': 900, 'batching_method': 'device_per_stream', **COST},
     'batch_cost, cost': {'batch_cost': 900},
     'batch_cost, skip': {'batch_cost': 900, 'skip': [['1ba', '2ba']], **COST},
+    'global_batch_size, device_batch_size': {'device_batch_size': 8},
     'uneven, device_batch_size': {'uneven': 'pad', 'device_batch_size': 8, 'global_batch_size': None},
     'batch_cost, global_batch_size': {'batch_cost': {'budget': 900, 'multiple': 3}, **COST},
     'balance, shuffle_algo': {'balance': 1, 'shuffle_algo': 'py1s', **COST},
@@ -239,7 +240,10 @@ def test_a_batch_size_of_the_top_level_counts(folder: Path, tmp_path: Path, size
 
 
 def test_each_row_of_the_table_is_tried(folder: Path, tmp_path: Path) -> None:
-    untried = {f'{row.first.key}, {row.second.key}': row for row in EXCLUSIONS}
+    of_python = {'batch_size', 'fixed_epoch', 'loader.collate_fn'}
+    rows = {f'{row.first.key}, {row.second.key}': row for row in EXCLUSIONS}
+    untried = {name: row for name, row in rows.items() if of_python.isdisjoint(name.split(', '))}
+    del untried['uneven, global_batch_size']  # a file may give it at the top level
     for settings in SETTINGS.values():
         with pytest.raises(ConfigError) as refused:
             load_config(written(folder, tmp_path, settings))

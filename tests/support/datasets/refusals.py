@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.config.validate import field_types
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
+from headrace.options.constraints import field_types
 from headrace.order import shuffle
 
 TWO_STREAMS: dict[str, Any] = {

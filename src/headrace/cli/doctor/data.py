@@ -24,7 +24,7 @@ from headrace.cli.doctor.loaders import check_loader
 from headrace.cli.doctor.machine import Finding
 from headrace.config.build import build_streams
 from headrace.config.schema import named_loaders
-from headrace.dataset.streams.stream import Stream, StreamOptions
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError, HeadraceError
 from headrace.errors.display import count_text, human_size
 from headrace.inspect.content import Content, open_content
@@ -57,8 +57,8 @@ class Place:
     options: StoreOptions = field(default_factory=StoreOptions)
     is_trained: bool = False
     """Whether the training loader reads it."""
-    stream: StreamOptions | None = None
-    """Options of its reader, or None before anything reads it."""
+    stream: Stream | None = None
+    """What reads it, or None before anything does."""
 
     def open(self) -> Content:
         """The data, as the stream finds them; see `open_content`."""
@@ -78,7 +78,7 @@ def places_of(config: Config) -> list[Place]:
         for stream in build_streams(loader):
             url, folder = _url_of(stream), None if stream.is_local else stream.folder
             name, options = stream.name or loader.name or 'train', stream.for_store()
-            place = Place(name, url, folder, loader.cache_limit, options, loader is config.train, stream)
+            place = Place(name, url, folder, loader.cache_bytes, options, loader is config.train, stream)
             places.setdefault((url, folder), place)
     return list(places.values())
 
@@ -143,8 +143,8 @@ def check_data(
         elif all(reasons):
             text = f'its columns and settings are not compared with the data: {"; ".join(reasons)}'
             yield Finding('note', name, text, 'start a run of one step on this machine')
-    if train is not None and train.peers is not None:
-        yield _peers(train.peers)
+    if train is not None and (peers := PeerOptions.of(train.peers)) is not None:
+        yield _peers(peers)
     elif train is not None and trained:
         yield from _shared_shards(train, trained, nodes)
 

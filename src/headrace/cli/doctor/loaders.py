@@ -60,8 +60,8 @@ def check_loader(name: str, config: LoaderConfig, *, ranks: int = 1, nodes: int 
             yield Finding('problem', name, str(error))
             return
         shortage = None
-        if config.cache_limit is not None:
-            shortage = room_shortage(config.cache_limit, dataset.pool.streams, *dataset.read_order(), nodes)
+        if config.cache_bytes is not None:
+            shortage = room_shortage(config.cache_bytes, dataset.pool.streams, *dataset.read_order(), nodes)
         if shortage is None:
             yield Finding('ok', name, 'its settings and columns suit the data')
         else:

@@ -61,8 +61,6 @@ def check_predownload(predownload: int | None, batch_size: int | None) -> None:
     """Check the number of samples to prefetch for each worker; warn if it is below a batch."""
     if predownload is None:
         return
-    if predownload < 0:
-        raise ConfigError(f'`predownload` must not be negative, but is {predownload}.')
     if batch_size is not None and predownload < batch_size:
         warn(
             f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '

@@ -19,7 +19,7 @@ from headrace.tensors.padding import Pad, can_hold
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.open_streams import OpenedStream
-    from headrace.dataset.streams.stream import StreamOptions
+    from headrace.dataset.streams.stream import PlacedStream
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class TensorColumns:
     as_bytes: Schema  # The schema for a reader, whose values of these columns are the stored bytes.
 
 
-def tensor_columns(stream: StreamOptions, shards: ShardTable) -> list[TensorColumns]:
+def tensor_columns(stream: PlacedStream, shards: ShardTable) -> list[TensorColumns]:
     """The columns that are read as tensors, for each kind of shard of a stream; empty if there are none."""
     decode = Decode.of(stream.decode)
     return [] if decode is None else [_columns_of(stream, decode, kind.schema) for kind in shards.kinds]
 
 
-def column_kinds(stream: StreamOptions, schema: Schema) -> dict[str, str]:
+def column_kinds(stream: PlacedStream, schema: Schema) -> dict[str, str]:
     """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
     kinds, decode = schema.kinds(stream.columns), Decode.of(stream.decode)
     if decode is not None:
@@ -49,7 +49,7 @@ def column_kinds(stream: StreamOptions, schema: Schema) -> dict[str, str]:
     return kinds
 
 
-def _columns_of(stream: StreamOptions, decode: Decode, schema: Schema) -> TensorColumns:
+def _columns_of(stream: PlacedStream, decode: Decode, schema: Schema) -> TensorColumns:
     stored: Mapping[str, str] = schema.columns
     tensors = decode.columns(stored, stream.columns, f'stream {stream.title}')
     columns = [TensorColumn(name, stored[name], settings) for name, settings in tensors.items()]

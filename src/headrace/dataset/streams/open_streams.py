@@ -18,7 +18,7 @@ import numpy as np
 from headrace.dataset.streams.columns import TensorColumns, column_names, tensor_columns
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.past import PastData, data_of, past_data
-from headrace.dataset.streams.stream import Stream, StreamDefaults, StreamOptions
+from headrace.dataset.streams.stream import PlacedStream, Stream
 from headrace.dataset.topology import detect_topology
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError, TopologyError
 from headrace.errors.mapping import mapping_errors
@@ -38,7 +38,9 @@ from headrace.format.costs import stored_costs
 from headrace.format.entries import INDEX_NAME
 from headrace.format.index import Generation
 from headrace.format.mds import RESTORE
-from headrace.order import RowSelection, StreamSize
+from headrace.options.dataset import DatasetOptions
+from headrace.options.streams import StreamOptions
+from headrace.order import StreamSize
 from headrace.selection import Selection, Shards
 from headrace.selection.costs import Measuring, StoredCosts, check_cost, measure_costs
 from headrace.storage import (
@@ -63,7 +65,6 @@ from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexRead
 from headrace.storage.cache.locks import cannot_use
 from headrace.storage.cache.ownership import SharedShards
 from headrace.storage.cache.peers import Peers, StreamPeers, digest_of
-from headrace.tensors.decoding import Decode
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
@@ -120,20 +121,13 @@ class ShardEntries:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class OpenedStream(StreamOptions):
+class OpenedStream(PlacedStream):
     """A stream of a dataset: its options with the dataset's, and what opening it has found."""
 
-    local: str = ''
-    columns: tuple[str, ...] | None = None
-    decode: Decode | None = None
-    shards: ShardTable  # Those that are offered: all of the index, unless it has grown since the run began.
     stored_shards: int  # Shards of the index.
-    first_shard: int
-    fingerprint: str  # Tells data and selection from others.
     entries: ShardEntries  # By the number of the shard in the stream.
     cache: ShardCache
     tensor_columns: list[TensorColumns]  # By kind of shard; empty if none is read as tensors.
-    row_selection: RowSelection | None = None  # The rows of the shards that are offered; None: all.
     costs: StoredCosts | None = None  # The costs of the samples that are offered, if batches depend on them.
 
     @property
@@ -170,7 +164,7 @@ class OpenedStream(StreamOptions):
 
 def open_streams(
     given: Sequence[Stream],
-    defaults: StreamDefaults,
+    defaults: DatasetOptions | StreamOptions,
     *,
     cache_limit: int | None,
     peers: Peers | None = None,
@@ -220,7 +214,7 @@ def open_streams(
 
 def look_at_indexes(
     given: Sequence[Stream],
-    defaults: StreamDefaults,
+    defaults: DatasetOptions | StreamOptions,
     *,
     allow_unsafe_types: bool,
     generations: Mapping[str, Generation],
@@ -236,14 +230,14 @@ def look_at_indexes(
 
 def _openings(
     given: Sequence[Stream],
-    defaults: StreamDefaults,
+    defaults: DatasetOptions | StreamOptions,
     allow_unsafe_types: bool,
     generations: Mapping[str, Generation],
     *,
     asks: bool,
     only_grows: bool,
 ) -> list[_Opening]:
-    filled, past = [stream.filled(defaults, number) for number, stream in enumerate(given)], past_data()
+    filled, past = [stream.placed.filled(defaults, number) for number, stream in enumerate(given)], past_data()
     if past is not None:
         filled = [past.moved(stream) for stream in filled]
         then = {name: Generation.of(fingerprint) for name, fingerprint in past.fingerprints.items()}
@@ -300,7 +294,7 @@ def _naming(opening: _Opening) -> Generator[None]:
 
 @dataclass(slots=True, kw_only=True)
 class _Opening:
-    stream: StreamOptions
+    stream: PlacedStream
     selection: Selection | None
     allow_unsafe_types: bool
     check: IndexCheck  # Asks the remote whether a cached index is still current.
@@ -350,7 +344,7 @@ class _Opening:
         if self.stream.is_local:
             # Unpacked shards do not belong among the data. So the data become a remote with a temporary cache.
             remote = os.path.abspath(self.stream.remote or self.stream.local or '')  # noqa: PTH100
-            self.stream = replace(self.stream, remote=remote, local=None)
+            self.stream = PlacedStream.of(replace(self.stream.as_given(), remote=remote, local=None))
             if self.past is not None:
                 self.stream = self.past.moved(self.stream)
         self.source = source
@@ -466,13 +460,11 @@ class _Opening:
             peers=asked,
             lender=lender,
         )
-        options = {one.name: getattr(stream, one.name) for one in fields(stream) if one.init}
+        options = {option.name: getattr(stream, option.name) for option in fields(PlacedStream)}
+        options.update(shards=shards, first_shard=first, fingerprint=self.found.fingerprint)
         self.opened = OpenedStream(
             **options,
-            shards=shards,
             stored_shards=len(stored),
-            first_shard=first,
-            fingerprint=self.found.fingerprint,
             entries=entries,
             cache=cache,
             tensor_columns=tensor_columns(stream, shards),
@@ -547,9 +539,9 @@ class _Opening:
 _opened_in: weakref.WeakValueDictionary[str, OpenedStream] = weakref.WeakValueDictionary()
 
 
-def _refuse_shared(folders: Sequence[str], streams: Sequence[StreamOptions]) -> None:
+def _refuse_shared(folders: Sequence[str], streams: Sequence[PlacedStream]) -> None:
     """Refuse a folder that is the cache of another remote already, however a remote is spelled."""
-    here: dict[str, StreamOptions] = {}
+    here: dict[str, PlacedStream] = {}
     for folder, stream in zip(folders, streams, strict=True):
         for other in (_opened_in.get(folder), here.get(folder)):
             if (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from headrace.dataset.streams.stream import StreamOptions
+from headrace.dataset.streams.stream import PlacedStream
 from headrace.selection import bitmap_file, costs
 from headrace.storage.cache.cached_index import REMOTE_MARKER, digest_of, marker_text
 from headrace.storage.whole_file import whole_file
@@ -53,17 +53,18 @@ class PastData:
     lenders: dict[str, Path] = field(default_factory=dict[str, Path], init=False)
     """By name of the stream, the folder in which the run caches it."""
 
-    def moved(self, stream: StreamOptions) -> StreamOptions:
+    def moved(self, stream: PlacedStream) -> PlacedStream:
         """The stream with a folder below `scratch`, which holds the index that the run read, if a copy was kept."""
         name = stream.name or ''
         if stream.is_local or name not in self.fingerprints:
             return stream
         self.lenders[name] = stream.folder
-        stream = replace(stream, local=str(self.scratch / hashlib.blake2b(name.encode(), digest_size=8).hexdigest()))
+        folder = self.scratch / hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        stream = replace(stream, local=str(folder), has_default_folder=False)
         self.restore(stream)
         return stream
 
-    def restore(self, stream: StreamOptions) -> None:
+    def restore(self, stream: PlacedStream) -> None:
         """Put the kept copies of the stream's index into its folder."""
         for kept in _copies(self.run, self.fingerprints[stream.name or '']).glob('*.gz'):
             path = stream.folder / kept.stem
@@ -72,12 +73,12 @@ class PastData:
             written = kept.stat().st_mtime_ns
             os.utime(path, ns=(written, written))
 
-    def mark(self, stream: StreamOptions, url: str) -> None:
+    def mark(self, stream: PlacedStream, url: str) -> None:
         """Say that the folder is a cache of a remote."""
         stream.folder.mkdir(parents=True, exist_ok=True)
         (stream.folder / REMOTE_MARKER).write_text(marker_text(url))
 
-    def lender(self, stream: StreamOptions, index: Path) -> Path | None:
+    def lender(self, stream: PlacedStream, index: Path) -> Path | None:
         """The folder in which the run caches the same data, of which all may be copied; None without such a folder.
 
         Its kept selections and costs are copied at once.

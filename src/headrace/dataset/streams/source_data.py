@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.dataset.streams.stream import StreamOptions
+from headrace.dataset.streams.stream import PlacedStream
 from headrace.errors import EmptyDatasetError, FormatError, StorageError
 from headrace.errors.redaction import logger_of
 from headrace.format import ShardInfo, ShardTable
@@ -91,7 +91,7 @@ class SourceData:
 
 @dataclass(frozen=True, slots=True)
 class SourceFinder:
-    stream: StreamOptions
+    stream: PlacedStream
     columns: Collection[str] | None  # Those that shards need.
     allow_unsafe_types: bool
     has_where: bool

@@ -7,116 +7,89 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.arguments import by_name, refuse_unused_overrides
+from headrace.dataset.arguments import documented, refuse_unused_overrides, takes
 from headrace.dataset.streams.columns import column_kinds
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.errors.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors.exclusions import path_errors
 from headrace.errors.redaction import without_credentials
 from headrace.format import ShardTable
+from headrace.options.dataset import DatasetOptions
+from headrace.options.streams import SelectionConfig, StreamOptions
 from headrace.order import RowSelection
 from headrace.order.mixture.rules import given_weights, stream_errors
-from headrace.selection import Fraction, Predicate, Selection, Subset
+from headrace.selection import Selection
 from headrace.sources.formats import check_format, check_options
 from headrace.storage import Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.control_folder import temporary_folder
 from headrace.storage.cache.fetch import same_folder
-from headrace.tensors.decoding import Decode, DecodeLike
+from headrace.tensors.decoding import Decode
 
-OnChangedData: TypeAlias = Literal['refresh', 'refuse']
+_NO_SHARDS: Final = ShardTable.empty()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StreamDefaults:
-    """The options that a dataset has, too. Its streams get its values where they have none."""
+class PlacedStream(StreamOptions):
+    """The options of one stream after their check, with its folder."""
 
-    remote: str | None = None
-    local: str | None = None
-    split: str | None = None
-    download_retry: int | None = None
-    download_timeout: float | None = None
-    validate_hash: str | None = None
-    keep_zip: bool | None = None
-    endpoint_url: str | None = None
-    region: str | None = None
-    anonymous: bool | None = None
-    requester_pays: bool | None = None
-    store_options: Mapping[str, Any] | None = None
-    subset: Subset | Sequence[Sequence[int | str | None]] | None = None
-    fraction: Fraction | Sequence[float | str] | None = None
-    fraction_seed: int | None = None
-    where: Predicate | Mapping[str, Any] | None = None
-    columns: Sequence[str] | None = None
-    cost: str | None = None
-    on_changed_data: OnChangedData | None = None
-    format: str | None = None
-    format_options: Mapping[str, Any] | None = None
-    decode: DecodeLike | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_changed_data not in (None, 'refresh', 'refuse'):
-            raise ConfigError(f"`on_changed_data` must be 'refresh' or 'refuse', but is {self.on_changed_data!r}.")
-        check_format(self.format)
-        check_options(self.format, self.format_options)
-        vars(self).update(columns=_read_columns(self.columns), decode=Decode.of(self.decode))
+    local: str = ''
+    columns: tuple[str, ...] | None = None
+    decode: Decode | None = None
+    has_default_folder: bool = False
+    """Whether `local` was not given. It is the folder of cached shards, without the split of a given one."""
+    shards: ShardTable = field(default_factory=lambda: _NO_SHARDS)
+    """Those that are offered: all of the index, unless it has grown since the run began."""
+    row_selection: RowSelection | None = None
+    """The rows of the shards that are offered, or None for all."""
+    fingerprint: str = ''
+    """Tells data and selection from others."""
+    first_shard: int = 0
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> StreamDefaults:
-        """The options among a dataset's arguments."""
-        return cls(**{one.name: arguments[one.name] for one in fields(cls)})
+    def of(cls, options: StreamOptions) -> PlacedStream:
+        """The stream with these options.
 
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class StreamOptions(StreamDefaults):
-    """The options of one stream. `Stream` says what each means."""
-
-    name: str | None = None
-    proportion: float | None = None
-    repeat: float | None = None
-    choose: int | None = None
-    packing: Any = None
-    has_default_folder: bool = field(init=False)
-    """Whether `local` was not given. It is the folder of cached shards, without the split of a given one."""
-
-    def __post_init__(self) -> None:
-        if not self.remote and not self.local:
+        Raises:
+            StreamError: there is no place, or more than one weight; or an option is malformed.
+        """
+        if not options.remote and not options.local:
             raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
-        for broken in stream_errors(self):
-            raise StreamError(broken.message(given_weights(self)))
-        for broken in path_errors(self):
-            raise StreamError(broken.message(repr(getattr(self, broken.keys[0]))))
-        super().__post_init__()
-        remote, local = None if self.remote is None else str(self.remote), self.local
+        for broken in stream_errors(options):
+            raise StreamError(broken.message(given_weights(options)))
+        for broken in path_errors(options):
+            raise StreamError(broken.message(repr(getattr(options, broken.keys[0]))))
+        values: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(StreamOptions)}
+        remote, local = None if options.remote is None else str(options.remote), options.local
         if local is None:
-            local = os.path.join(temporary_folder(remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
-        vars(self).update(remote=remote, local=str(local), has_default_folder=self.local is None)
+            local = os.path.join(temporary_folder(remote or ''), options.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+        values.update(read_selection(options), remote=remote, local=str(local))
+        return cls(**values, has_default_folder=options.local is None)
 
-    def filled(self, defaults: StreamDefaults, number: int) -> StreamOptions:
+    def as_given(self) -> StreamOptions:
+        """The options as they were given, without a default folder."""
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(StreamOptions)}
+        values['local'] = None if self.has_default_folder else self.local
+        return StreamOptions(**values)
+
+    def filled(self, defaults: DatasetOptions | StreamOptions, number: int) -> PlacedStream:
         """These options, with a dataset's where there are none; but `remote` and `local` are not for streams."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(StreamOptions) if one.init}
-        if self.has_default_folder:
-            found['local'] = None  # the dataset's split may be its last part
-        for one in fields(StreamDefaults):
-            if found[one.name] is None and one.name not in ('remote', 'local'):
-                found[one.name] = getattr(defaults, one.name)
-        found['split'] = found['split'] or ''  # programs join it to `local`
+        given = self.as_given()
+        names = [one.name for one in fields(SelectionConfig) if getattr(given, one.name) is None]
+        # Programs join the split to `local`. A default folder may have the dataset's as its last part.
+        split = (defaults.split if given.split is None else given.split) or ''
         # A name is part of the order's key, so it must not depend on the data's location.
-        found['name'] = self.name or f'stream_{number}'
-        options = StreamOptions(**found)
-        seconds = options.download_timeout
-        if seconds is not None and not seconds > 0:
-            raise StreamError(f'download_timeout must be above 0 seconds, got {seconds} ({options.title}).')
-        return options
+        name = given.name or f'stream_{number}'
+        missing = {name: getattr(defaults, name) for name in names}
+        return PlacedStream.of(replace(given, **missing, split=split, name=name))
 
     @property
     def folder(self) -> Path:
         """The folder of the stream's index.json and shards."""
-        assert self.local is not None  # since the end of the constructor
         return Path(self.local) / (self.split or '')
 
     @property
@@ -124,7 +97,7 @@ class StreamOptions(StreamDefaults):
         """URL of the remote with the split, or None for a local-only stream."""
         if self.remote is None:
             return None
-        return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
+        return f'{self.remote.removesuffix("/")}/{self.split}' if self.split else self.remote
 
     @property
     def title(self) -> str:
@@ -173,7 +146,15 @@ class StreamOptions(StreamDefaults):
         return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
 
 
-StreamOptions.__init__ = by_name(StreamOptions.__init__)  # pyright: ignore[reportAttributeAccessIssue] - the same type
+def read_selection(options: SelectionConfig) -> dict[str, Any]:
+    """The values of `columns` and `decode`, as streams read them.
+
+    Raises:
+        StreamError, UnknownNameError, ConfigError: one of them, or a format with its options, is malformed.
+    """
+    check_format(options.format)
+    check_options(options.format, options.format_options)
+    return {'columns': _read_columns(options.columns), 'decode': Decode.of(options.decode)}
 
 
 def _read_columns(raw: object) -> tuple[str, ...] | None:
@@ -187,52 +168,13 @@ def _read_columns(raw: object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-class Stream(StreamOptions, FactsRepr):
+@documented(StreamOptions)
+class Stream(FactsRepr):
     """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
 
     At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
-    `StreamingDataset` that the stream is given to. Each dataset needs streams of its own.
-
-    Args:
-        remote: URL or path of the folder that holds `split/index.json`; None for a local-only stream.
-        local: folder to keep shards in. By default one in the system's temporary folder, named after `remote`.
-        split: sub-folder of both, such as `train`.
-        proportion: share of the epoch's samples, relative to the other streams' proportions.
-        repeat: times that each sample is seen in an epoch; 0.5 takes half of the samples.
-        choose: number of samples of this stream in an epoch.
-        download_retry: retries of a failed download; 0: none. While the store is busy or out of reach, there are more,
-            for half a minute.
-        download_timeout: seconds without a byte after which a download counts as failed.
-        validate_hash: name of a hash of the index to check files against, after their download or when a process first
-            opens them. Sizes are always checked.
-        keep_zip: keep the compressed files beside the unpacked ones.
-        name: the stream's name in errors, metrics and checkpoints.
-        endpoint_url: address of the store's server, if it is not the cloud's own.
-        region: region of the store.
-        anonymous: send requests unsigned.
-        requester_pays: accept that the requester is billed.
-        store_options: options of this kind of store, such as ``{'profile': 'x'}``; ``docs/stores.md`` lists them. All
-            stores take ``connect_timeout``, the seconds for a connection (10 by default). They also take
-            ``request_timeout``, the seconds for a request (300 by default), plus 1 s for each KiB of its answer.
-        subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
-        fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
-        fraction_seed: seed of the random parts; streams that split the same data need the same one. 0 by default.
-        where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
-            are offered. All samples of `subset` are read for it, once per machine.
-        columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
-        format: 'mds' for a folder with an index.json, or the name of another format, such as 'parquet';
-            ``docs/formats.md`` lists them. None: found by looking.
-        format_options: options of the named format, such as ``{'delimiter': ';'}`` of 'csv'; ``docs/formats.md`` lists
-            them.
-        cost: the column that says how long a sample is, for `bucket`, `batch_cost` and `balance`: whole numbers, also
-            as text, or texts, bytes or arrays of one axis, whose lengths count. All samples are read for it, once per
-            machine.
-        decode: columns that are read as tensors: 'tensor' or an `ImageTensor` for all columns of images, or a mapping
-            from columns to these or to an `AudioTensor`. None: images are read as Pillow's, and sound as bytes.
-        on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
-            and removes cached shards that may differ; 'refuse' raises.
-        packing: a `headrace.packing.StreamPacking`: the column, tokenizer and so on of the stream's documents in a
-            `PackedDataset`, where they are not those of its `Packing`.
+    `StreamingDataset` that the stream is given to. Each dataset needs streams of its own. Options are attributes; those
+    of an opened stream say what the dataset reads.
 
     Raises:
         ArgumentError: an argument by position, of an unknown name, or of the wrong kind, such as text for a number.
@@ -240,29 +182,40 @@ class Stream(StreamOptions, FactsRepr):
             `fraction`, `where`, `columns` or `decode`.
     """
 
-    local: str  # pyright: ignore[reportIncompatibleVariableOverride] - it has a default
-    """The folder of cached shards, without the split of a given one."""
-    shards = ShardTable.empty()
-    row_selection: RowSelection | None = None
-    fingerprint = ''
-    first_shard = 0
+    placed: PlacedStream
+    """Its options; of an opened stream, what the dataset reads."""
 
-    # Its user may set attributes, until a dataset opens it.
-    __delattr__ = object.__delattr__
+    @takes(StreamOptions, error=StreamError)
+    def __init__(self, options: StreamOptions) -> None:
+        refuse_unused_overrides(type(self), Stream)
+        placed = PlacedStream.of(options)
+        placed.selection()
+        self.placed = placed
+
+    @property
+    def local(self) -> str:
+        """The folder of cached shards, without the split of a given one."""
+        return self.placed.local
+
+    @local.setter
+    def local(self, folder: str) -> None:
+        self.placed = replace(self.placed, local=folder, has_default_folder=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == 'placed' or name.startswith('__'):  # while it is copied, it has none
+            raise AttributeError(name)
+        return getattr(self.placed, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if name == 'local':
-            vars(self)['has_default_folder'] = False
+        # Its user may set options, until a dataset opens it.
+        if name in _OPTIONS and name != 'local':
+            self.placed = replace(self.placed, **{name: value})
+        else:
+            super().__setattr__(name, value)
 
-    def __post_init__(self) -> None:
-        refuse_unused_overrides(type(self), Stream)
-        super().__post_init__()
-        self.selection()
-
-    def show(self, opened: StreamOptions, *, choose: int, proportion: float, repeat: float) -> None:
+    def show(self, opened: PlacedStream, *, choose: int, proportion: float, repeat: float) -> None:
         """Let the attributes say what a dataset reads: programs ask for them when it is made."""
-        vars(self).update(vars(opened), choose=choose, proportion=proportion, repeat=repeat)
+        self.placed = replace(opened, choose=choose, proportion=proportion, repeat=repeat)
 
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64[shards]."""
@@ -270,6 +223,9 @@ class Stream(StreamOptions, FactsRepr):
 
     def _facts(self) -> Facts:
         return stream_facts(self)
+
+
+_OPTIONS: Final = frozenset(one.name for one in fields(StreamOptions))
 
 
 def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
@@ -321,7 +277,7 @@ def columns_text(streams: list[Stream]) -> str:
     kinds: dict[str, str] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
-            for name, kind in column_kinds(stream, schema).items():
+            for name, kind in column_kinds(stream.placed, schema).items():
                 kinds.setdefault(name, kind)
     text = ', '.join(f'{name}: {kind}' for name, kind in kinds.items())
     return text if len(text) <= _LONGEST else text[:_LONGEST] + '…'

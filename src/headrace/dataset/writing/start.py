@@ -131,7 +131,7 @@ class Terms:
     def __post_init__(self) -> None:
         """Refuse text, before `exist_ok='no'` deletes a dataset."""
         for name in ('exist_ok', 'append', 'resume'):
-            check_kind(name, getattr(self, name), 'bool')
+            check_kind(name, getattr(self, name), bool)
 
 
 @dataclass(frozen=True, slots=True)

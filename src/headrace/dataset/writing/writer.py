@@ -93,11 +93,11 @@ class Writer:
         options: StoreOptions | None = None,
     ) -> None:
         for name, value, kind in (
-            ('keep_local', keep_local, 'bool'),
-            ('progress_bar', progress_bar, 'bool'),
-            ('total', total, 'int'),
-            ('retry', retry, 'int'),
-            ('max_workers', max_workers, 'int'),
+            ('keep_local', keep_local, bool),
+            ('progress_bar', progress_bar, bool),
+            ('total', total, int),
+            ('retry', retry, int),
+            ('max_workers', max_workers, int),
         ):
             check_kind(name, value, kind)
         if retry < 0 or (max_workers is not None and max_workers < 1):

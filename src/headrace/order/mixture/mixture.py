@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.errors.exclusions import refuse_exclusions
 from headrace.order.arrays import IntArray
-from headrace.order.mixture.rules import exhaustion_errors, given_weights, mixture_errors, stream_errors
+from headrace.order.mixture.rules import given_weights, mixture_errors, stream_errors
 from headrace.order.mixture.schedule import Schedule, apportion
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.random.numpy_streams import random_stream
@@ -193,8 +194,7 @@ class Mixture:
     def _scheduled(
         cls, streams: tuple[StreamSize, ...], epoch_size: int | None, schedule: Schedule, when_exhausted: Exhaustion
     ) -> Mixture:
-        for broken in exhaustion_errors(when_exhausted):
-            raise ConfigError(broken.message(repr(when_exhausted)))
+        refuse_exclusions({'schedule': schedule, 'when_exhausted': when_exhausted})
         names = [s.name for s in streams]
         schedule.check_names(names)
         _check_size(total := epoch_size or sum(s.size for s in streams))

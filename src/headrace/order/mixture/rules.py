@@ -55,7 +55,9 @@ def stream_errors(stream: Weighted) -> Iterator[BrokenRule]:
             yield BrokenRule((key,), f'`{key}` of a stream must be a finite number of at least 0')
 
 
-def mixture_errors(streams: Sequence[Weighted], *, epoch_size: int | None, is_scheduled: bool) -> Iterator[BrokenRule]:
+def mixture_errors(
+    streams: Sequence[Weighted], *, epoch_size: int | str | None, is_scheduled: bool
+) -> Iterator[BrokenRule]:
     """The broken rules between the weights of streams, the size of an epoch, and a schedule."""
     proportions = [stream.proportion for stream in streams if stream.proportion is not None]
     if proportions and len(proportions) < len(streams):
@@ -104,13 +106,6 @@ def names_errors(points: Sequence[_Point], names: Sequence[str]) -> Iterator[Bro
             f'a schedule names streams that do not exist: {", ".join(unknown)}; there are: {", ".join(sorted(names))}'
         )
         yield BrokenRule(('schedule', 'streams'), rule, ('proportions', 'name'))
-
-
-def exhaustion_errors(when_exhausted: str) -> Iterator[BrokenRule]:
-    """The broken rule between a schedule and the action when a stream is exhausted."""
-    if when_exhausted != 'repeat':
-        rule = '`when_exhausted` must be `repeat` with a schedule; keep one of the two'
-        yield BrokenRule(('when_exhausted', 'schedule'), rule)
 
 
 def _is_amount(value: Any) -> bool:

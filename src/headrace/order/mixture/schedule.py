@@ -61,8 +61,10 @@ class Schedule:
             raise ConfigError(broken.message(f'points {[(point.at, point.change) for point in self.points]}'))
 
     @classmethod
-    def of(cls, points: Sequence[SchedulePoint | Mapping[str, Any]]) -> Schedule:
+    def of(cls, points: Schedule | Sequence[SchedulePoint | Mapping[str, Any]]) -> Schedule:
         """Make a schedule of points or of mappings with a point's keys."""
+        if isinstance(points, Schedule):
+            return points
         try:
             return cls(tuple(p if isinstance(p, SchedulePoint) else SchedulePoint(**p) for p in points))
         except (TypeError, AttributeError) as error:
