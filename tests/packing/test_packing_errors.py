@@ -89,8 +89,14 @@ def test_a_batch_is_explained_by_its_sequences(document_folder, tmp_path, capsys
     file.write_text(json.dumps({'global_batch_size': 4, 'train': {'local': document_folder, 'packing': packing}}))
     assert main(['skip', str(file), '--step', '3']) == 0
     assert 'skip: [[12, 18]]' in capsys.readouterr().out
-    assert main(['explain', str(file), '--sample', '5']) != 0
-    assert 'before it is tokenised' in capsys.readouterr().err
+    assert main(['explain', str(file), '--sample', '5', '--ranks', '2', '--json']) == 0
+    place = json.loads(capsys.readouterr().out)['next']
+    first: list[int] = []
+    for batch in range(place['batch'] + 1):
+        assert main(['explain', str(file), '--batch', str(batch), '--ranks', '2', '--json']) == 0
+        rows = json.loads(capsys.readouterr().out)['rows']
+        first += [row['position'] for row in rows if any(document['id'] == 5 for document in row['documents'])]
+    assert min(first) == place['position']
 
 
 def test_a_carried_piece_that_its_document_has_not(document_folder):

@@ -69,8 +69,7 @@ class SampleSequence:
         self.remainder: Remainder | None = options.remainder
         self.replication = options.replication
         self._topology = None if options.topology is None else self.replicated(options.topology)
-        self.progress = Progress()
-        """The current epoch, and the place where the next pass begins."""
+        self._progress = Progress()
         self._decided_for: int | None = None  # the epoch whose samples were decided last, of data that grow
         self._last_batches: BatchSpec | None = None  # of the last pass
         self.may_count = True
@@ -336,6 +335,11 @@ class SampleSequence:
         return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
 
     # -- the position ----------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """The current epoch, and the place where the next pass begins."""
+        return self._progress
 
     @property
     def next_place(self) -> tuple[int, int]:
