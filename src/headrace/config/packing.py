@@ -63,7 +63,7 @@ class StreamPackingConfig(DocumentOptions):
         yield from stream_packing_errors(self)
 
     def document_column(self, of_loader: PackingConfig) -> str:
-        """The column of its documents, as far as it is known without the data."""
+        """The column of its documents, if it can be told without the data."""
         has_tokens = (self.tokenizer or of_loader.tokenizer) is None or self.token_dtype is not None
         return self.column or of_loader.column or ('tokens' if has_tokens else 'text')
 

@@ -47,7 +47,7 @@ _MOST_CHOICES = 8  # the text of a key with more says where they are listed
 
 
 def updated(page: str) -> str:
-    """The page with each table between ``<!-- table: name -->`` and ``<!-- end -->`` written anew."""
+    """The page with each table between ``<!-- table: name -->`` and ``<!-- end -->`` rewritten."""
     for name, classes in _TABLES.items():
         start, end = f'<!-- table: {name} -->\n', '<!-- end -->'
         before, _, rest = page.partition(start)

@@ -185,7 +185,7 @@ class LoaderConfig(DatasetConfig):
     """The loader's key, not written inside."""
 
     global_batch_size: Annotated[int, AtLeast(1)] | None = None
-    """Samples per step over all ranks; the ranks must divide it, but for `uneven`."""
+    """Samples per step over all ranks; the ranks must divide it, except under `uneven`."""
 
     device_batch_size: Annotated[int, AtLeast(1)] | None = None
     """Samples per step of one rank."""

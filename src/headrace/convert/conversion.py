@@ -471,7 +471,7 @@ class Conversion:
         return record if is_same else None
 
     def _finish(self) -> ConversionReport:
-        """Remove shards that are no part of the dataset, and write the index. From here on nothing of it is deleted."""
+        """Remove shards that are not of the dataset, and write the index. From here on nothing of it is deleted."""
         job, place, base = self._job, self._place, self._base
         records = [self._records[number] for number in sorted(self._records)]
         added = [entry for record in records for entry in record.shards]

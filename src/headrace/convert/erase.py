@@ -124,7 +124,7 @@ def erase(
         CacheError: a cache could not be cleaned; the dataset and all others are.
         ConfigError: the data are of another format, or a part of a merged dataset, or an argument breaks a rule.
         FileExistsError: a writer or a conversion to the dataset has not finished.
-        FileNotFoundError: there is no dataset.
+        FileNotFoundError: the dataset does not exist.
         FormatError: a shard is damaged.
         OSError: the store cannot be reached, or refuses.
     """

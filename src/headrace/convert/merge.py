@@ -345,7 +345,7 @@ def rollback(out: str | os.PathLike[str], to: str, *, options: StoreOptions | No
         The index that was replaced now, under the name that it has from now on.
 
     Raises:
-        ConfigError: there is no kept index of this name, or shards of it are gone.
+        ConfigError: no kept index has this name, or shards of it are gone.
         FileExistsError: a writer or a conversion to `out` has not finished.
         StorageError: the store failed.
     """

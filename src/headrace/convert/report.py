@@ -25,7 +25,7 @@ class InputError:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """What a finished task has written."""
+    """The output of a finished task."""
 
     task: int
     begin: int

@@ -151,7 +151,7 @@ class Job:
     on_error: OnError
     retry: Retry = field(default_factory=Retry)
     first_shard: int = 0  # The number in the names of the first task's shards.
-    meanings: Mapping[str, str] = field(default_factory=dict[str, str])  # What columns mean; see `Schema.meanings`.
+    meanings: Mapping[str, str] = field(default_factory=dict[str, str])  # Of columns; see `Schema.meanings`.
     cost: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict[str, object])  # Further ones that a restart compares.
     source_columns: Mapping[str, str] = field(default_factory=dict[str, str])  # Encodings that tell the size of a row.

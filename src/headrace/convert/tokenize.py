@@ -1,4 +1,4 @@
-"""`tokenize`: from texts to token shards, once, in the place of tokenising in each epoch of each run.
+"""`tokenize`: from texts to token shards, once, instead of in each epoch of each run.
 
 It is a conversion with a tokenizer between reading and writing. A finished dataset keeps the records of its tasks, in
 ``.headrace-tokenized.json``. So another call does only the tasks whose inputs have changed:
@@ -116,7 +116,7 @@ def tokenize(
         format_options: as in `convert`.
         split: as in `convert`.
         workers: number of processes. 1: this process, with the threads of the tokenizer.
-        on_error: as in `convert`, for a document that is no text.
+        on_error: as in `convert`, for a document that is not text.
         compression: as in `convert`.
         hashes: as in `convert`.
         size_limit: bytes of a shard before compression, as a number or text ('64mb'). A task ends after about a

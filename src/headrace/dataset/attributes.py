@@ -64,7 +64,7 @@ class SamplesById:
             reads_data: has an effect with packing only; see `PackedDataset.explain`.
 
         Raises:
-            IndexError: there is no such batch.
+            IndexError: the batch does not exist.
         """
         return self.pool.explain(plan, k)
 
@@ -85,8 +85,8 @@ class SamplesById:
         Arrays of a list may share memory: a kept one holds that of some hundred others. Copy it to keep it alone.
 
         Raises:
-            IndexError: there is no such sample.
-            TypeError: it is none of these, or a mask of true and false.
+            IndexError: the sample does not exist.
+            TypeError: it is something else, or a mask of true and false.
         """
         ids: Any
         ids, size = _plain(at), self.size
@@ -170,7 +170,7 @@ class DatasetAttributes(SamplesById, SampleSequence):
         return len(self.shards)
 
     def forget_sizes(self) -> None:
-        """Have sizes that follow from the mixture computed anew."""
+        """Have sizes that follow from the mixture computed again."""
         for name, value in vars(DatasetAttributes).items():
             if isinstance(value, cached_property):
                 vars(self).pop(name, None)

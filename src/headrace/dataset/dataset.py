@@ -249,7 +249,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             serve(self.peers, caches, topology.world_size, topology.num_nodes)
         process = get_worker_info()
         is_logging_process = not topology.rank and (process is None or process.id == 0)
-        # A plain loader forks its workers anew for each epoch.
+        # A plain loader forks new workers for each epoch.
         is_first = is_logging_process and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker)
         if is_first:
             self._is_checked = True

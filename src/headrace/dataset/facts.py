@@ -45,7 +45,7 @@ def loader_facts(
     places: Callable[[], Iterable[tuple[int, int]]],
     fixed_epoch: int | None,
 ) -> Facts:
-    """What a loader of a dataset says. `places`: that of its last batch, and that of its next pass."""
+    """The facts that a loader of a dataset shows. `places`: that of its last batch, and that of its next pass."""
     title, rows = dataset_facts(dataset)
     try:
         position, following = (f'epoch {epoch}, sample {sample:,}' for epoch, sample in places())

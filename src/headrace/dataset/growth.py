@@ -1,4 +1,4 @@
-"""What a dataset reads: its opened streams and its run, opened again where data have grown."""
+"""The opened streams and the run of a dataset, opened again when the data has grown."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Opener:
         """Refuse what makes a pass over grown data inexact.
 
         Raises:
-            ConfigError: epochs are no whole passes, the order is MosaicML's, or data are of another format.
+            ConfigError: epochs are not whole passes, the order is MosaicML's, or data are of another format.
         """
         if not self.follows:
             return

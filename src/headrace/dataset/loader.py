@@ -65,7 +65,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
             column with the name of a mark; streams of different columns, and neither `collate_fn` nor `get_item`; a
             column that cannot be padded.
-        TypeError: `dataset` is no StreamingDataset.
+        TypeError: `dataset` is not a StreamingDataset.
     """
 
     dataset: StreamingDataset  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, and never replaced
@@ -186,7 +186,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per device. With the dataset's `global_batch_size`, the most of a rank, for the ranks of now."""
+        """Samples per device. With the dataset's `global_batch_size`, the most of any of the current ranks."""
         given = self.__dict__['batch_size']
         return self.dataset.batch_size if given is None else given
 
@@ -383,9 +383,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def own_samples(self) -> int:
-        """Rows of the last batch, on this rank, that are no padding; padding comes last. 0 before the first batch.
+        """Rows of the last batch, on this rank, without padding; padding comes last. 0 before the first batch.
 
-        For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. Batches that workers have
+        For batches that are not dicts, which cannot hold the mark of ``remainder='exact'``. Batches that workers have
         prefetched do not change it. For other batches use `plan().own_samples(number)`.
         """
         return self._counters.own_samples
@@ -394,7 +394,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def own_streams(self) -> npt.NDArray[np.int64]:
         """Stream number of each row of the last batch, on this rank, int64[rows]; empty before the first batch.
 
-        For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding has the stream of the
+        For batches that are not dicts, which cannot hold the mark of `mark_streams`. Padding has the stream of the
         sample that it repeats. Numbers are those of `dataset.streams`.
 
         Raises:
@@ -406,7 +406,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def own_loss_weights(self) -> npt.NDArray[np.float32]:
         """Weights of the rows of the last batch, on this rank, float32[rows]; see `headrace.LOSS_WEIGHT`.
 
-        For batches that are not dicts. ConfigError: there is no batch yet, or the dataset has no ``loss_weight``.
+        For batches that are not dicts. ConfigError: no batch was read yet, or the dataset has no ``loss_weight``.
         """
         if self.dataset.weigh is None or self.handed_out is None:
             raise ConfigError('Weights of rows need `loss_weight` of the dataset, and a batch that was handed out.')
@@ -417,8 +417,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
         """Rows of the last batch, on this rank, that hold another sample because theirs could not be read.
 
-        bool[rows], padding included; empty before the first batch. For batches that are no dicts, which cannot hold the
-        mark of ``on_bad_sample='skip'``.
+        bool[rows], padding included; empty before the first batch. For batches that are not dicts, which cannot hold
+        the mark of ``on_bad_sample='skip'``.
         """
         return self._counters.own_bad_rows
 
@@ -511,13 +511,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
         Raises:
             TopologyError: the replicas cannot share the global batch; nothing has changed then.
-            ConfigError: there is no such position.
+            ConfigError: the position does not exist.
             ResumeError: `position` belongs to other data or another order; or batches of one of MosaicML Streaming's
                 orders depend on the ranks.
         """
         self.dataset.keep_topology(self.handed_out)
         if not isinstance(position, Mapping):
-            # A pass of evaluation that was left is no place to go on from.
+            # An evaluation that was left early is not continued.
             is_left = self.fixed_epoch is not None and not self._cursor.is_passing
             epoch, sample = self.next_pass() if is_left else self._current()
             position = self._state_at(epoch, sample if position is None else position, self.global_batch_size)

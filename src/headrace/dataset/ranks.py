@@ -1,4 +1,4 @@
-"""What ranks agree on through their process group. Without a group each process is alone."""
+"""Agreement of ranks through their process group. Without a group each process is alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gather_of_ranks() -> Callable[[Any], list[Any]] | None:
 
 
 def decided_by_first(decide: Callable[[], Any]) -> Any:
-    """What rank 0 decides, on all ranks; an error of its decision is raised on all of them, too."""
+    """The decision of rank 0, on all ranks; an error of its decision is raised on all of them, too."""
     if not has_group() or dist.get_world_size() == 1:
         return decide()
     answer: list[Any] = [None, None]

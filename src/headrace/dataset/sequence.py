@@ -147,7 +147,7 @@ class SampleSequence:
         self._topology = self.replicated(topology)
 
     def keep_topology(self, last: tuple[BatchPlan, int] | None) -> None:
-        """Stay at the ranks of a loader's last batch: a process group that was formed anew may be detected by now."""
+        """Stay at the ranks of a loader's last batch: a process group that was formed again may be detected by now."""
         if self._topology is None and last is not None:
             self.bind(last[0].topology)
 
@@ -186,7 +186,7 @@ class SampleSequence:
         return with_replication(topology, self.replication, type(self).__name__)
 
     def _world(self, global_batch_size: int | None = None) -> World:
-        """The ranks and batches, as far as the order depends on them."""
+        """The ranks and batches that the order depends on."""
         if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
             global_batch_size = self.batch_spec().global_batch_size
         nodes = self.topology.nodes if self.run.needs_nodes else 1

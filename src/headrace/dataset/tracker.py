@@ -76,7 +76,7 @@ class LoaderPosition:
         """Forget the plans of the last pass: an order may hold much memory."""
         self._plans.clear()
 
-    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:  # noqa: ARG002 - asked for anew, below
+    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:  # noqa: ARG002 - requested again below
         """Skip empty epochs, as one of several loaders begins a pass: an empty one would end the pass of all."""
         self.skip_empty_epochs()
 
@@ -196,11 +196,11 @@ class PositionTracker:
 
     Args:
         loaders: the loader, or several by name.
-        mode: when a pass over several loaders ends: with the longest, while others begin anew ('max_size_cycle') or
+        mode: when a pass over several loaders ends: with the longest, while others start over ('max_size_cycle') or
             stop ('max_size'), or with the shortest ('min_size').
 
     Raises:
-        ConfigError: several loaders have the same dataset, or one may begin anew under `on_growth`.
+        ConfigError: several loaders have the same dataset, or one may start over under `on_growth`.
     """
 
     advice = 'the learning rate and the accumulation of gradients'
@@ -269,7 +269,7 @@ class PositionTracker:
         is_over = self._pass is not None and self._snapshot().is_over
         for loader in self.loaders:
             loader.dataset.take_growth()
-        if is_over:  # a pass over other samples is no place to go on from
+        if is_over:  # a pass over other samples is not continued
             self._pass = None
 
     def handed_out(self) -> None:
@@ -373,7 +373,7 @@ class PositionTracker:
         lengths = [
             loader.batches_left(*place, limit, most)
             for loader, place, first_epoch in zip(self.loaders, places, first_epochs, strict=True)
-            # A loader that has begun anew ends no pass.
+            # A loader that has started over does not end the pass.
             if place[0] == first_epoch
         ]
         return (min if self.mode == 'min_size' else max)(lengths, default=0)

@@ -10,7 +10,7 @@ HeadraceError
 │   ├── IndexFileError       (json.JSONDecodeError) index.json is empty or not JSON
 │   ├── ShardError           (ValueError)          a shard contradicts its index or itself
 │   ├── ChecksumError        (ValueError)          size or hash differ from the index
-│   └── DocumentError        (ConfigError)         a document of packed data is no text, or no tokens
+│   └── DocumentError        (ConfigError)         a document of packed data is neither text nor tokens
 ├── CollateError             (TypeError)           values of a column do not stack into a batch
 ├── ConversionError          (RuntimeError)        an input cannot be converted, or its worker process died
 ├── EmptyDatasetError        (RuntimeError)        a stream holds no samples

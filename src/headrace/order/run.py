@@ -77,7 +77,7 @@ class RunArguments:
 
 
 class _Derived:
-    """What follows from the value of a run and is slow to compute. It is made again in another process."""
+    """Values that follow from a run and are slow to compute. It is made again in another process."""
 
     __slots__ = ('batches', 'config', 'mixtures', 'order', 'state')
 
@@ -92,7 +92,7 @@ class _Derived:
 class Run:
     """The orders, plans and states of a dataset's streams, as a value.
 
-    What happens to a run gives another run: the first pass (`begun`), a checkpoint (`resumed`), and decided proportions
+    Each change returns a new run: the first pass (`begun`), a checkpoint (`resumed`), and decided proportions
     (`with_decision`). A call that raises leaves everything as it was. Defaults that depend on the topology follow the
     topology in each call until the first pass, or until a state is resumed.
     """

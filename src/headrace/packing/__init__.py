@@ -4,7 +4,7 @@
    so with conversations.
 2. `lane`: lanes take documents in turn. A `Lane` packs its own, window by window. It keeps states from which packing
    can restart.
-3. `lanes`: all lanes of a run, as far as this rank knows them. `document_order` says which documents each has.
+3. `lanes`: all lanes of a run that this rank knows. `document_order` says which documents each has.
 4. `run`: a `PackedRun` counts positions in sequences, and saves lane states in checkpoints.
 5. `reader`: workers read and tokenise chunks of documents, along the `ComingDocuments` of the prefetch. `packer` packs
    them in the training process, and `rows` builds batches. `whole` packs an evaluation set once and whole.

@@ -260,7 +260,7 @@ class PackedDataset(StreamingDataset):
             reads_data: whether to read documents. If not, sequences with unknown documents have none.
 
         Raises:
-            IndexError: there is no such batch.
+            IndexError: the batch does not exist.
             OSError: a store cannot be reached, or refuses.
         """
         sequences, lanes = plan.explain(k), self.run.lanes_for(plan.global_batch_size)

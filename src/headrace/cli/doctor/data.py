@@ -58,7 +58,7 @@ class Place:
     is_trained: bool = False
     """Whether the training loader reads it."""
     stream: Stream | None = None
-    """What reads it, or None before anything does."""
+    """Its reader, or None before the first read."""
 
     def open(self) -> Content:
         """The data, as the stream finds them; see `open_content`."""

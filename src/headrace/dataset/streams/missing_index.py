@@ -1,4 +1,4 @@
-"""The error for a folder without index.json, with the likely cause."""
+"""The error for a folder without index.json, and why it is probably missing."""
 
 from __future__ import annotations
 

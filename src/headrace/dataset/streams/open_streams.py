@@ -186,7 +186,7 @@ def open_streams(
 
     StreamError: a stream is one of another dataset, or its folder the cache of another remote. Or a shard lacks one of
     `columns`, a selection does not fit, or `on_changed_data` refuses changed data. EmptyDatasetError,
-    ObjectNotFoundError: there is no index, or nothing in it. FormatError: an index breaks the format's rules, or holds
+    ObjectNotFoundError: the index is missing or empty. FormatError: an index breaks the format's rules, or holds
     an unsafe type. CacheError, FileExistsError: a default local folder is another user's, or no folder.
     """
     if len({id(stream) for stream in given}) < len(given):
@@ -377,7 +377,7 @@ class _Opening:
             raise missing_index(path, stream.remote, stream.title)
 
     def _fetch_past(self, past: PastData, index: CachedIndex, store: Store, found: SourceData | IndexFile) -> None:
-        """Read the index that a run read; else that of now, which an error compares with it."""
+        """Read the index that a run read, or else the current one, which an error compares with it."""
         then, is_kept = data_of(past.fingerprints[self.stream.name or '']), False
         with contextlib.suppress(OSError, FormatError):
             found.read(index.path)

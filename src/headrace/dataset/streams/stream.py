@@ -55,7 +55,7 @@ class PlacedStream(StreamOptions):
         """The stream with these options.
 
         Raises:
-            StreamError: there is no place, or more than one weight; or an option is malformed.
+            StreamError: the place is missing, there is more than one weight; or an option is malformed.
         """
         if not options.remote and not options.local:
             raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
@@ -107,7 +107,7 @@ class PlacedStream(StreamOptions):
 
     @property
     def is_local(self) -> bool:
-        """Whether the data need no fetch: there is no remote, or it is the local folder itself."""
+        """Whether the data is already in place: the remote is missing, or is the local folder itself."""
         if self.url is None:
             return True
         path = local_path(self.url)
@@ -354,7 +354,7 @@ class StreamsRegistry:
             place: its `remote`, `local` and `split`.
 
         Raises:
-            UnknownNameError: there is no such class.
+            UnknownNameError: the class is not registered.
             ConfigError: it made something else.
         """
         made = self.get(name)(**{**(config or {}), **place})

@@ -296,8 +296,8 @@ def _unfinished(before: Sequence[ShardInfo], whole: Sequence[ShardInfo], names: 
     kept = {MARK, *_names(whole)}
     others = [name for name in names if name not in kept]
     journal = tuple(name for name in others if whole and JOURNAL.fullmatch(name))
-    # The index goes first: from here on it is no dataset. Then the journal, which vouches for shards; but beside whole
-    # shards the next journal replaces it.
+    # The index goes first: from here on this is not a dataset. Then the journal, which vouches for shards; but beside
+    # whole shards the next journal replaces it.
     obsolete = sorted(
         set(others).difference(journal), key=lambda name: (name != INDEX, JOURNAL.fullmatch(name) is None, name)
     )

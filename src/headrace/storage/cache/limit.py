@@ -60,7 +60,7 @@ SURE: Final = 25  # The same factor, where older counts show too little that cou
 
 
 USE_COUNTS: Final = 1.5
-"""A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
+"""A shard whose last use is later than known by these seconds is ranked again; uses are noted once a second."""
 
 
 @dataclass(slots=True)
@@ -230,7 +230,7 @@ def _replace(folder: Path, size: int, until: float) -> None:
 
 
 def drop_ledger(folder: Path) -> None:
-    """Forget a count, so that the folder is counted anew. Needs its lock."""
+    """Forget a count, so that the folder is counted again. Needs its lock."""
     try:
         with fetch_folder(folder).opened() as state:
             state.delete(LEDGER)

@@ -53,7 +53,7 @@ class PeerOptions:
         """Read an argument `peers`.
 
         Raises:
-            ConfigError: it is no such mapping.
+            ConfigError: it is not such a mapping.
         """
         if raw is None or isinstance(raw, PeerOptions):
             return raw
@@ -125,7 +125,7 @@ class PeerOptions:
         return found
 
     def own_host(self) -> str:
-        """The address of this node without `hosts`; ConfigError if `interface` is none of this machine's."""
+        """The address of this node without `hosts`; ConfigError if `interface` does not belong to this machine's."""
         if self.interface is not None:
             found = next(filter(is_of_this_machine, _addresses_of(self.interface)), None)
             if found is None:

@@ -134,7 +134,7 @@ class PeerServer(socketserver.ThreadingTCPServer):
             return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
-        """Log why a request was given up; there is nobody to raise it to."""
+        """Log why a request failed; no caller could catch an exception."""
         _log.debug('A request of %s was given up.', client_address[0], exc_info=True)
 
     def drain(self) -> None:
@@ -324,7 +324,7 @@ def serve(peers: Peers, caches: Iterable[ShardCache], ranks: int = 1, nodes: int
         nodes: The same.
 
     Raises:
-        ConfigError: another program has the port, or a run with another token; or there is no such address.
+        ConfigError: another program has the port, or a run with another token; or the address does not exist.
     """
     shared = {cache.peers.stream: cache for cache in caches if cache.peers is not None}
     shards = [cache.peers.shards for cache in shared.values() if cache.peers is not None and cache.peers.shards]
@@ -372,7 +372,7 @@ def _require_server(peers: Peers, error: OSError) -> None:
     """Check that the one which has this node's port is a server of this run."""
     until = time.monotonic() + SILENCE
     while (status := peers.status_of_own()) == 403 and time.monotonic() < until:
-        time.sleep(0.1)  # a rank of this node is replacing its server by one with the token of now
+        time.sleep(0.1)  # a rank of this node is replacing its server by one with the current token
     if status != 204:
         why = 'it does not answer' if status is None else f'it answers with status {status}'
         raise ConfigError(
@@ -416,7 +416,7 @@ def _leave_descriptors(kept: set[int]) -> None:
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     streams = [getattr(one, 'stream', None) for logger in loggers for one in getattr(logger, 'handlers', ())]
     for stream in (sys.stdin, sys.stdout, sys.stderr, *streams):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is no file, or closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is not a file, or closed
             kept = kept | {stream.fileno()}  # pyright: ignore[reportOptionalMemberAccess]
     null = os.open(os.devnull, os.O_RDWR)
     for number in {int(name) for name in os.listdir('/dev/fd')} - kept - {0, 1, 2, null}:  # noqa: PTH208 - numbers

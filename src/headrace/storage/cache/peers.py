@@ -115,7 +115,7 @@ class PeerRequest:
     """The key of its entry."""
     part: CachePart
     create: Callable[[], AbstractContextManager[BinaryIO]]
-    """Makes the file to write, anew for each peer."""
+    """Makes the file to write, once for each peer."""
     check: Callable[[], None]
     """Raises FormatError if that file is not what the index says."""
 
@@ -227,7 +227,7 @@ class Peers:
 
     def _join_met(self, ranks: int, nodes: int, room: float) -> None:
         options, own = self._options, self._options.own_host()
-        # Ranks that go on keep the token of now; one of the environment is told to nobody.
+        # Surviving ranks keep the current token; a token from the environment is never sent.
         secret = self.token.decode() if options.token_env is None else ''
         secret = secret or secrets.token_hex(SHORTEST_TOKEN)
         try:
@@ -440,7 +440,7 @@ class Peers:
                 if answer.status != 403 or self._options.hosts or time.monotonic() > self._others_start_until:
                     break
                 connection.close()
-                time.sleep(0.05)  # it is replacing its server by one with the token of now
+                time.sleep(0.05)  # it is replacing its server by one with the current token
             peer.has_answered = True
             self._check(peer, path, part, answer)
             deadline, left = time.monotonic() + silence + for_bytes, answer.length or 0

@@ -204,7 +204,7 @@ class ShardCache:
         return not entry.absent(self._root)
 
     def evict(self, entry: CacheEntry) -> bool:
-        """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
+        """Delete a shard; False if it stays: it is absent or in use, or no store has it."""
         if self.store is None or len(entry.absent(self._root)) == len(entry.parts):
             return False
         if self._limited is not None:

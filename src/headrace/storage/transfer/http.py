@@ -37,7 +37,7 @@ CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
 one begins too late."""
 
-PAGE: Final = 64 << 20  # Bytes of an answer that is no object and is held in memory, at most.
+PAGE: Final = 64 << 20  # Bytes of an answer that is not an object and is held in memory, at most.
 
 _CERTIFICATES: Final = ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE', 'AWS_CA_BUNDLE', 'SSL_CERT_FILE')
 _MISSING: Final = frozenset({None, errno.ENOENT})

@@ -9,7 +9,7 @@ that ``hf auth login`` wrote (``HF_TOKEN_PATH``, ``HF_HOME``); none if ``StoreOp
 hash of the object's content, by git or LFS.
 
 `put` and `delete` make a commit each. The Hub allows about a hundred commits an hour, so upload a dataset as a whole
-folder (``hf upload-large-folder``). There are no ``StoreOptions.extra``.
+folder (``hf upload-large-folder``). ``StoreOptions.extra`` is not supported.
 
 The requests are our own. huggingface_hub 0.36 has no time-outs for listings and commits, and repeats some requests for
 half a minute before anybody hears of a failure. Its `HfFileSystem` asks the Hub's API, whose rate limit is a fifth of
