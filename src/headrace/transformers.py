@@ -65,7 +65,7 @@ class StreamingMixin:
         dataset = loader.dataset
         if dataset.epochs_differ:
             if trainer.args.max_steps <= 0:
-                reason = 'skip' if dataset.run.asked.order.batch_cost is None else 'batch_cost'
+                reason = 'skip' if dataset.run.settings.order.batch_cost is None else 'batch_cost'
                 raise ConfigError(
                     "Hugging Face's Trainer takes all epochs to have as many batches as the first, but with "
                     f'`{reason}` they differ. Set `max_steps` of its arguments, which is {trainer.args.max_steps}; '

@@ -75,7 +75,7 @@ def ids_of(plan: BatchPlan) -> list[list[int]]:
 
 def modelled(run: Run, costs: Costs, size: int, cost: BatchCost) -> list[list[list[int]]]:
     """By window its batches, as sorted samples: the longest of each class of positions first, cut where it is full."""
-    plain = Run.of(run.asked.streams, OrderConfig(shuffle=True, num_canonical_nodes=4, seed=run.config().seed))
+    plain = Run.of(run.settings.streams, OrderConfig(shuffle=True, num_canonical_nodes=4, seed=run.config().seed))
     before = plain.order(0).at(np.arange(len(costs.values))).tolist()
     classes, window = int(np.gcd(4, cost.multiple)), 3 * size
     windows: list[list[list[int]]] = []
@@ -177,7 +177,7 @@ def test_every_topology_and_every_batch_give_the_same(balance: float | None, sam
             begin += len(batch)
     # A node's samples are those of its canonical nodes on any number of nodes that divides them.
     places = plan_of(run_of(costs, cost), 32).order
-    inner = Run.of(run_of(costs, cost).asked.streams, OrderConfig(shuffle=True, num_canonical_nodes=4)).order(0)
+    inner = Run.of(run_of(costs, cost).settings.streams, OrderConfig(shuffle=True, num_canonical_nodes=4)).order(0)
     now, then = places.at(np.arange(samples)), inner.at(np.arange(samples))
     assert all(sorted(now[c::4].tolist()) == sorted(then[c::4].tolist()) for c in range(4))
 

@@ -137,8 +137,8 @@ class YamlSource:
             raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
         places = {key: _KeyPlace(_named(path), line) for key, line in file.lines.items()}
         for index, included in enumerate(_included(file.values, places)):
-            asked = f'{_nearest(places, ("defaults", index))}: defaults[{index}]: '
-            self._include(path.parent / included, (*chain, real), asked)
+            place = f'{_nearest(places, ("defaults", index))}: defaults[{index}]: '
+            self._include(path.parent / included, (*chain, real), place)
         self._merge(file.values, places)
 
     def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:

@@ -146,7 +146,7 @@ def knows_given_names(function: Callable[P, R]) -> Callable[P, R]:
     names = [name for name, one in parameters.items() if name != 'self' and one.kind != one.VAR_KEYWORD]
 
     @functools.wraps(function)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def noting(*args: P.args, **kwargs: P.kwargs) -> R:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         if all(name in given for name in names):
             # A command line gives all arguments, those with defaults too.
@@ -154,7 +154,7 @@ def knows_given_names(function: Callable[P, R]) -> Callable[P, R]:
         _given_names.set(frozenset(given))
         return function(*args, **kwargs)
 
-    return asked
+    return noting
 
 
 def given_names() -> frozenset[str]:

@@ -317,25 +317,25 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         """
         raise TypeError('A StreamingDataset knows no tokens; a PackedDataset does.')
 
-    def begin_batches(self, asked: PassRequest) -> Pass:
+    def begin_batches(self, request: PassRequest) -> Pass:
         """Begin a pass in batches, as `begin_pass` does."""
-        plan = self.begin_pass(asked.batches, place=asked.place)
-        if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
+        plan = self.begin_pass(request.batches, place=request.place)
+        if request.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
         epoch, start = plan.order.epoch, plan.start
         numbers = chain.from_iterable(takewhile(len, (plan.batches(first, AHEAD) for first in count(step=AHEAD))))
-        keys = (BatchKey(epoch, start, number, asked.continues) for number in numbers)
-        return Pass(plan, self.reader_of(plan, asked), keys)
+        keys = (BatchKey(epoch, start, number, request.continues) for number in numbers)
+        return Pass(plan, self.reader_of(plan, request), keys)
 
-    def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
+    def reader_of(self, plan: BatchPlan, request: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
         return BatchReader(
             self.sample_source(),
             plan,
             self.run,
-            asked.collate_fn,
-            mark_streams=asked.mark_streams,
-            pad=self._padding_of(asked.pad),
+            request.collate_fn,
+            mark_streams=request.mark_streams,
+            pad=self._padding_of(request.pad),
             weigh=self.weigh,
         )
 
@@ -365,7 +365,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
                 'A plain DataLoader knows neither the rows of batches under `uneven` nor the weights of `loss_weight`. '
                 'Use a headrace.StreamingDataLoader, or leave both out.'
             )
-        if self.run.asked.order.batch_cost is not None:
+        if self.run.settings.order.batch_cost is not None:
             raise ConfigError(
                 'With `batch_cost` the dataset cuts the batches, but a plain DataLoader, or a loop over the dataset, '
                 'takes samples one by one. Use headrace.StreamingDataLoader, or remove `batch_cost`.'

@@ -62,5 +62,5 @@ def loader_facts(
 
 
 def _bounded(dataset: DatasetAttributes, size: str) -> str:
-    cost = dataset.run.asked.order.batch_cost
+    cost = dataset.run.settings.order.batch_cost
     return size if cost is None else f'at most {size}, and a cost of {cost.budget:,} over all ranks'

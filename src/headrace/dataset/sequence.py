@@ -213,14 +213,14 @@ class SampleSequence:
     @property
     def epochs_differ(self) -> bool:
         """Whether epochs may differ in batches: by `skip`, by `batch_cost`, or because data grow."""
-        differ = bool(self.skip) or self.run.asked.order.batch_cost is not None
+        differ = bool(self.skip) or self.run.settings.order.batch_cost is not None
         return self.follows_growth or (self.has_length and differ)
 
     @property
     def is_counted(self) -> bool:
         """Whether `len` of a loader counts the batches of an epoch; with `batch_cost`, of at most `MOST_COUNTED`."""
         counts = self.may_count and self.epoch_size <= MOST_COUNTED
-        return self.has_length and (counts or self.run.asked.order.batch_cost is None)
+        return self.has_length and (counts or self.run.settings.order.batch_cost is None)
 
     def check_counted(self) -> None:
         """Refuse the length of a loader where there is none; TypeError: see `is_counted`."""
@@ -450,7 +450,7 @@ class SampleSequence:
 
     def _data_of(self, state: ResumeState) -> Opened | None:
         """The data of a state, where shards were appended since; None if they are open."""
-        may_open = self.follows_growth or self.run.asked.on_mixture_change == 'refuse'
+        may_open = self.follows_growth or self.run.settings.on_mixture_change == 'refuse'
         return self._opener.open_at(state, self._opened.streams) if may_open else None
 
     def take(self, there: Continuation) -> None:

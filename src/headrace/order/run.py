@@ -97,7 +97,7 @@ class Run:
     topology in each call until the first pass, or until a state is resumed.
     """
 
-    asked: RunArguments
+    settings: RunArguments
     mixture: Mixture
     """The streams, and what an epoch draws from each."""
     frozen: OrderConfig | None = None
@@ -146,7 +146,7 @@ class Run:
         if costs is not None and order.bucket is not None:
             order = replace(order, costs=costs.digest)
             check_batch_cost(order.batch_cost, costs, skip)
-        asked = RunArguments(
+        arguments = RunArguments(
             streams=tuple(streams),
             order=order,
             on_mixture_change=on_mixture_change,
@@ -156,7 +156,7 @@ class Run:
             decisions=tuple(decisions),
             **settings,
         )
-        run = cls(asked=asked, mixture=asked.mix(order.seed), decisions=asked.decisions)
+        run = cls(settings=arguments, mixture=arguments.mix(order.seed), decisions=arguments.decisions)
         if decisions:
             run._check_decisions(order)
             if not are_of(decisions, base_digest(run.mixture, order.seed, 0)):
@@ -172,23 +172,23 @@ class Run:
     @property
     def needs_nodes(self) -> bool:
         """Whether the order depends on the nodes of the parallel world, and is not frozen yet."""
-        return self.frozen is None and self.asked.order.is_mosaicml
+        return self.frozen is None and self.settings.order.is_mosaicml
 
     @property
     def needs_batch_size(self) -> bool:
         """Whether the order depends on the global batch size."""
-        return (self.frozen or self.asked.order).has_batches
+        return (self.frozen or self.settings.order).has_batches
 
     @property
     def needs_replicas(self) -> bool:
         """Whether the order depends on the ranks that share a global batch, and is not frozen yet."""
-        config = self.frozen or self.asked.order
+        config = self.frozen or self.settings.order
         return self.needs_batch_size and config.batching == 'device_per_stream' and config.device_batches is None
 
     @property
     def is_dealt(self) -> bool:
         """Whether batches depend on the ranks in the middle of an epoch, so that a state says them."""
-        config = self.frozen or self.asked.order
+        config = self.frozen or self.settings.order
         return config.is_mosaicml and config.batching != 'random'
 
     def config(self, world: World = _UNKNOWN) -> OrderConfig:
@@ -197,7 +197,7 @@ class Run:
         Raises:
             ConfigError: the global batch does not suit the canonical nodes.
         """
-        config = self.asked.order if self.frozen is None else self.frozen
+        config = self.settings.order if self.frozen is None else self.frozen
         if world.global_batch_size is not None:
             config = config.for_batches(world.global_batch_size, world.replicas)
         return config.resolve_defaults(self.mixture, world.nodes)
@@ -248,10 +248,10 @@ class Run:
                 f'Please pass `batch_size` to StreamingDataset: {_batches_by(config)} depends on it, and it is None.'
             )
         if config.is_mosaicml:  # each user maps its permutation, and no longer than needed
-            return make_order(self.mixture, config, epoch, self.asked.load)
+            return make_order(self.mixture, config, epoch, self.settings.load)
         if derived.order is None or derived.order[0] != (config, epoch):
             mixture, *later = self._mixtures_of(epoch, config)
-            order = make_order(mixture, config, epoch, costs=self.asked.costs, later=later)
+            order = make_order(mixture, config, epoch, costs=self.settings.costs, later=later)
             derived.order = (config, epoch), order
         return derived.order[1]
 
@@ -319,7 +319,7 @@ class Run:
             ConfigError: proportions are out of range or do not name every stream; or this kind of run cannot change
                 them; or it repeats decisions beyond that position.
         """
-        config, (epoch, sample), given = self.config(world), place, self.asked.decisions
+        config, (epoch, sample), given = self.config(world), place, self.settings.decisions
         self._check_decisions(config)
         mixture = self._mixture_at(epoch, sample, config)
         begin = mixture.takeover.begin_of(epoch, mixture.epoch_size)
@@ -351,13 +351,13 @@ class Run:
         return run
 
     def _base_digest(self, config: OrderConfig) -> str:
-        return base_digest(self.asked.mix(config.seed), config.seed, self.since)
+        return base_digest(self.settings.mix(config.seed), config.seed, self.since)
 
     def _check_decisions(self, config: OrderConfig) -> None:
         """Refuse decisions where they would not be exact."""
-        settings = {option: getattr(config, name) for option, name in ORDER_ARGUMENTS.items()}
-        asked = {'schedule': self.asked.schedule, 'when_exhausted': self.asked.when_exhausted}
-        refuse_exclusions({**settings, **asked, 'decisions': True})
+        options = {option: getattr(config, name) for option, name in ORDER_ARGUMENTS.items()}
+        of_mixture = {'schedule': self.settings.schedule, 'when_exhausted': self.settings.when_exhausted}
+        refuse_exclusions({**options, **of_mixture, 'decisions': True})
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """The global batches of an epoch from a position on, and one rank's rows of them.
@@ -371,19 +371,20 @@ class Run:
         frozen = None if self.frozen is None else self.frozen.global_batch_size
         if (epoch, start) != (0, 0) and frozen not in (None, size):
             raise ConfigError(
-                f'with {_batches_by(self.asked.order)} the global batch keeps its size during a run, which began with '
-                f"{frozen}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
+                f'with {_batches_by(self.settings.order)} the global batch keeps its size during a run, which began '
+                f'with {frozen}, but got {size}. To change it, resume from a checkpoint with '
+                "on_mixture_change='continue'."
             )
         order = self.order(epoch, batches.world)
         if start and self.dealt is not None and self.dealt[0] == epoch:
             order.check_dealt(self.dealt[1], batches, self.began_on)
-        plan = order.plan(batches, start, epoch=epoch, skip=self.asked.skip, initial_nodes=self.began_on)
-        if self.foreign == (epoch, start) and self.asked.order.batching == 'random' and plan.stop > start:
+        plan = order.plan(batches, start, epoch=epoch, skip=self.settings.skip, initial_nodes=self.began_on)
+        if self.foreign == (epoch, start) and self.settings.order.batching == 'random' and plan.stop > start:
             size, ranks = self.mixture.epoch_size, batches.topology.replicas
             if start > size + ranks - size % ranks:  # as MosaicML Streaming
                 raise ResumeError(f'a run resumes inside an epoch of {size} samples, got position {start}.')
         self._check_unchecked(batches)
-        balance, costs = self.asked.balance, self.asked.costs
+        balance, costs = self.settings.balance, self.settings.costs
         if balance is not None and costs is not None:
             check_balance(balance, self.config(batches.world))  # a checkpoint may have named the order
             assert isinstance(plan, Plan)
@@ -393,7 +394,7 @@ class Run:
 
     def length_waste(self, plan: BatchPlan) -> LengthWaste | None:
         """The waste of one of its plans by different costs; None if no costs are known, or there is no batch."""
-        return None if self.asked.costs is None else LengthWaste.of(plan, self.config(), self.asked.costs)
+        return None if self.settings.costs is None else LengthWaste.of(plan, self.config(), self.settings.costs)
 
     def state(self, epoch: int, sample: int, world: World, batches: BatchSpec | None = None) -> ResumeState:
         """The state that continues at a position of an epoch.
@@ -428,7 +429,7 @@ class Run:
 
     def _skipped_ranges(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
         """The skipped positions of the run; None if that depends on batches, which are not known."""
-        skip = self.asked.skip
+        skip = self.settings.skip
         if batches is None and any(bound.unit == 'ba' for bounds in skip for bound in bounds):
             return None
         if batches is None:
@@ -439,7 +440,7 @@ class Run:
     def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
         """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
         config, derived = self.config(World(batches.topology.nodes)), self._derived
-        if not self.asked.skip or not config.is_mosaicml:
+        if not self.settings.skip or not config.is_mosaicml:
             return None
         if derived.batches is None or derived.batches[0] != batches:
             plan = make_order(mixture, config, 0).plan(batches, initial_nodes=self.began_on)
@@ -455,18 +456,18 @@ class Run:
             ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
                 samples that this one does not.
         """
-        may_change = may_change_mixture or self.asked.on_mixture_change == 'continue'
+        may_change = may_change_mixture or self.settings.on_mixture_change == 'continue'
         unchecked = () if may_change else state.skipped_ranges
         config = self._config_from(state, world)
         decisions, since = self._decisions_from(state, config)
         origin = state.takeover
         end = origin.begin + origin.sample
         applied = [decision for decision in decisions if decision.at <= end] if origin.positions else []
-        now = self.asked.mix(config.seed)
+        now = self.settings.mix(config.seed)
         now = decided(now, applied[-1]) if applied else now
         mixture, state = resume(state, config, now, may_change_mixture=may_change)
         if state.has_mosaicmls_order:
-            warn_of_overruled(self.asked.order, config)
+            warn_of_overruled(self.settings.order, config)
         ranges = self._skipped_ranges(mixture, None)
         if ranges is not None:
             check_skipped(unchecked, ranges)
@@ -487,9 +488,9 @@ class Run:
 
     def _decisions_from(self, state: ResumeState, config: OrderConfig) -> tuple[tuple[Decision, ...], int]:
         """The decisions of a state and of this run, and the samples of the run before the mixture that they change."""
-        (recorded, since), given = state.decisions, self.asked.decisions
-        if recorded and not are_of(recorded, base_digest(self.asked.mix(config.seed), config.seed, since)):
-            if self.asked.on_mixture_change == 'refuse':
+        (recorded, since), given = state.decisions, self.settings.decisions
+        if recorded and not are_of(recorded, base_digest(self.settings.mix(config.seed), config.seed, since)):
+            if self.settings.on_mixture_change == 'refuse':
                 raise ResumeError(
                     f'{_OTHER_RUN} Restore the streams, weights and data that the run of the checkpoint began with, or '
                     f"pass on_mixture_change='continue' to continue with the configured mixture."
@@ -514,7 +515,7 @@ class Run:
         return max(recorded, given, key=len), since
 
     def _config_from(self, state: ResumeState, world: World) -> OrderConfig:
-        config = resolved_from_state(self.asked.order, state)
+        config = resolved_from_state(self.settings.order, state)
         size = world.global_batch_size or state.pinned.get('global_batch_size')
         if config.has_batches and size is not None:
             devices = state.pinned.get('device_batches')
@@ -528,9 +529,9 @@ class Run:
             ResumeError: as `resumed`.
         """
         config = self._config_from(state, world)
-        mixture = self.asked.mix(config.seed)
+        mixture = self.settings.mix(config.seed)
         config = config.resolve_defaults(mixture)
-        may_change = self.asked.on_mixture_change == 'continue'
+        may_change = self.settings.on_mixture_change == 'continue'
         return (mixture, config) if state.check(config, mixture, may_change_mixture=may_change) else None
 
 

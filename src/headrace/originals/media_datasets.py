@@ -206,6 +206,6 @@ class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
     This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
     """
 
-    def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
+    def reader_of(self, plan: BatchPlan, request: PassRequest) -> BatchReader:
         """A reader that fetches videos ahead."""
-        return _FetchingReader(self, plan, asked)
+        return _FetchingReader(self, plan, request)

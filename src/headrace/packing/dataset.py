@@ -362,11 +362,11 @@ class PackedDataset(StreamingDataset):
         for tables in gather(delivered.of(numbers)):
             delivered.update(tables)
 
-    def begin_batches(self, asked: PassRequest) -> Pass:
+    def begin_batches(self, request: PassRequest) -> Pass:
         """Begin a pass that is read in batches of sequences."""
-        plan = self.begin_pass(asked.batches, place=asked.place)
-        reader = PackedReader(self.sample_source(), self.run, asked.batches)
-        return reader.begin(plan, self.count, asked.mark_streams, self.weigh)
+        plan = self.begin_pass(request.batches, place=request.place)
+        reader = PackedReader(self.sample_source(), self.run, request.batches)
+        return reader.begin(plan, self.count, request.mark_streams, self.weigh)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

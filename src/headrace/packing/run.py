@@ -92,7 +92,7 @@ class PackedRun(Run):
         named = zip(documents.mixture.streams, packings, strict=True)
         of_streams = {stream.name: _of_documents(settings) for stream, settings in named if settings is not packing}
         run = cls(
-            asked=arguments,
+            settings=arguments,
             mixture=arguments.mix(order.seed),
             documents=documents,
             packing=packing,
@@ -211,7 +211,7 @@ class PackedRun(Run):
                 f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'
             )
         back = without(merged((begin, end) for begin, end in then), self.skipped_documents)
-        if back and self.asked.on_mixture_change == 'refuse':
+        if back and self.settings.on_mixture_change == 'refuse':
             raise ResumeError(
                 f'the run of the checkpoint leaves documents out that this one does not: {documents_skip(back)}. Put '
                 f"them into skip, or pass on_mixture_change='continue' to train on them."

@@ -138,7 +138,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         settings is not None and settings.tokenizer for settings in (packing, *(s.packing for s in dataset.streams))
     ):
         return None
-    arguments = run.asked
+    arguments = run.settings
     order = arguments.order
     values: dict[str, Any] = {
         'streams': [

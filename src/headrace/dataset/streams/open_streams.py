@@ -435,12 +435,12 @@ class _Opening:
         shards = stored if len(offered) == len(stored) else stored.part(offered)
         entries = ShardEntries(stored, offered, first, stream.validate_hash, self.source)
         lender = None if self.past is None else self.past.lender(stream, stream.folder / self.found.index_name)
-        asked = None
+        shared_peers = None
         if peers is not None and self.store is not None and not self.past:
             digest = digest_of(self.found.fingerprint)
             shared = None if limit is None else SharedShards.of(digest, shards.keys(), shards.raw_bytes())
-            asked = StreamPeers(peers, digest, shared)
-        if asked is not None and len(shards) and entries[0].parts[0].verify_copy is None:
+            shared_peers = StreamPeers(peers, digest, shared)
+        if shared_peers is not None and len(shards) and entries[0].parts[0].verify_copy is None:
             warn(
                 f'The index of stream {stream.title} has no hashes, so wrong bytes of a peer that have the right size '
                 f'would be read as samples. Write the data with them, such as by `headrace '
@@ -457,7 +457,7 @@ class _Opening:
             retry=self._retry,
             verify_present=stream.validate_hash is not None,
             stats=self.stats,
-            peers=asked,
+            peers=shared_peers,
             lender=lender,
         )
         options = {option.name: getattr(stream, option.name) for option in fields(PlacedStream)}

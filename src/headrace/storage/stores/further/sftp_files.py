@@ -107,7 +107,7 @@ class _Requests:
 
     def __init__(self, files: SftpFiles, handle: bytes) -> None:
         self._client, self._handle = files.ftp, handle
-        self.asked: dict[int, tuple[int, int]] = {}  # Offset and bytes.
+        self.pending: dict[int, tuple[int, int]] = {}  # Offset and bytes.
         self.blocks: dict[int, bytes] = {}  # Those that came, by their offsets.
 
     def read(self, offset: int, size: int) -> None:
@@ -119,14 +119,14 @@ class _Requests:
     def _ask(self, kind: int, offset: int, size: int, last: Any) -> None:
         # The number is known before the answer can come, since only this thread takes answers.
         number = self._client._async_request(self, kind, self._handle, int64(offset), last)
-        self.asked[number] = offset, size
+        self.pending[number] = offset, size
 
     def take(self) -> None:
         """Wait for one answer."""
         self._client._read_response()
 
     def _async_response(self, kind: int, message: Any, number: int) -> None:
-        offset, size = self.asked.pop(number)
+        offset, size = self.pending.pop(number)
         if kind == CMD_STATUS:
             self._client._convert_status(message)
             return
@@ -153,12 +153,12 @@ class SftpReader:
         requests = _Requests(files, self._file.handle)
         end, following, delivered = offset + size, offset, offset
         while delivered < end:
-            while following < end and following - delivered < WINDOW and len(requests.asked) < REQUESTS:
+            while following < end and following - delivered < WINDOW and len(requests.pending) < REQUESTS:
                 length = min(files.read_size, end - following)
                 requests.read(following, length)
                 following += length
             begin, ready = delivered, list[bytes]()
-            while not ready or (requests.asked and delivered - begin < LARGEST_BLOCK and files.ftp.sock.recv_ready()):
+            while not ready or (requests.pending and delivered - begin < LARGEST_BLOCK and files.ftp.sock.recv_ready()):
                 try:
                     requests.take()
                 except EOFError:
@@ -194,7 +194,7 @@ class SftpWriter:
             self._file.close()
 
     def _finish(self, left: int) -> None:
-        while len(self._requests.asked) > left:
+        while len(self._requests.pending) > left:
             self._requests.take()
 
     def _sync(self) -> None:
