@@ -17,7 +17,7 @@ def expected(data: str, epoch: int, sample: int, epoch_size: int, epochs: int) -
     """The batches of a run that continues with epochs of another size, without a trainer."""
     options = {'local': data, 'shuffle': True, 'batch_size': 8, 'shuffle_seed': 7}
     dataset = StreamingDataset(**options, epoch_size=epoch_size, on_mixture_change='continue')
-    dataset.load_resume_state(StreamingDataset(**options).resume_state(epoch, sample))
+    dataset.take(dataset.continued(StreamingDataset(**options).resume_state(epoch, sample)))
     epoch, sample = dataset.progress.next(rank=0)
     plans = [dataset.plan(epoch=epoch + i, start=0 if i else sample) for i in range(epochs)]
     return [sorted(plan.ids(k).tolist()) for plan in plans for k in range(plan.num_batches)]

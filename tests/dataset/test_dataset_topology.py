@@ -71,7 +71,7 @@ def test_dimensions_of_other_names_are_asked_for() -> None:
 
 
 def test_a_rank_outside_of_the_mesh_is_refused() -> None:
-    with fake_world(3, 4), pytest.raises(TopologyError, match='no rank of the device mesh'):
+    with fake_world(3, 4), pytest.raises(TopologyError, match='not a rank of the device mesh'):
         topology_of_mesh(DeviceMesh('cpu', [0, 1], mesh_dim_names=('dp',)))
 
 

@@ -26,8 +26,8 @@ def test_a_rank_that_does_not_come_is_left_out(
         assert meet_in_group('127.0.0.2', 'first') == (['127.0.0.2'], 'first')
     with fake_world(2, 3):
         assert meet_in_group('127.0.0.4', 'second') == (['127.0.0.2', '127.0.0.4'], 'first')
-    assert 'Ranks [1] have not begun to read yet: `peers` waits for them' in caplog.text
-    assert 'Ranks [1, 2] have not begun to read yet: `peers` leaves them out until the next pass' in caplog.text
+    assert 'Ranks [1] have not read anything yet: `peers` waits for them' in caplog.text
+    assert 'Ranks [1, 2] have not read anything yet: `peers` leaves them out until the next pass' in caplog.text
     caplog.clear()
     with fake_world(1, 3):
         assert meet_in_group('127.0.0.2', 'third') == (['127.0.0.2', '127.0.0.2', '127.0.0.4'], 'first')

@@ -231,7 +231,7 @@ def test_what_cannot_change_is_refused_and_nothing_has_changed(folder: Path, tmp
     evaluation = StreamingDataLoader(loader.dataset, fixed_epoch=0)
     with pytest.raises(ConfigError, match='evaluation'):
         evaluation.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test')
-    with pytest.raises(ConfigError, match='decisions are a list'):
+    with pytest.raises(ConfigError, match='decisions must be a list'):
         loader_of(folder, 'native', decisions='runs/a')
     other = loader_of(folder, 'native', shuffle_seed=5)
     other.set_proportions({'a': 1, 'b': 1, 'c': 1}, by='test')
@@ -283,5 +283,5 @@ def test_a_decision_at_an_epochs_end_leaves_the_position_that_a_trainer_counts(f
 
 @pytest.mark.parametrize('shares', [[1, 2, 3], None, {1: 1, 'b': 1}, {'a': 'x', 'b': 1, 'c': 1}, {'a': 10**400}])
 def test_proportions_that_are_none_are_refused(folder: Path, shares: Any) -> None:
-    with pytest.raises(ConfigError, match='proportions are numbers by the names of streams, got'):
+    with pytest.raises(ConfigError, match='proportions must map stream names to numbers, got'):
         loader_of(folder, 'native').set_proportions(shares, by='test')

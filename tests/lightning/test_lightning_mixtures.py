@@ -13,7 +13,7 @@ from tests.support.trainers.lightning_run import Crash, Run, dataset, train
 def expected(run: Run, first: Run, at: int, epochs: int) -> list[list[int]]:
     """The batches of a run that continues with epochs of another size, without a trainer."""
     data = dataset(run)
-    data.load_resume_state(dataset(first).resume_state(at // 12, at % 12 * 8))
+    data.take(data.continued(dataset(first).resume_state(at // 12, at % 12 * 8)))
     epoch, sample = data.progress.next(rank=0)
     plans = [data.plan(epoch=epoch + i, start=0 if i else sample, global_batch_size=8) for i in range(epochs)]
     return [sorted(plan.ids(k).tolist()) for plan in plans for k in range(plan.num_batches)]

@@ -282,7 +282,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     'beyond 1': ({'fraction': [0.5, 1.5]}, 'with 0 <= low < high <= 1'),
     'no number': ({'fraction': [0, 'half']}, 'with 0 <= low < high <= 1'),
     'nan': ({'fraction': [0, float('nan')]}, 'with 0 <= low < high <= 1'),
-    'a negative seed': ({'fraction': [0, 0.5], 'fraction_seed': -1}, 'fraction_seed must be an integer of at least 0'),
+    'a negative seed': ({'fraction': [0, 0.5], 'fraction_seed': -1}, '`fraction_seed` must be at least 0, but is -1'),
     'no mapping': ({'where': 'lang == de'}, 'where: got .*; must be a mapping from columns to tests'),
     'no columns': ({'where': {}}, 'must be a mapping from columns to tests'),
     'a number as column': ({'where': {5: 'de'}}, 'the name of a column is text'),

@@ -132,7 +132,7 @@ def test_the_url_of_an_object_reads_it(bucket: Callable[[str], None], caplog: py
             of(remote)
     with pytest.raises(EmptyDatasetError, match="The files of split 'test' .* has the files a.jsonl"):
         of('b/x/a.jsonl', split='test')
-    with pytest.raises(EmptyDatasetError, match='The csv files of .* have no rows'):
+    with pytest.raises(FormatError, match='is a JSON object, not the names of columns'):
         of('b/x/a.jsonl', format_name='csv')  # whatever its name is
 
 

@@ -234,16 +234,16 @@ def check_settings(*, workers: int, on_error: str, limit: int | None, exist_ok: 
 
 def encodings_of(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     given = dict(columns) if isinstance(columns, Mapping) else {}
-    known = inputs.columns
-    if known is None and (not given or not isinstance(columns, Mapping)):
-        known = columns_of(_first_samples(inputs))
-    if known is None:
+    available = inputs.columns
+    if available is None and (not given or not isinstance(columns, Mapping)):
+        available = columns_of(_first_samples(inputs))
+    if available is None:
         return given
-    wanted = list(known) if columns is None else list(columns)
-    missing = [name for name in wanted if name not in known]
+    wanted = list(available) if columns is None else list(columns)
+    missing = [name for name in wanted if name not in available]
     if missing:
-        raise ConfigError(f'The source has the columns {list(known)}, but got {missing[0]!r} to be converted.')
-    return {name: given.get(name, known[name]) for name in wanted}
+        raise ConfigError(f'The source has the columns {list(available)}, but got {missing[0]!r} to be converted.')
+    return {name: given.get(name, available[name]) for name in wanted}
 
 
 def _schema_at(place: StorePlace) -> Schema | None:
@@ -264,9 +264,11 @@ def _schema_at(place: StorePlace) -> Schema | None:
 
 def _meanings(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, str]:
     """What the columns mean; not for decimals, whose values have a scale each."""
-    found = inputs.meanings or {}
+    meanings = inputs.meanings or {}
     return {
-        name: found[name] for name in found if name in columns and get_mds_encoding(columns[name]).kind != 'Decimal'
+        name: text
+        for name, text in meanings.items()
+        if name in columns and get_mds_encoding(columns[name]).kind != 'Decimal'
     }
 
 
@@ -301,7 +303,7 @@ def _encodings_as_before(
 
 def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
     """Some samples: of rows that are spread over all, else those of the first input that has any."""
-    found: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     first: Exception | None = None
     failed = 0
     count = len(inputs)
@@ -309,13 +311,13 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
     for number in numbers if count else ():
         try:
             samples = (row for row in inputs.read(number) if not isinstance(row, BadRow))
-            found += islice(samples, ENOUGH - len(found))
+            rows += islice(samples, ENOUGH - len(rows))
         except Exception as error:  # a bad input is reported when it is converted
             first, failed = first or error, failed + 1
-        if (found and inputs.rows is None) or failed > _SHOWN:
+        if (rows and inputs.rows is None) or failed > _SHOWN:
             break
-    if found:
-        return found
+    if rows:
+        return rows
     if first is None:
         raise ConversionError('The encodings of the columns cannot be inferred: there is no sample. Pass `columns`.')
     raise ConversionError(

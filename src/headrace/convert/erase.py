@@ -134,30 +134,30 @@ def erase(
         raise ConfigError(f'`caches` (--cache) are folders of this machine, but {absent[0]} is none.')
     erasure, cleaned = _Erasure(dataset, options, column, keep), list[str]()
     if dry_run:
-        hits, found = erasure.search(wanted, jobs, progress)
+        hits, erased_ids = erasure.search(wanted, jobs, progress)
     else:
         with _claimed(dataset, erasure.place, erasure.folders, resume) as check:
             if erasure.is_begun():
                 _log.warning('Finishing the erasure of %s that was stopped before.', erasure.place.shown)
                 erasure.go_on(check, jobs)
-            hits, found = erasure.search(wanted, jobs, progress)
+            hits, erased_ids = erasure.search(wanted, jobs, progress)
             if hits:
                 erasure.begin(hits)
                 erasure.go_on(check, jobs)
         cleaned += _clean_caches(erasure.stores(options), caches)
     samples = sum(len(rows) for _, rows in hits)
     place = without_credentials(os.fspath(dataset))
-    return EraseReport(place, samples, len(hits), len(wanted - found), tuple(cleaned))
+    return EraseReport(place, samples, len(hits), len(wanted - erased_ids), tuple(cleaned))
 
 
 def _as_texts(ids: Iterable[str | int]) -> set[str]:
-    found = list[object]([ids] if isinstance(ids, str | bytes) else ids)
-    for one in found:
-        if one is ids or isinstance(one, bool) or not isinstance(one, str | int | np.integer):
+    values = list[object]([ids] if isinstance(ids, str | bytes) else ids)
+    for value in values:
+        if value is ids or isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise ConfigError(
-                f'`ids` are a list, or another iterable, of texts and whole numbers, but got {one!r:.100}.'
+                f'`ids` are a list, or another iterable, of texts and whole numbers, but got {value!r:.100}.'
             )
-    return {*map(str, found)}
+    return {*map(str, values)}
 
 
 Hits = list[tuple[ShardInfo, list[int]]]  # Shards, named as at the root, and the rows to erase there.
@@ -250,11 +250,11 @@ class _Erasure:
         files = {name for shard in shards.values() for name in shard.file_names}
         folders = {name.rpartition('/')[0] for name in shards}
         split = ((key, key.rpartition('/')) for key in sorted(self._keys - files))
-        found = [key for key, (folder, _, name) in split if folder in folders and shard_number(name) >= 0]
-        if found:
+        unlisted = [key for key, (folder, _, name) in split if folder in folders and shard_number(name) >= 0]
+        if unlisted:
             warn(
-                f'Shards that no index lists are not searched: {self.place.shown} has {len(found)}, the first is '
-                f'{found[0]}. Delete them if they may hold the samples.'
+                f'Shards that no index lists are not searched: {self.place.shown} has {len(unlisted)}, the first is '
+                f'{unlisted[0]}. Delete them if they may hold the samples.'
             )
 
     def search(
@@ -263,7 +263,7 @@ class _Erasure:
         """The rows to erase, and the ids that were found."""
         shards, listed = self._shards(), {shard.name for shard in self._indexes[INDEX][1]}
         self._warn_of_unlisted(shards)
-        hits, found = Hits(), set[str]()
+        hits, erased_ids = Hits(), set[str]()
 
         def look(shard: ShardInfo) -> dict[int, str]:
             try:
@@ -282,10 +282,10 @@ class _Erasure:
                 zip(shards.values(), pool.map(look, shards.values()), strict=True), 1
             ):
                 hits += [(shard, [*rows])] if rows else []
-                found.update(rows.values())
+                erased_ids.update(rows.values())
                 if progress is not None:
                     progress(number, len(shards))
-        return hits, found
+        return hits, erased_ids
 
     def is_begun(self) -> bool:
         """Whether an erasure that was killed is left to finish. Lists again: from now on nobody else writes."""
@@ -397,8 +397,8 @@ _ID_KINDS: Final = {'str', 'int', *(f'{sign}int{bits}' for sign in ('', 'u') for
 def _format_of(dataset: Place, options: StoreOptions) -> str | None:
     """The format of data other than shards."""
     none: dict[str, Any] = dict.fromkeys(('split', 'format_name', 'format_options', 'columns'))
-    found, _ = SourceStore(os.fspath(dataset), options, **none, allow_unsafe_types=False).find()
-    return None if found is None else found.NAME
+    source, _ = SourceStore(os.fspath(dataset), options, **none, allow_unsafe_types=False).find()
+    return None if source is None else source.NAME
 
 
 def _refusal(dataset: Place, name: str) -> ConfigError:
@@ -483,8 +483,8 @@ def _claimed(
 def _clean_caches(stores: Sequence[tuple[Store, bytes]], caches: Sequence[Place]) -> Generator[str]:
     """Clean all caches of this machine, and give their folders; at the end a CacheError if one could not be."""
     temporary, left = Path(tempfile.gettempdir()), dict[Path, Exception]()
-    found = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
-    for marker in sorted({marker for root in [*map(Path, caches), *found] for marker in root.rglob(REMOTE_MARKER)}):
+    folders = [path for path in temporary.iterdir() if _TEMPORARY.fullmatch(path.name) and os.access(path, os.R_OK)]
+    for marker in sorted({marker for root in [*map(Path, caches), *folders] for marker in root.rglob(REMOTE_MARKER)}):
         folder = marker.parent
         for store, data in ((store, data) for store, data in stores if is_from(folder, store.url)):
             try:

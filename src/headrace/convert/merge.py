@@ -97,9 +97,9 @@ def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 6
         parts = _named_parts(urls, (folder, url), options, retry)
     with ThreadPoolExecutor(min(_THREADS, len(parts))) as threads:
         tables = list(threads.map(_read, parts))
-    own = _own_shards(written, places, parts, tables, keys, is_list=urls is not None)
-    if own:
-        parts, tables = [_Part(written[0], INDEX, ''), *parts], [own, *tables]
+    unlisted = _own_shards(written, places, parts, tables, keys, is_list=urls is not None)
+    if unlisted:
+        parts, tables = [_Part(written[0], INDEX, ''), *parts], [unlisted, *tables]
     shards = _join(parts, tables)
     _warn_of_unlisted(keys, shards, out=places[-1].shown)
     merged = dump_index(shards, version_first=True)
@@ -139,17 +139,17 @@ def _warn_of_unlisted(keys: Collection[str], shards: Sequence[ShardInfo], *, out
 
 
 def _parts_below(keys: Mapping[str, StorePlace], root: str) -> list[_Part]:
-    found = [
+    part_keys = [
         key
         for key in sorted(keys)
         if key.endswith(f'/{INDEX}') and not any(name.startswith('.headrace') for name in key.split('/'))
     ]
-    if not found:
+    if not part_keys:
         raise ObjectNotFoundError(
             f'No such file: no {INDEX} is in a folder below {root}, so no index was merged. Pass the folder '
             f'above the parts, or a list of their indexes.'
         )
-    return [_Part(keys[key], key, key.removesuffix(f'/{INDEX}')) for key in found]
+    return [_Part(keys[key], key, key.removesuffix(f'/{INDEX}')) for key in part_keys]
 
 
 def _named_parts(
@@ -224,34 +224,35 @@ def _own_shards(
     listed = {
         f'{part.folder}/{shard.name}'.lstrip('/') for part, table in zip(parts, tables, strict=True) for shard in table
     }
-    found: dict[str, list[ShardInfo]] = {}
+    by_root: dict[str, list[ShardInfo]] = {}
     for place in written:
         index = place.read_if_there(INDEX)
         if index is not None:
             root = f'{place.shown}/{INDEX}'
-            found[root] = [shard for shard in _parse(index, root) if shard.name not in listed]
-    if not any(found.values()):
+            by_root[root] = [shard for shard in _parse(index, root) if shard.name not in listed]
+    if not any(by_root.values()):
         return []
-    root, own = next(iter(found.items()))
-    other = next((name for name, shards in found.items() if shards != own), None)
+    root, unlisted = next(iter(by_root.items()))
+    other = next((name for name, shards in by_root.items() if shards != unlisted), None)
     if other is not None:
         raise ConfigError(
             f'A folder and a URL that get one index hold the same shards, but {root} and {other} differ in shards that '
             f'no part lists. Merge one of them alone, or remove the index that is out of date.'
         )
-    gone = {shard.name for shard in _missing_shards(places, own, keys)}
+    gone = {shard.name for shard in _missing_shards(places, unlisted, keys)}
     if gone:
-        warn(f'Left out of {root}: {_counted([shard for shard in own if shard.name in gone])}, whose files are gone.')
-    own = [shard for shard in own if shard.name not in gone]
-    if not is_list or not own:
-        return own
-    alone = [shard for shard in own if '/' not in shard.name]
+        lost = [shard for shard in unlisted if shard.name in gone]
+        warn(f'Left out of {root}: {_counted(lost)}, whose files are gone.')
+    unlisted = [shard for shard in unlisted if shard.name not in gone]
+    if not is_list or not unlisted:
+        return unlisted
+    alone = [shard for shard in unlisted if '/' not in shard.name]
     if alone:
         raise ConfigError(
             f'A merge makes no dataset smaller, but the list of parts leaves out {_counted(alone)} of {root} itself. '
             f'Name {root} as a part, too, or merge without a list.'
         )
-    warn(f'Left out of {root}: {_counted(own)}, since no part of the list has them.')
+    warn(f'Left out of {root}: {_counted(unlisted)}, since no part of the list has them.')
     return []
 
 
@@ -289,14 +290,15 @@ def _check_columns(firsts: Sequence[tuple[_Part, ShardInfo]]) -> None:
     """Refuse parts whose first shards have columns of other names, kinds or meanings."""
     kinds: Mapping[str, str] | None = None
     for part, shard in firsts:
-        found = shard.schema.kinds()
-        kinds = kinds or found
-        if found != kinds:
-            differing = sorted(name for name in {*found, *kinds} if found.get(name) != kinds.get(name))[0]
+        part_kinds = shard.schema.kinds()
+        kinds = kinds or part_kinds
+        if part_kinds != kinds:
+            differing = sorted(name for name in {*part_kinds, *kinds} if part_kinds.get(name) != kinds.get(name))[0]
             raise ConfigError(
                 f'The parts of a dataset have the same columns, but column {differing!r} is '
-                f'{kinds.get(differing, "missing")} in {firsts[0][0].name} and {found.get(differing, "missing")} in '
-                f'{part.name}. Write one of them again, or merge them as two streams.'
+                f'{kinds.get(differing, "missing")} in {firsts[0][0].name} and '
+                f'{part_kinds.get(differing, "missing")} in {part.name}. Write one of them again, or merge them as two '
+                f'streams.'
             )
     differences = differing_meanings(
         (shard.schema.kinds(), shard.schema.meaning_of, part.name) for part, shard in firsts
@@ -435,11 +437,11 @@ def _missing_shards(places: Sequence[StorePlace], shards: Iterable[ShardInfo], k
 
 
 def _kept(place: StorePlace) -> dict[str, int]:
-    found = [(info.key, info.size) for info in place.list('index.') if _KEPT.fullmatch(info.key)]
-    return dict(sorted(found, key=lambda pair: _number(pair[0])))
+    kept_indexes = [(info.key, info.size) for info in place.list('index.') if _KEPT.fullmatch(info.key)]
+    return dict(sorted(kept_indexes, key=lambda pair: _number(pair[0])))
 
 
 def _number(name: str) -> int:
-    found = _KEPT.fullmatch(name)
-    assert found is not None
-    return int(found[1])
+    match = _KEPT.fullmatch(name)
+    assert match is not None
+    return int(match[1])

@@ -408,26 +408,26 @@ class _Pool:
     def run(self, tasks: Iterator[Task]) -> Iterator[TaskRecord]:
         try:
             while True:
-                idle = [one for one in self._processes if one.task is None]
+                idle = [worker for worker in self._processes if worker.task is None]
                 task = next(tasks, None) if idle or len(self._processes) < self._workers else None
                 if task is not None:
                     # One more process at a time: a few tasks need only a few.
                     self._give(idle[0] if idle else self._start(), task)
                     continue
-                busy = [one for one in self._processes if one.task is not None]
+                busy = [worker for worker in self._processes if worker.task is not None]
                 if not busy:
                     return
-                handles = [handle for one in busy for handle in (one.connection, one.process.sentinel)]
+                handles = [handle for worker in busy for handle in (worker.connection, worker.process.sentinel)]
                 ready = wait(handles, _NEWS_SECONDS)
                 self._tell()
-                for one in busy:
-                    if one.connection in ready or one.process.sentinel in ready:
-                        yield self._answer(one)
+                for worker in busy:
+                    if worker.connection in ready or worker.process.sentinel in ready:
+                        yield self._answer(worker)
         finally:
             self._end()
 
     def _tell(self) -> None:
-        inputs, rows = (sum(one.counts[place] for one in self._processes) for place in (1, 2))
+        inputs, rows = (sum(worker.counts[place] for worker in self._processes) for place in (1, 2))
         if inputs != self._inputs:
             self._news(inputs - self._inputs, rows - self._rows)
             self._inputs, self._rows = inputs, rows
@@ -443,25 +443,25 @@ class _Pool:
         self._processes.append(_Process(process, ours, counts))
         return self._processes[-1]
 
-    def _give(self, one: _Process, task: Task) -> None:
-        one.task, one.counts[0] = task, -1
+    def _give(self, worker: _Process, task: Task) -> None:
+        worker.task, worker.counts[0] = task, -1
         with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed later
-            one.connection.send(task)
+            worker.connection.send(task)
 
-    def _answer(self, one: _Process) -> TaskRecord:
+    def _answer(self, worker: _Process) -> TaskRecord:
         answer: Any = None
         with contextlib.suppress(EOFError, OSError):
             # The pipe still holds the answer of a dead worker.
-            if one.connection.poll():
-                answer = one.connection.recv()
+            if worker.connection.poll():
+                answer = worker.connection.recv()
         if isinstance(answer, TaskRecord):
-            one.task = None
+            worker.task = None
             return answer
-        raise answer if isinstance(answer, BaseException) else self._death(one)
+        raise answer if isinstance(answer, BaseException) else self._death(worker)
 
-    def _death(self, one: _Process) -> ConversionError:
-        one.process.join()
-        task, code, number = one.task, one.process.exitcode or 0, one.counts[0]
+    def _death(self, worker: _Process) -> ConversionError:
+        worker.process.join()
+        task, code, number = worker.task, worker.process.exitcode or 0, worker.counts[0]
         assert task is not None
         how = f'with exit status {code}' if code >= 0 else f'by {_signal_name(-code)}'
         place = 'before its first input'
@@ -475,26 +475,26 @@ class _Pool:
         if number >= 0:
             place = f'at {(task.inputs or self._job.inputs).name(number)}'
         return ConversionError(
-            f'A worker process (pid {one.process.pid}) of the conversion died {how}, {place}. {advice} '
+            f'A worker process (pid {worker.process.pid}) of the conversion died {how}, {place}. {advice} '
             f'Run the conversion again: it continues where it stopped.'
         )
 
     def _end(self) -> None:
         """End all workers: idle ones by a message, busy ones at once."""
-        for one in self._processes:
-            if one.task is not None:
-                one.process.kill()
+        for worker in self._processes:
+            if worker.task is not None:
+                worker.process.kill()
             else:
                 with contextlib.suppress(OSError):
-                    one.connection.send(None)
+                    worker.connection.send(None)
         until = time.monotonic() + _END_SECONDS
-        for one in self._processes:
-            one.process.join(max(0.0, until - time.monotonic()))
-            if one.process.exitcode is None:
-                one.process.kill()
-                one.process.join()
-            one.connection.close()
-            one.process.close()
+        for worker in self._processes:
+            worker.process.join(max(0.0, until - time.monotonic()))
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+            worker.connection.close()
+            worker.process.close()
 
 
 def _check_pickles(job: Job, start_method: str) -> None:

@@ -113,18 +113,18 @@ class PackedDataset(StreamingDataset):
         """Documents that this rank took from each stream, by name, since the dataset was made."""
         self._tokenized_once = {
             number: int(stream.size().shard_sizes.sum())
-            for number, (stream, found) in enumerate(zip(self.pool.streams, packings, strict=True))
-            if self.is_columnar and is_of_library(found.tokenizer)
+            for number, (stream, settings) in enumerate(zip(self.pool.streams, packings, strict=True))
+            if self.is_columnar and is_of_library(settings.tokenizer)
         }
         """Samples of each stream whose texts are not known to be tokenised again."""
 
     def _packing_of(self, stream: OpenedStream) -> Packing:
-        own, packing = stream.packing, self.packing
-        if own is not None and not isinstance(own, StreamPacking):
-            raise ConfigError(f'`packing` of stream {stream.title} must be a StreamPacking, but is {own!r:.80}.')
-        if own is not None:
-            kinds = [str(schema.kinds().get(own.column or '')) for schema in stream.shards.schemas]
-            packing = own.of(packing, is_array=any('array' in kind for kind in kinds))
+        of_stream, packing = stream.packing, self.packing
+        if of_stream is not None and not isinstance(of_stream, StreamPacking):
+            raise ConfigError(f'`packing` of stream {stream.title} must be a StreamPacking, but is {of_stream!r:.80}.')
+        if of_stream is not None:
+            kinds = [str(schema.kinds().get(of_stream.column or '')) for schema in stream.shards.schemas]
+            packing = of_stream.of(packing, is_array=any('array' in kind for kind in kinds))
         for names in column_names(stream) if self.is_columnar else ():  # a subclass's samples may have other columns
             if packing.document_column not in names:
                 fix = '' if packing.tokenizer else ', or give `tokenizer`'
@@ -137,16 +137,16 @@ class PackedDataset(StreamingDataset):
 
     def _check_origins(self, packings: Sequence[Packing]) -> None:
         """Refuse stored tokens of several tokenizers, or of another one than the dataset's."""
-        known: dict[str, str] = {}
+        tokenizers: dict[str, str] = {}
         if self.packing.tokenizer is not None:
-            known[fingerprint(self.packing.tokenizer)] = 'the `tokenizer` of `packing`'
+            tokenizers[fingerprint(self.packing.tokenizer)] = 'the `tokenizer` of `packing`'
         for stream, packing in zip(self.pool.streams, packings, strict=True):
             for schema in stream.shards.schemas if packing.tokenizer is None else ():
-                found = origin_of_tokens(schema.meaning_of.get(packing.document_column, ''))
-                if found is None:
+                origin = origin_of_tokens(schema.meaning_of.get(packing.document_column, ''))
+                if origin is None:
                     continue
-                size, name = found
-                known.setdefault(name, f'stream {stream.title}')
+                size, name = origin
+                tokenizers.setdefault(name, f'stream {stream.title}')
                 for key in ('bos_token_id', 'eos_token_id', 'pad_token_id'):
                     token = getattr(packing, key)
                     if token is not None and size is not None and token >= size:
@@ -154,10 +154,10 @@ class PackedDataset(StreamingDataset):
                             '`%s` is %d, but tokens of stream %s are below %d. The model needs embeddings for both.',
                             key, token, stream.title, size,
                         )  # fmt: skip
-        if len(known) > 1:
-            (one, first), (other, second) = list(known.items())[:2]
+        if len(tokenizers) > 1:
+            (this, first), (other, second) = list(tokenizers.items())[:2]
             raise ConfigError(
-                f'All tokens of a run are of one tokenizer, but there are two: {one} of {first}, and {other} of '
+                f'All tokens of a run are of one tokenizer, but there are two: {this} of {first}, and {other} of '
                 f'{second}. Tokenise one of them again: headrace tokenize SOURCE OUT --tokenizer FILE.'
             )
 
@@ -265,13 +265,13 @@ class PackedDataset(StreamingDataset):
         """
         sequences, lanes = plan.explain(k), self.run.lanes_for(plan.global_batch_size)
         numbers = (sequences.positions + first_sequence(plan)).tolist()
-        known = self._known_pieces(numbers, lanes)
+        by_number = self._known_pieces(numbers, lanes)
         if reads_data:
-            own = zip(numbers, sequences.is_padding.tolist(), strict=True)
-            known |= self._read_pieces(
-                plan, lanes, {number for number, is_padding in own if not is_padding and number not in known}
+            paddings = zip(numbers, sequences.is_padding.tolist(), strict=True)
+            by_number |= self._read_pieces(
+                plan, lanes, {number for number, is_padding in paddings if not is_padding and number not in by_number}
             )
-        places, pieces, offsets = joined(sequences, numbers, known)
+        places, pieces, offsets = joined(sequences, numbers, by_number)
         mixture, order, ids = self.run.documents.mixture, lanes.documents, pieces[:, 0]
         shards, rows = self.locate(ids)
         names = [self.place(shard) for shard in shards.tolist()]
@@ -300,7 +300,7 @@ class PackedDataset(StreamingDataset):
             ends=pieces[:, 3],
             offsets=offsets,
             sequences=sequences,
-            is_known=sequences.is_padding | np.array([number in known for number in numbers]),
+            is_known=sequences.is_padding | np.array([number in by_number for number in numbers]),
         )
 
     def uses_of(self, plan: BatchPlan, sample_id: int, begin: int, end: int) -> list[SampleUse]:

@@ -284,7 +284,7 @@ class _TextReader:
             )
         if self._dialect.has_header and header and header[0].lstrip('[ ').startswith('{"'):
             raise FormatError(
-                f"The first row of {info.key} is an object of JSON and no names of columns. Set `format='jsonl'`, or "
+                f"The first row of {info.key} is a JSON object, not the names of columns. Set `format='jsonl'`, or "
                 f'`format_options={{"header": false}}` if it is a row.'
             )
         if len(set(header)) < len(header):

@@ -45,20 +45,20 @@ class Decode:
             named: list[tuple[str, TensorSettings]] = []
             for name, value in cast('Mapping[Any, Any]', raw).items():
                 inside: list[Mistake] = []
-                found = _settings(value, inside)
+                settings = _settings(value, inside)
                 if not isinstance(name, str):
                     mistakes.append(Mistake((), name, 'must be the name of a column: quote it'))
-                elif found is not None:
-                    named.append((name, found))
+                elif settings is not None:
+                    named.append((name, settings))
                 mistakes += [mistake._replace(path=(str(name), *mistake.path)) for mistake in inside]
             return cls(None, tuple(named)) if len(mistakes) == before else None
-        found = _settings(raw, mistakes)
+        settings = _settings(raw, mistakes)
         if raw == {}:
             mistakes.append(Mistake((), raw, _RULE))
-        if isinstance(found, AudioTensor):
+        if isinstance(settings, AudioTensor):
             mistakes.append(Mistake((), raw, _AUDIO_RULE))
             return None
-        return None if found is None or mistakes else cls(found)
+        return None if settings is None or mistakes else cls(settings)
 
     @classmethod
     def of(cls, raw: object) -> Decode | None:
@@ -67,7 +67,7 @@ class Decode:
 
     @property
     def plain(self) -> str | dict[str, Any]:
-        return {name: _plain(one) for name, one in self.named} if self.every is None else _plain(self.every)
+        return {name: _plain(settings) for name, settings in self.named} if self.every is None else _plain(self.every)
 
     def columns(
         self, stored: Mapping[str, str], read: Sequence[str] | None, title: str
@@ -75,13 +75,13 @@ class Decode:
         """The columns of a shard that are read as tensors; StreamError: a named one cannot be."""
         stored = {name: encoding for name, encoding in stored.items() if read is None or name in read}
         if self.every is not None:
-            found = {name: self.every for name, encoding in stored.items() if encoding in _IMAGES}
-            if not found:
+            images = {name: self.every for name, encoding in stored.items() if encoding in _IMAGES}
+            if not images:
                 raise StreamError(
                     f'`decode` asks for images as tensors, but {title} has no column of images to read: '
                     f'{_listed(stored)}. Give `decode` to the streams that have, or name a column of encoding `bytes`.'
                 )
-            return found
+            return images
         for name, settings in self.named:
             if name not in stored:
                 nearest = difflib.get_close_matches(name, stored, n=1)

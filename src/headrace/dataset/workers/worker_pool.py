@@ -10,6 +10,7 @@ import gc
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
@@ -277,6 +278,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         state = value.__getstate__()  # Python 3.10 has it only where a class defines it
     else:
         state = getattr(value, '__dict__', {})
+    if is_dataclass(value) and not (state and isinstance(state, dict)):  # with slots
+        state = {field.name: getattr(value, field.name) for field in fields(value)}
     return [(f'.{name}', part) for name, part in state.items()] if isinstance(state, dict) else []
 
 

@@ -31,18 +31,18 @@ _SHARDS: Final = 64  # Shards in a file of the journal: it is stored again after
 
 def shard_number(name: str) -> int:
     """The number in the name of a shard's file; -1 if it is not a name that writers give."""
-    found = _NUMBER.fullmatch(name)
-    return int(found[1]) if found else -1
+    match = _NUMBER.fullmatch(name)
+    return int(match[1]) if match else -1
 
 
 def read_journal(place: Place, names: Iterable[str]) -> list[ShardInfo]:
     """The shards of a journal, in the order of their numbers. `names`: of all files there."""
-    found: dict[int, ShardInfo] = {}
+    by_number: dict[int, ShardInfo] = {}
     for name in sorted(name for name in names if JOURNAL.fullmatch(name)):
         source = f'{place.shown}/{name}'
         for shard in parse_index(place.read(name), source=source, allow_unsafe_types=True, allow_empty=True):
-            found[shard_number(shard.name)] = shard
-    return [found[number] for number in sorted(found)]
+            by_number[shard_number(shard.name)] = shard
+    return [by_number[number] for number in sorted(by_number)]
 
 
 class Journal:
@@ -243,8 +243,8 @@ def _stored_cost(place: Place, shard: ShardInfo) -> str | None:
             return place.read(name, min(size, stored))
         return unpack_head(shard.compression, place.read(name, min(size + LONGEST_BLOCK, stored)), size)
 
-    found = stored_costs(shard, head)
-    return None if found is None else found[0]
+    costs = stored_costs(shard, head)
+    return None if costs is None else costs[0]
 
 
 def _check_settings(place: Place, start: Start, terms: Terms) -> Start:
@@ -278,7 +278,7 @@ def refuse(shown: str, name: str, more: int) -> FileExistsError:
 def _whole(
     journal: Sequence[ShardInfo], first: int, sizes: Mapping[str, int], beside: Mapping[str, int] | None
 ) -> list[ShardInfo]:
-    found: list[ShardInfo] = []
+    verified: list[ShardInfo] = []
     for number, shard in enumerate(journal, first):
         there = all(
             found_there is None or found_there.get(name) == size
@@ -287,8 +287,8 @@ def _whole(
         )
         if not there or shard_number(shard.name) != number:
             break
-        found.append(shard)
-    return found
+        verified.append(shard)
+    return verified
 
 
 def _unfinished(before: Sequence[ShardInfo], whole: Sequence[ShardInfo], names: Iterable[str], taken: int) -> Start:
