@@ -34,7 +34,7 @@ def notebook_of(script: Path) -> Any:
 
 
 def run(notebook: Any) -> None:
-    """Run the cells, and keep what they print and draw, without logs and warnings, which name files of a machine."""
+    """Run the cells, and keep what they print and draw, but not logs and warnings, which name files of a machine."""
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,11 @@ def run(notebook: Any) -> None:
     notebook.metadata = {'kernelspec': KERNEL, 'language_info': {'name': 'python'}}
     for cell in notebook.cells:
         if cell.cell_type == 'code':
-            cell.outputs = [output for output in cell.outputs if output.get('name') != 'stderr']
+            cell.outputs = [
+                output
+                for output in cell.outputs
+                if output.output_type == 'display_data' or output.get('name') == 'stdout'
+            ]
 
 
 if __name__ == '__main__':
