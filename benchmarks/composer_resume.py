@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from resume_table import compare, failure, show
 
 from tests.support import support_file
-from tests.support.trainers.chains import run_chains
 from tests.support.trainers.composer_legs import Leg
 from tests.support.trainers.composer_matrix import SAMPLES, Scenario, chain_of
 from tests.support.trainers.composer_oracle import random_fault, resumed_at, trained_before
 from tests.support.trainers.composer_runs import make_data
+from tests.support.trainers.ranks import run_chains
 
 LIBRARIES = {'headrace': 'headrace', 'mosaicml-streaming': 'streaming'}
 """And how each is imported."""
@@ -107,7 +107,7 @@ def column(library: str, folder: Path, data: str, evaluate: str) -> dict[str, st
         found[row] = [whole, first, second]
     fields = [[dataclasses.asdict(leg) for leg in legs] for legs in found.values()]
     # One after the other: mosaicml-streaming lets no two programs of a machine read the same folder.
-    errors = run_chains(support_file('trainers/composer_chains.py'), fields, folder, timeout=3600, programs=1)
+    errors = run_chains(support_file('trainers/composer_chains.py'), fields, folder, timeout=3600)
     return {row: cell(row, error, *legs) for (row, legs), error in zip(found.items(), errors, strict=True)}
 
 

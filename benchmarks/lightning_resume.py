@@ -28,10 +28,10 @@ from lightning.pytorch import LightningDataModule
 from resume_table import compare, failure, show
 
 from tests.support import support_file
-from tests.support.trainers.chains import run_chains
 from tests.support.trainers.lightning_matrix import OPTIONS, Option, Scenario, chain_of
 from tests.support.trainers.lightning_oracle import trained_before
 from tests.support.trainers.lightning_run import Run, newest
+from tests.support.trainers.ranks import run_chains
 
 SAMPLES = 96
 LIBRARIES = {'headrace': 'headrace', 'mosaicml-streaming': 'streaming', 'litdata': 'litdata'}
@@ -216,7 +216,7 @@ def column(library: str, folder: Path, folders: dict[str, str]) -> dict[str, str
     """The result of each row with a library."""
     found = chains(library, folders, str(folder))
     fields = [[dataclasses.asdict(run) for run in runs] for runs in found.values()]
-    errors = run_chains(support_file('trainers/lightning_chains.py'), fields, folder, timeout=3600, programs=1)
+    errors = run_chains(support_file('trainers/lightning_chains.py'), fields, folder, timeout=3600)
     return {row: cell(error, *runs) for (row, runs), error in zip(found.items(), errors, strict=True)}
 
 

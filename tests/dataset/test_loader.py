@@ -447,3 +447,10 @@ def test_a_copy_knows_the_state_that_was_loaded(numbers, copied):
         next(iter(StreamingDataLoader(one)))
         expected = expected or one.state_dict(20)['sample_in_epoch']
         assert one.state_dict(20)['sample_in_epoch'] == expected == 28
+
+
+def test_a_pass_without_a_batch_that_was_looked_at_ends(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset()), batch_size=10, skip=[[0, 100]]))
+    loader.peek()
+    assert list(loader) == []
+    assert loader.peek() is not None  # of the next epoch

@@ -7,6 +7,7 @@ import multiprocessing
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -310,3 +311,13 @@ def test_the_next_epoch_is_prefetched_for_the_new_world(folders):
     assert [batch['id'].tolist() for batch in loader] == [
         [loader.dataset[one]['id'] for one in plan.ids(number).tolist()] for number in range(plan.num_batches)
     ]
+
+
+def test_an_evaluation_stays_in_its_epoch(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset()), batch_size=4, shuffle=True)
+    loader = StreamingDataLoader(dataset, fixed_epoch=2)
+    state, expected = loader.state_dict(), list(loader)
+    batches = iter(loader)
+    next(batches)
+    loader.rescale(Topology(rank=0, world_size=1), position=state)
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(batches, expected, strict=True) for key in a)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from headrace.errors import ConfigError
@@ -27,3 +30,20 @@ def test_settings(options, messages):
         Packing(**{'sequence_length': 8, **options})
     for message in messages:
         assert message in str(raised.value)
+
+
+class Noted(Packing):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, 'note', 1)
+
+
+@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])
+def test_copies_of_a_subclass_keep_its_attributes(copied) -> None:
+    assert copied(Noted(sequence_length=8)).note == 1
+
+
+@pytest.mark.parametrize('name', ['method', 'weights_count'])
+def test_none_is_no_choice(name: str) -> None:
+    with pytest.raises(ConfigError, match=f'`{name}` must be one of'):
+        Packing(sequence_length=8, **{name: None})

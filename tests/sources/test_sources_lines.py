@@ -376,5 +376,5 @@ def test_any_damage_is_an_error_of_ours_at_length(name, edits, end):
 @pytest.mark.parametrize('text', ['{"x": 1}\n{"x": 2}\n', '[{"x": 1},\n{"x": 2}]\n', '{"x": "a,b", "y": 1}\n'])
 def test_json_is_no_header_of_csv(tmp_path: Path, text: str) -> None:
     (tmp_path / 'a.csv').write_text(text)
-    with pytest.raises(FormatError, match=r"a\.csv is (an object of JSON .*`format='jsonl'`|no row of CSV)"):
+    with pytest.raises(FormatError, match=r"a\.csv is (a JSON object.*`format='jsonl'`|no row of CSV)"):
         StreamingDataset(remote=str(tmp_path / 'a.csv'), local=str(tmp_path / 'cache'), batch_size=1)

@@ -186,6 +186,11 @@ class _Erasure:
         self._job = JobFolder(self.place, ERASURE)
         self._column, self._keep = column, sorted(keep)
         self._list()
+        if ERASURE in self._keys:
+            raise FileExistsError(
+                f'An erasure of {self.place.shown} by an older version of headrace was killed. Remove {ERASURE} there, '
+                f'and erase the same ids again.'
+            )
         for key in self._keys:
             sign = _UNFINISHED.fullmatch(key)
             if sign is not None and key != MARK and (sign[1] or '').rstrip('/') in self.folders:

@@ -81,7 +81,10 @@ class _Documentation:
         self._text, self._options = inspect.cleandoc(text), options
 
     def __get__(self, instance: object, owner: type) -> str:
-        texts = all_field_texts(self._options)
+        try:
+            texts = all_field_texts(self._options)
+        except OSError:  # no source, as in a frozen program
+            texts = dict[str, str]()
         arguments = ''.join(f'    {name}: {text}\n' for name, text in texts.items())
         before, raises, after = self._text.partition('Raises:\n')
         return f'{before}Args:\n{arguments}\n{raises}{after}'
@@ -135,7 +138,7 @@ def takes_plain_numbers(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        return cast('Callable[..., R]', function)(*map(plain, args), **plain(kwargs))
+        return cast('Callable[..., R]', function)(*args[:1], *map(plain, args[1:]), **plain(kwargs))
 
     return called
 

@@ -244,6 +244,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 self.dataset.begin_pass(self._batches, place=place)
                 self._cursor.begin_pass(place)
                 yield from batches
+                self._cursor.epoch, self._cursor.is_passing = None, False  # also of a pass without a batch
                 return
             with self._place_kept():
                 batches.close()
@@ -349,7 +350,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 if self._cursor.is_rescaled:
                     there = self._next_place(self._current())
                     goes_on = there.epoch <= epoch
-                    return (there[:2], source) if goes_on else (None, None)
+                    place = (epoch if evaluates else there.epoch, there.sample)
+                    return (place, source) if goes_on else (None, None)
             return None, None
         finally:
             if ends_here() and not goes_on:

@@ -121,7 +121,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
 
     Args:
         config: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`. It
-            describes the loaders completely. It describes the loaders completely, so of the other arguments it allows
+            describes the loaders completely. So of the other arguments it allows
             only `overrides`, the callables, `topology`, `save_rng`, `position_files` and, if it has none, `batch_size`.
         overrides: changes to the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_origin
 
 from headrace.errors import ConfigError
 from headrace.errors.exclusions import BrokenRule
@@ -34,7 +34,7 @@ def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
     return number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DocumentOptions:
     """The options that say how a sample is a document."""
 
@@ -57,7 +57,7 @@ class DocumentOptions:
     """A token to put after each document."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PackingOptions(DocumentOptions):
     """The options that say how documents become sequences."""
 
@@ -179,7 +179,7 @@ def _value_errors(settings: Any) -> Iterator[BrokenRule]:
         if isinstance(constraint, AtLeast) and isinstance(value, int) and not constraint.holds(value):
             yield BrokenRule((name,), f'`{name}` must be at least {constraint.bound}')
         choices = choices_of(kind, constraint)
-        if choices and value is not None and value not in choices:
+        if choices and value not in choices and (value is not None or get_origin(hint) is Literal):
             yield BrokenRule((name,), f'`{name}` must be one of {", ".join(choices)}')
 
 

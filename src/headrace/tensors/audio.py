@@ -74,7 +74,7 @@ class AudioTensor:
     max_samples: int = 1 << 28
 
     dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float32)
-    encodings: ClassVar = frozenset({'bytes'})
+    encodings: ClassVar[frozenset[str]] = frozenset({'bytes'})
     """Encodings of columns that are read so."""
 
     def __post_init__(self) -> None:

@@ -76,9 +76,9 @@ class ImageTensor:
     max_pixels: int = 89_478_485  # Pillow's own bound for a warning
 
     dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
-    encodings: ClassVar = frozenset({'jpeg', 'png', 'pil', 'bytes'})
+    encodings: ClassVar[frozenset[str]] = frozenset({'jpeg', 'png', 'pil', 'bytes'})
     """Encodings of columns that are read so."""
-    is_ragged: ClassVar = False
+    is_ragged: ClassVar[bool] = False
     """Whether each tensor of a batch may have a length of its own."""
 
     def __post_init__(self) -> None:

@@ -63,3 +63,15 @@ def test_a_local_folder_that_is_set_later_is_used(tmp_path):
     assert len(StreamingDataset(streams=[stream], batch_size=1)) == 1
     assert stream.local == str(tmp_path / 'cache')
     assert (tmp_path / 'cache' / 'index.json').is_file()
+
+
+def test_a_subclass_may_store_options_before_it_is_made(tmp_path) -> None:
+    class Named(Stream):
+        def __init__(self, *, split: str, **options: Any) -> None:
+            self.split = split
+            super().__init__(split=split, **options)
+
+    stream = Named(local=str(tmp_path), split='train')
+    assert stream.split == 'train'
+    stream.split = 'val'
+    assert (stream.split, 'proportion' in dir(stream)) == ('val', True)

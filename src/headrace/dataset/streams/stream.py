@@ -191,6 +191,8 @@ class Stream(FactsRepr):
         placed = PlacedStream.of(options)
         placed.selection()
         self.placed = placed
+        for name in _OPTIONS & vars(self).keys():  # a subclass may store options before
+            del vars(self)[name]
 
     @property
     def local(self) -> str:
@@ -208,10 +210,15 @@ class Stream(FactsRepr):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Its user may set options, until a dataset opens it.
-        if name in _OPTIONS and name != 'local':
+        if 'placed' not in vars(self):
+            vars(self)[name] = value
+        elif name in _OPTIONS and name != 'local':
             self.placed = replace(self.placed, **{name: value})
         else:
             super().__setattr__(name, value)
+
+    def __dir__(self) -> Iterable[str]:
+        return {*super().__dir__(), *dir(self.placed)}
 
     def show(self, opened: PlacedStream, *, choose: int, proportion: float, repeat: float) -> None:
         """Let the attributes say what a dataset reads: programs ask for them when it is made."""

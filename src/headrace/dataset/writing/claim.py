@@ -369,9 +369,9 @@ class Claim:
 
     def release(self, *, is_done: bool = True) -> None:
         """Let another writer take both. Unless `is_done`, the marks stay as those of a killed writer."""
-        self.folder.release(is_done=is_done)
         if self.store is not None and is_done:
             self.store.release()
+        self.folder.release(is_done=is_done)
 
 
 def _reclaim_folders(parent: Path, names: re.Pattern[str]) -> None:

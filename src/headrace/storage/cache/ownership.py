@@ -35,12 +35,12 @@ def text_of(address: Address) -> str:
 
 def seed_of(address: Address) -> int:
     """The hash of a node."""
-    return xxh64_intdigest(text_of(address))
+    return xxh64_intdigest(text_of(address).encode())
 
 
 def hash_of(stream: str, key: str) -> int:
     """The hash of a shard. `stream` names the data, `key` the entry."""
-    return xxh64_intdigest(f'{stream}/{key}')
+    return xxh64_intdigest(f'{stream}/{key}'.encode('utf-8', 'surrogatepass'))
 
 
 def scores(seeds: _Hashes, hashes: _Hashes) -> _Hashes:

@@ -399,8 +399,10 @@ def _fork(peers: Peers, serving: _Serving, caches: Mapping[str, ShardCache]) -> 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel may reap the server
         ask_for_copies_only()
         killed_by = 0
+        pause = select.poll()
+        pause.register(ends, select.POLLIN)
         while killed_by := _serve_once(serving.listening, peers.token, caches, ends, killed_by):
-            select.select([ends], [], [], ALIVE)  # a rank that has ended is not waited for
+            pause.poll(1000 * ALIVE)  # a rank that has ended is not waited for
     except BaseException:
         _log.exception('The process that serves shards to peers has failed: they ask the bucket.')
     finally:
@@ -445,7 +447,8 @@ def _serve_once(
         poll.register(one, select.POLLIN)
     while not (ready := poll.poll(1000 * ALIVE)):
         with contextlib.suppress(ChildProcessError):
-            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG):
+            # macOS has it from Python 3.13 on; without it, a stopped server is not replaced.
+            if hasattr(os, 'waitid') and os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG):
                 os.kill(pid, signal.SIGKILL)
     if any(one == ends for one, _ in ready):
         listening.close()  # the port is the next one's

@@ -152,6 +152,40 @@ class TestErrors:
         with pytest.raises(TransferError, match='changed'):
             store.get('x', Replacing())
 
+    def test_an_error_of_a_data_node_is_not_taken_for_the_file(self, name_node, store):
+        put_bytes(store, 'x', DATA)
+        with FaultProxy(f'http://127.0.0.1:{name_node.port}') as proxy:
+            proxy.faults = [Fault(match='GET /data', status=500, times=1)]
+            port = proxy.endpoint_url.rpartition(':')[2]
+            through = open_store(f'webhdfs://someone@127.0.0.1:{port}{store.root}')
+            with pytest.raises(TransferError, match='500 Server Error'):
+                read_bytes(through, 'x')
+            assert read_bytes(through, 'x') == DATA
+
+    def test_a_file_that_cannot_be_replaced_stays(self, name_node, store, monkeypatch):
+        put_bytes(store, 'x', b'1')
+        rename, calls = name_node.rename, []
+
+        def failing(old, new):
+            calls.append(new)
+            return rename(old, new) if len(calls) != 2 else False  # the new file's turn
+
+        monkeypatch.setattr(name_node, 'rename', failing)
+        with pytest.raises((StorageError, FileNotFoundError)):
+            put_bytes(store, 'x', b'2')
+        assert read_bytes(store, 'x') == b'1'
+        assert [info.key for info in store.list('')] == ['x']
+
+    def test_a_file_system_that_does_not_tell_changes_is_refused(self, store):
+        with pytest.raises(StorageError, match='does not say when'):
+            store._info('x', {'type': 'file', 'size': 1})
+
+    def test_a_scheme_that_fsspec_does_not_know_is_a_configuration_error(self, monkeypatch):
+        monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
+        register_store('unknown', fsspec_store)
+        with pytest.raises(ConfigError, match="no scheme 'unknown'"):
+            read_bytes(open_store('unknown://host/x'), 'x')
+
     def test_an_upload_that_fails_leaves_nothing_behind(self, name_node, store):
         put_bytes(store, 'x', b'1')
         name_node.rename = lambda old, new: False

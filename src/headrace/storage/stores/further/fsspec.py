@@ -31,6 +31,7 @@ from headrace.storage.stores.bucket import Body, BucketStore
 from headrace.storage.stores.local import TEMPORARY, temporary_keys, temporary_name, walk
 from headrace.storage.transfer.answer_bounds import bound_session
 from headrace.storage.transfer.http import ReadRequest, SourcePart, changed, error_of_status, not_found
+from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.storage.transfer.sealed_errors import sealed
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ T = TypeVar('T')
 _log = logger_of(__name__)
 
 MAX_CONNECTIONS: Final = 4
-CHANGES: Final = ('mtime', 'modificationTime', 'last_modified', 'modified', 'created', 'ETag', 'sha')
+CHANGES: Final = (
+    *('mtime', 'modificationTime', 'last_modified', 'LastModified', 'modified', 'modifiedTime', 'modify', 'updated'),
+    *('created', 'ETag', 'etag', 'sha'),
+)
 """Names under which file systems tell the version of a file."""
 REFUSALS: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Errors that leave a connection as good as before."""
@@ -152,7 +156,7 @@ def open_fsspec_store(url: str, options: StoreOptions) -> FsspecStore:
 class FsspecStore(BucketStore):
     """Files below a folder of a file system."""
 
-    BLOCK: ClassVar = 4 << 20
+    BLOCK: ClassVar[int] = 4 << 20
     """Bytes of a read. Each may be a request, and each must come in the seconds of a call."""
 
     def __init__(
@@ -185,9 +189,9 @@ class FsspecStore(BucketStore):
 
             implementation: Any = fsspec.get_filesystem_class(self.scheme)
         except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs packages that are not installed. Run: pip install "headrace[fsspec]" ({error}).'
-            ) from error
+            raise _missing(self.url, error) from error
+        except ValueError as error:
+            raise ConfigError(f'fsspec knows no scheme {self.scheme!r}, as in {self.url}: {error}.') from error
         names = sorted({*inspect.signature(implementation.__init__).parameters, 'max_connections'} - NOT_OPTIONS)
         check_extra(self.options, names, f'a store of {self.scheme}://')
         settings = {name: value for name, value in self.options.extra.items() if name != 'max_connections'}
@@ -261,14 +265,24 @@ class FsspecStore(BucketStore):
 
     def _replace(self, connection: Connection, temporary: str, path: str, size: int) -> None:
         """Give a file its name. While it replaces another one, a reader may find none."""
-        files, call = connection.files, connection.call
-        if call(files.exists, path):
-            call(files.rm_file, path)
-        call(_rename, files, temporary, path)
-        if call(files.info, path)['size'] != size:
-            raise StorageError(
-                f'{path} at {self._server()} was written, but is not what was sent. Another writer may be at it.'
-            )
+        files, call, before = connection.files, connection.call, None
+        with contextlib.suppress(FileNotFoundError):
+            call(files.info, path)
+            before = f'{path.rpartition("/")[0]}/{temporary_name()}'
+            call(_rename, files, path, before)
+        try:
+            call(_rename, files, temporary, path)
+            if call(files.info, path)['size'] != size:
+                raise StorageError(
+                    f'{path} at {self._server()} was written, but is not what was sent. Another writer may be at it.'
+                )
+        except BaseException:
+            if before is not None:
+                with contextlib.suppress(Exception):
+                    call(_rename, files, before, path)
+            raise
+        if before is not None:
+            call(files.rm_file, before)
 
     def _path(self, key: str) -> str:
         return f'{self._connection.get().root}/{check_key(key)}'
@@ -326,7 +340,12 @@ class FsspecStore(BucketStore):
         size = details.get('size')
         if size is None:
             raise StorageError(f'{self._server()} does not say how large {self.url}/{key} is. Use a server that does.')
-        told = next((details[name] for name in CHANGES if details.get(name) is not None), '')
+        told = next((details[name] for name in CHANGES if details.get(name) is not None), None)
+        if told is None:
+            raise StorageError(
+                f'{self._server()} does not say when {self.url}/{key} was changed, so that a new version of it would '
+                f'not be noticed. Use a server that does.'
+            )
         told = told.timestamp() if isinstance(told, datetime) else told
         return ObjectInfo(key, int(size), f'{told:x}-{size:x}' if isinstance(told, int) else f'{told}-{size:x}')
 
@@ -371,8 +390,11 @@ class FsspecStore(BucketStore):
                 retry_after=answer.headers.get('Retry-After') if answer is not None else None,
             )
         is_network = isinstance(error, (*self._network_errors(), ConnectionError, TimeoutError))
-        if is_network or doing == 'Reading' or not isinstance(error, (OSError, RuntimeError)):
+        if is_network or not isinstance(error, (OSError, RuntimeError)):
             return None
+        # An exception of a server of HDFS is a RuntimeError, such as that of a name node on standby.
+        if doing == 'Reading' or (doing != 'Writing' and isinstance(error, RuntimeError)):
+            return BrokenTransferError.at(f'{what} broke: {text}.')
         return StorageError(f'{what}: {text}. A full disk, a quota and an I/O error may look like this: see its log.')
 
     def _why_absent(self, key: str, connections: Connections) -> str:
@@ -390,6 +412,8 @@ class FsspecStore(BucketStore):
 def _make(implementation: Any, settings: Mapping[str, Any], url: str, options: StoreOptions) -> AbstractFileSystem:
     try:
         files: Any = implementation(**settings, skip_instance_cache=True, use_listings_cache=False)
+    except ImportError as error:  # such as requests_kerberos, for `kerberos`
+        raise _missing(url, error) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f'fsspec makes no file system for {url}: {error}. Correct the URL, `store_options`, or the environment.'
@@ -397,7 +421,22 @@ def _make(implementation: Any, settings: Mapping[str, Any], url: str, options: S
     if session := getattr(files, 'session', None):  # of requests, without time-outs
         session.request = partial(session.request, timeout=(options.connect_timeout, options.read_timeout))
         bound_session(session, options.answer_seconds)
+        session.get = partial(_successful, session.get)
     return files
+
+
+def _successful(get: Any, *args: Any, **kwargs: Any) -> Any:
+    """The answer of a session. fsspec takes the text of a data node's error for the bytes of the file."""
+    answer = get(*args, **kwargs)
+    answer.raise_for_status()
+    return answer
+
+
+def _missing(url: str, error: ImportError) -> MissingDependencyError:
+    return MissingDependencyError(
+        f'{url} needs packages that are not installed: {error}. Install them, such as by pip install '
+        f'"headrace[fsspec]".'
+    )
 
 
 def _opened(files: Any, path: str) -> Any:

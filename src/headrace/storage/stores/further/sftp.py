@@ -60,7 +60,7 @@ def _split_port(server: str) -> tuple[str, str | None]:
 class SftpStore(FsspecStore):
     """Regular files below a folder of an SSH server. Connections are made when they are needed, in each process."""
 
-    BLOCK: ClassVar = 1 << 18  # a read costs nothing
+    BLOCK: ClassVar[int] = 1 << 18  # a read costs nothing
 
     def __init__(
         self,
