@@ -36,6 +36,7 @@ def test_a_configuration_cannot_be_changed(cls: type) -> None:
         config.something_new = 1
     with pytest.raises(TypeError, match='positional'):
         cls(1)
+    assert not hasattr(config, '__dict__')
 
 
 def test_a_configuration_is_a_value() -> None:

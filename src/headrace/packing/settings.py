@@ -34,7 +34,7 @@ def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
     return number
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentOptions:
     """The options that say how a sample is a document."""
 
@@ -57,7 +57,7 @@ class DocumentOptions:
     """A token to put after each document."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackingOptions(DocumentOptions):
     """The options that say how documents become sequences."""
 
@@ -91,6 +91,16 @@ class PackingOptions(DocumentOptions):
     sequences."""
 
 
+def _state(settings: DocumentOptions) -> dict[str, Any]:
+    """The state of a copy: the options, and what a subclass adds, which the state of a class with slots lacks."""
+    return {**{field.name: getattr(settings, field.name) for field in fields(settings)}, **vars(settings)}
+
+
+def _set_state(settings: DocumentOptions, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        object.__setattr__(settings, name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packing(PackingOptions):
     """How a `PackedDataset` packs documents, which are samples of its streams, into sequences.
@@ -101,6 +111,9 @@ class Packing(PackingOptions):
 
     sequence_length: Annotated[int, AtLeast(2)]  # pyright: ignore[reportGeneralTypeIssues] - all fields are given by name
     """Tokens of a sequence, padding included."""
+
+    __getstate__ = _state
+    __setstate__ = _set_state
 
     def __post_init__(self) -> None:
         _refuse_broken(self, 'Packing', packing_errors(self))
@@ -131,6 +144,9 @@ class StreamPacking(DocumentOptions):
     Raises:
         ConfigError: a value breaks its rule; all that do are named.
     """
+
+    __getstate__ = _state
+    __setstate__ = _set_state
 
     def __post_init__(self) -> None:
         _refuse_broken(self, 'The packing of a stream', stream_packing_errors(self))

@@ -192,7 +192,9 @@ def test_what_makes_batches_itself_goes_without_pad(folder):
     packed = PackedDataset(
         local=str(folder), batch_size=8, packing=Packing(sequence_length=16, tokenizer='stored', column='tokens')
     )
-    with pytest.raises(ConfigError, match='`packing` makes sequences of one length'):
+    with pytest.raises(
+        ConfigError, match='`packing` makes sequences of one length, so that there is nothing to `pad`. Remove one'
+    ):
         StreamingDataLoader(packed, pad={'tokens': 0})
 
 

@@ -300,7 +300,7 @@ class _Opening:
     check: IndexCheck  # Asks the remote whether a cached index is still current.
     generation: Generation | None  # The shards to offer; None: all.
     only_grows: bool
-    past: PastData | None = None  # What the data shall be; None: those of now.
+    past: PastData | None = None  # The expected data, or None for the current data.
     has_costs: bool = False
     measuring: Measuring = _MEASURING
     source: SourceData | None = None  # The data, if they are not shards with an index.json.

@@ -404,7 +404,7 @@ class FsspecStore(BucketStore):
             with connections.borrow() as connection:
                 while folder and not connection.call(connection.files.exists, folder):
                     missing, folder = folder, folder.rpartition('/')[0]
-        except Exception:
+        except Exception:  # a look that fails must not hide what it was to explain
             return 'there is no such file'
         return f'the folder {missing} does not exist' if missing else 'its folder exists, but holds no such file'
 
