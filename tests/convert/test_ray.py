@@ -24,6 +24,7 @@ import pyarrow as pa
 from ray.data.block import BlockAccessor
 from ray.data.datasource import WriteResult
 
+from headrace.convert import erase
 from headrace.convert.ray import MDSDatasink, MDSDatasource, infer_dataset_schema, read_mds
 
 COLUMNS = {'id': 'int', 'text': 'str', 'row': 'ndarray:float32:2,2', 'tokens': 'ndarray:int32', 'meta': 'json'}
@@ -161,6 +162,15 @@ def test_columns_are_selected(tmp_path: Path) -> None:
     assert rows == [{'text': f'text {i}'} for i in range(60)]
     with pytest.raises(ConfigError, match="'no' is none of"):
         MDSDatasource(str(tmp_path / 'd'), columns=['no'])
+
+
+def test_erased_rows_are_left_out(tmp_path: Path) -> None:
+    write_mds(tmp_path / 'd')
+    erase(tmp_path / 'd', [*range(5), 7])
+    tasks = MDSDatasource(str(tmp_path / 'd')).get_read_tasks(1000)
+    rows = rows_of(MDSDatasource(str(tmp_path / 'd')), 1000)
+    assert [row['id'] for row in rows] == [5, 6, *range(8, 60)]
+    assert sum(task.metadata.num_rows or 0 for task in tasks) == 54
 
 
 def test_damaged_shards_are_errors(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from headrace import MDSWriter
-from headrace.convert import convert, to_hugging_face
+from headrace.convert import convert, erase, to_hugging_face
 from headrace.errors import ConfigError, EmptyDatasetError
 from tests.support.sources.bridged import jpeg, row_of
 from tests.support.sources.sources_to_convert import rows_of
@@ -81,6 +81,15 @@ def test_shards_are_a_dataset_of_hugging_face(tmp_path: Path, shards: Path, monk
         assert one['meta'] in (str(i), f'{{"a": [{i}]}}')
     raw = next(iter(data.cast_column('image', datasets.Image(decode=False))))
     assert raw['image']['bytes'] == jpeg(0)  # the file as it was written
+
+
+def test_erased_rows_are_left_out(tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_hugging_face(tmp_path, monkeypatch)
+    erase(shards / 'train', [*range(6), 9])
+    assert [one['id'] for one in to_hugging_face(shards, split='train')] == [6, 7, 8, *range(10, N)]
+    erase(shards / 'train', range(N))
+    with pytest.raises(EmptyDatasetError, match='has none'):
+        to_hugging_face(shards, split='train')
 
 
 def test_such_a_dataset_is_divided_shuffled_and_resumed(

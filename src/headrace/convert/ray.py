@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart, check_columns, columns_of, infer_columns
+from headrace.convert.stored_dataset import without_erased
 from headrace.dataset.writing.place import StorePlace
 from headrace.dataset.writing.start import INDEX
 from headrace.errors import ConfigError, MissingDependencyError
@@ -241,7 +242,7 @@ class MDSDatasource(Datasource):
     def _task(self, shards: list[ShardInfo], row_limit: int | None) -> ReadTask:
         reader = self._reader
         metadata = BlockMetadata(
-            num_rows=sum(shard.samples for shard in shards),
+            num_rows=sum(shard.samples - len(shard.erasure.rows) for shard in shards),
             size_bytes=sum(map(_size, shards)),
             input_files=tuple(f'{reader.store.url}/{file.raw.basename}' for shard in shards for file in shard.files),
             exec_stats=None,
@@ -271,9 +272,11 @@ class _ShardSource:
             rows_of_block = max(1, shard.samples * _BLOCK // max(1, _size(shard)))
             names = shard.schema.names if self.columns is None else self.columns
             for begin in range(0, shard.samples, rows_of_block):
-                rows = np.arange(begin, min(begin + rows_of_block, shard.samples))
+                rows = without_erased(shard, np.arange(begin, min(begin + rows_of_block, shard.samples)))
+                if not len(rows):
+                    continue
                 batch = shard.schema.allocate(len(rows), names)
-                reader.gather(rows, rows - begin, batch)
+                reader.gather(rows, np.arange(len(rows)), batch)
                 encodings = shard.schema.columns
                 yield pa.table({name: _arrow(batch.columns[name], encodings[name]) for name in names})
 

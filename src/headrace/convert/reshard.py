@@ -19,7 +19,14 @@ from typing import Any, BinaryIO, Final, Literal, cast, get_args
 import numpy as np
 
 from headrace.convert.apart import lies_in
-from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
+from headrace.convert.stored_dataset import (
+    PATIENT,
+    StoredDataset,
+    open_stored,
+    raw_files,
+    with_stored_values,
+    without_erased,
+)
 from headrace.dataset.writing.writer import MDSWriter, Writer
 from headrace.errors import ConfigError
 from headrace.errors.redaction import warn, without_credentials
@@ -220,14 +227,10 @@ def _stored(dataset: StoredDataset, cost: str | None, names: Sequence[str], firs
     skipped = first - int(ends[begin - 1] if begin else 0)
     for info, buffers in _raw_shards(dataset, cost, begin):
         rows = max(1, _BLOCK_BYTES * info.samples // max(1, info.files[0].raw.bytes))
-        kept = _without_erased(info, np.arange(info.samples))
+        kept = without_erased(info, np.arange(info.samples))
         for start in range(skipped, len(kept), rows):
             yield _rows(info, buffers, names, kept[start : start + rows])
         skipped = 0
-
-
-def _without_erased(info: ShardInfo, rows: IntArray) -> IntArray:
-    return np.setdiff1d(rows, np.array(info.erasure.rows, np.int64))
 
 
 def _raw_shards(
@@ -282,7 +285,7 @@ def _shuffled(
         for info, buffers in _raw_shards(dataset, cost):
             bucket_of = rng.integers(0, count, info.samples)
             for number, file in enumerate(files):
-                rows = _without_erased(info, np.flatnonzero(bucket_of == number))
+                rows = without_erased(info, np.flatnonzero(bucket_of == number))
                 if len(rows):
                     pickle.dump(_rows(info, buffers, names, rows), file, protocol=5)
         for file in files:

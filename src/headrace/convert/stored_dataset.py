@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+import numpy as np
+
 from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.errors import ChecksumError, FormatError, ObjectNotFoundError
 from headrace.format import (
@@ -28,6 +30,7 @@ from headrace.format import (
     unpack_stream,
 )
 from headrace.format.encodings.registry import fixed_array_type
+from headrace.format.shards import IntArray
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
@@ -154,6 +157,11 @@ def map_file(file: BinaryIO, size: int) -> memoryview:
     """The content of an open file, which is closed; the map ends with its last view."""
     with file:
         return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b'')
+
+
+def without_erased(info: ShardInfo, rows: IntArray) -> IntArray:
+    """Those of the rows of a shard, int64[rows] in ascending order, that are not erased."""
+    return np.setdiff1d(rows, np.array(info.erasure.rows, np.int64), assume_unique=True)
 
 
 def _is_number(encoding: str) -> bool:

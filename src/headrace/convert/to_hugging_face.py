@@ -9,7 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
+from headrace.convert.stored_dataset import (
+    PATIENT,
+    StoredDataset,
+    open_stored,
+    raw_files,
+    with_stored_values,
+    without_erased,
+)
 from headrace.errors import ConfigError, EmptyDatasetError, MissingDependencyError
 from headrace.format import ShardInfo, open_shard
 from headrace.format.encodings.registry import fixed_array_type, get_mds_encoding, is_mds_encoding_safe
@@ -61,9 +68,11 @@ def to_hugging_face(
     place = os.fspath(remote) if split is None else f'{os.fspath(remote).rstrip("/")}/{split}'
     rows = _Rows(place, options or StoreOptions(), has_features=features is not None)
     stored = rows.open()
-    number, first = next(((n, info) for n, info in enumerate(stored.shards) if info.samples), (0, None))
-    if first is None:
+    filled = (n for n, info in enumerate(stored.shards) if info.samples > len(info.erasure.rows))
+    number = next(filled, None)
+    if number is None:
         raise EmptyDatasetError(f'A dataset to read has rows, but {stored.store.url} has none. Check `split`.')
+    first = stored.shards[number]
     names = list(first.schema.names if columns is None else columns)
     missing = [name for name in names if name not in first.schema.names]
     if missing:
@@ -124,7 +133,7 @@ class _Rows:
         pictures = [column for column, encoding in self.columns if encoding == 'pil' and info.format == 'mds']
         texts = [column for column, encoding in self.columns if self._is_raw_text(encoding) and info.format == 'mds']
         files = [column for column, encoding in self.columns if encoding in _FILES and info.format == 'mds']
-        for i in range(info.samples):
+        for i in without_erased(info, np.arange(info.samples)).tolist():
             sample = reader.sample(i)
             for column in pictures:
                 sample[column] = _png(sample[column])

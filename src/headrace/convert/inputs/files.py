@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.convert.inputs.records import Inputs, Sizes, classes_file, digest_of
-from headrace.convert.stored_dataset import INDEX, StoredDataset, object_url, raw_files
+from headrace.convert.stored_dataset import INDEX, StoredDataset, object_url, raw_files, without_erased
 from headrace.dataset.streams.missing_index import explain_missing_index
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
@@ -307,7 +307,7 @@ class ShardInputs(Inputs):
         info, names = self._shards[number], [self._column]
         reader = open_shard(info, raw_files(self._store, info, self._retry), source=self.name(number), columns=names)
         for begin in range(0, count := self._count(number), _ROWS):
-            rows = np.setdiff1d(np.arange(begin, min(begin + _ROWS, count)), np.array(info.erasure.rows, np.int64))
+            rows = without_erased(info, np.arange(begin, min(begin + _ROWS, count)))
             batch = info.schema.allocate(len(rows))
             reader.gather(rows, np.arange(len(rows)), batch)
             yield {self._column: batch.columns[self._column]}
