@@ -224,8 +224,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def _padding_of(self, pad: Pad | None) -> Pad | None:
         """The settings with the axis of each column: the samples of sound are its last."""
-        columns = (column for stream in self.pool.streams for kind in stream.tensor_columns for column in kind.columns)
-        return pad and pad.with_last_axis({one.name for one in columns if one.settings.is_ragged})
+        tensors = (kind for stream in self.pool.streams for kind in stream.tensor_columns if kind is not None)
+        ragged = {column.name for kind in tensors for column in kind.columns if column.settings.is_ragged}
+        return pad and pad.with_last_axis(ragged)
 
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0

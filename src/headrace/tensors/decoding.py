@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from headrace.errors import StreamError
+from headrace.format import Schema
 from headrace.selection import Mistake
 from headrace.selection.predicate import read_given
 from headrace.tensors.audio import AudioTensor
@@ -26,6 +27,19 @@ _AUDIO_RULE: Final = "needs the name of its column, such as {'audio': {'sample_r
 
 Asked: TypeAlias = TensorSettings | Literal['tensor'] | Mapping[str, Any]
 """Settings of one column, as users give them; a mapping has keys of ImageTensor or AudioTensor."""
+
+
+@dataclass(frozen=True)
+class TensorColumn:
+    name: str
+    encoding: str
+    settings: TensorSettings
+
+
+@dataclass(frozen=True)
+class TensorColumns:
+    columns: Sequence[TensorColumn]
+    as_bytes: Schema  # The schema for a reader, whose values of these columns are the stored bytes.
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,13 @@ class Decode:
                     f'{", ".join(encodings)}, but column {name!r} of {title} is `{stored[name]}`.'
                 )
         return dict(self.named)
+
+    def columns_of(self, schema: Schema, read: Sequence[str] | None, title: str) -> TensorColumns:
+        """The same, with the schema of a reader that leaves them as they are stored."""
+        tensors = self.columns(schema.columns, read, title)
+        columns = [TensorColumn(name, schema.columns[name], settings) for name, settings in tensors.items()]
+        encodings = tuple('bytes' if name in tensors else encoding for name, encoding in schema.columns.items())
+        return TensorColumns(columns, dataclasses.replace(schema, encodings=encodings))
 
 
 DecodeLike: TypeAlias = Decode | Asked | Mapping[str, Asked]  # settings of a stream's columns, as users give them

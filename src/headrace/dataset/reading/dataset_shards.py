@@ -16,7 +16,6 @@ from headrace.dataset.prefetch.horizon import Upcoming
 from headrace.dataset.prefetch.limits import PrefetchLimits, max_bytes_ahead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.progress import Progress
-from headrace.dataset.streams.columns import TensorColumn
 from headrace.dataset.streams.open_streams import OpenedStream
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.errors.mapping import mapping_errors
@@ -24,6 +23,7 @@ from headrace.format import ShardReader, open_shard
 from headrace.storage import CacheCounts, CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 from headrace.storage.cache.locks import cannot_use
+from headrace.tensors.decoding import TensorColumn
 
 _MOST = 4096  # some hundred bytes each; a forgotten one is tried once more
 

@@ -14,10 +14,10 @@ from headrace.dataset.reading.batch_memory import empty_in_batch
 from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.dataset.reading.sample_errors import Describe
 from headrace.dataset.sample_rng import tensor_draws
-from headrace.dataset.streams.columns import TensorColumn
 from headrace.errors import CollateError, FormatError, ShardError
 from headrace.format import ColumnBatch
 from headrace.tensors.audio import Clip, Clips
+from headrace.tensors.decoding import TensorColumn
 from headrace.tensors.images import NUM_DRAWS, Picture
 
 _NUM_DRAWS: Final = NUM_DRAWS + 1  # the last one is that of clips

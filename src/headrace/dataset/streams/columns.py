@@ -1,66 +1,25 @@
-"""The columns that a dataset reads, those read as tensors, and the check that all streams make one batch."""
+"""The columns that a dataset reads, and the check that all streams make one batch."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from headrace.dataset.streams.stream import PlacedStream
 from headrace.errors import ConfigError, StreamError
-from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.format import Columns, Schema, do_stack
 from headrace.format.encodings.encoding import ArrayKind
 from headrace.format.shards import NAME_MEANINGS, differing_meanings
 from headrace.order import Mixture
-from headrace.tensors.decoding import Decode, TensorSettings
+from headrace.tensors.decoding import Decode
 from headrace.tensors.padding import Pad, can_hold
-
-if TYPE_CHECKING:
-    from headrace.dataset.streams.open_streams import OpenedStream
-    from headrace.dataset.streams.stream import PlacedStream
-
-
-@dataclass(frozen=True)
-class TensorColumn:
-    name: str
-    encoding: str
-    settings: TensorSettings
-
-
-@dataclass(frozen=True)
-class TensorColumns:
-    columns: Sequence[TensorColumn]
-    as_bytes: Schema  # The schema for a reader, whose values of these columns are the stored bytes.
-
-
-def tensor_columns(stream: PlacedStream, shards: ShardTable) -> list[TensorColumns]:
-    """The columns that are read as tensors, for each kind of shard of a stream; empty if there are none."""
-    decode = Decode.of(stream.decode)
-    return [] if decode is None else [_columns_of(stream, decode, kind.schema) for kind in shards.kinds]
-
-
-def column_kinds(stream: PlacedStream, schema: Schema) -> dict[str, str]:
-    """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
-    kinds, decode = schema.kinds(stream.columns), Decode.of(stream.decode)
-    if decode is not None:
-        kinds.update((column.name, column.settings.kind) for column in _columns_of(stream, decode, schema).columns)
-    return kinds
-
-
-def _columns_of(stream: PlacedStream, decode: Decode, schema: Schema) -> TensorColumns:
-    stored: Mapping[str, str] = schema.columns
-    tensors = decode.columns(stored, stream.columns, f'stream {stream.title}')
-    columns = [TensorColumn(name, stored[name], settings) for name, settings in tensors.items()]
-    encodings = tuple('bytes' if name in tensors else encoding for name, encoding in stored.items())
-    return TensorColumns(columns, replace(schema, encodings=encodings))
-
 
 _MOST = 8  # columns that a message names
 
 
-def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
+def column_names(stream: PlacedStream) -> Iterator[Sequence[str]]:
     for schema in stream.shards.schemas:
         if stream.columns is None:
             yield schema.names
@@ -80,16 +39,16 @@ _Read = tuple[Schema, tuple[str, ...] | None, Decode | None]
 """A schema, the columns to read (None: all), and those to read as tensors."""
 
 
-def columns_read(streams: Sequence[OpenedStream]) -> dict[_Read, OpenedStream]:
+def columns_read(streams: Sequence[PlacedStream]) -> dict[_Read, PlacedStream]:
     """The different ways to read shards, and the first stream of each."""
-    by_read: dict[_Read, OpenedStream] = {}
+    by_read: dict[_Read, PlacedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
             by_read.setdefault((schema, stream.columns, stream.decode), stream)
     return by_read
 
 
-def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
+def gathered_columns(streams: Sequence[PlacedStream]) -> tuple[Columns, bool]:
     """The columns that all shards hold and store alike, and whether no others are read.
 
     Batches of these columns can be gathered in the same way from any shard.
@@ -102,17 +61,17 @@ def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
     return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
 
 
-def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
+def refuse_different_columns(streams: Sequence[PlacedStream], mixture: Mixture, batching: str) -> None:
     """Refuse streams that are drawn from and share batches, but differ in columns or types."""
     drawn = _drawn(streams, mixture)
     for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
         _refuse_different(columns_read(sharing))
 
 
-def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture, pad: Pad) -> None:
+def refuse_unpaddable_columns(streams: Sequence[PlacedStream], mixture: Mixture, pad: Pad) -> None:
     """Refuse to pad columns other than arrays that hold the value, and taken names for lengths and masks."""
     for (schema, names, decode), stream in columns_read(_drawn(streams, mixture)).items():
-        kinds, place = column_kinds(stream, schema), _whose(stream, schema)
+        kinds, place = stream.column_kinds(schema), _whose(stream, schema)
         tensors = {} if decode is None else decode.columns(schema.columns, names, f'stream {stream.title}')
         for column in pad.columns:
             kind = kinds.get(column.name)
@@ -143,13 +102,13 @@ def refuse_unpaddable_columns(streams: Sequence[OpenedStream], mixture: Mixture,
                     )
 
 
-def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture) -> None:
+def refuse_different_meanings(streams: Sequence[PlacedStream], mixture: Mixture) -> None:
     """Refuse streams whose columns of one name mean different things, such as times in ms and times in s.
 
     Their numbers look alike, in one batch or in several.
     """
     by_read = columns_read(_drawn(streams, mixture))
-    kinds = [column_kinds(stream, schema) for (schema, _, _), stream in by_read.items()]
+    kinds = [stream.column_kinds(schema) for (schema, _, _), stream in by_read.items()]
     differences = differing_meanings(
         (columns, schema.meaning_of, _whose(stream, schema))
         for columns, ((schema, _, _), stream) in zip(kinds, by_read.items(), strict=True)
@@ -163,18 +122,18 @@ def refuse_different_meanings(streams: Sequence[OpenedStream], mixture: Mixture)
         )
 
 
-def _drawn(streams: Sequence[OpenedStream], mixture: Mixture) -> list[OpenedStream]:
+def _drawn(streams: Sequence[PlacedStream], mixture: Mixture) -> list[PlacedStream]:
     return [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
 
 
-def _refuse_different(by_read: dict[_Read, OpenedStream]) -> None:
+def _refuse_different(by_read: dict[_Read, PlacedStream]) -> None:
     (first, home), *others = by_read.items()
-    kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
+    kinds, there = home.column_kinds(first[0]), _whose(home, first[0])
     # Compatible kinds, with the first place of each: a later kind may be more specific.
     places = {name: {kind: there} for name, kind in kinds.items()}
     differences = dict[str, str]()
     for (schema, _, _), stream in others:
-        theirs = column_kinds(stream, schema)
+        theirs = stream.column_kinds(schema)
         if theirs == kinds:
             continue
         here = _whose(stream, schema)
@@ -204,12 +163,12 @@ def _refuse_different(by_read: dict[_Read, OpenedStream]) -> None:
     )
 
 
-def _whose(stream: OpenedStream, schema: Schema) -> str:
+def _whose(stream: PlacedStream, schema: Schema) -> str:
     where = f'stream {stream.title}'
     return where if len(stream.shards.schemas) == 1 else f'{_shard_of(stream, schema)} of {where}'
 
 
-def _shard_of(stream: OpenedStream, schema: Schema) -> str:
+def _shard_of(stream: PlacedStream, schema: Schema) -> str:
     shards = stream.shards
     kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]
     first = next(number for number, kind in enumerate(shards.kind_of.tolist()) if kind in kinds)

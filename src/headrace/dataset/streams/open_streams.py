@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.dataset.streams.columns import TensorColumns, column_names, tensor_columns
+from headrace.dataset.streams.columns import column_names
 from headrace.dataset.streams.missing_index import explain_missing_index, missing_index
 from headrace.dataset.streams.past import PastData, data_of, past_data
 from headrace.dataset.streams.stream import PlacedStream, Stream
@@ -65,6 +65,7 @@ from headrace.storage.cache.index_fetch import IndexCheck, IndexFetch, IndexRead
 from headrace.storage.cache.locks import cannot_use
 from headrace.storage.cache.ownership import SharedShards
 from headrace.storage.cache.peers import Peers, StreamPeers, digest_of
+from headrace.tensors.decoding import TensorColumns
 
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
@@ -127,7 +128,7 @@ class OpenedStream(PlacedStream):
     stored_shards: int  # Shards of the index.
     entries: ShardEntries  # By the number of the shard in the stream.
     cache: ShardCache
-    tensor_columns: list[TensorColumns]  # By kind of shard; empty if none is read as tensors.
+    tensor_columns: list[TensorColumns | None]  # By kind of shard.
     costs: StoredCosts | None = None  # The costs of the samples that are offered, if batches depend on them.
 
     @property
@@ -148,7 +149,7 @@ class OpenedStream(PlacedStream):
         return f'Delete {path}: it is fetched again. If that does not help, write the dataset again.'
 
     def tensors_in(self, shard: int) -> TensorColumns | None:
-        return self.tensor_columns[self.shards.kind_of[shard]] if self.tensor_columns else None
+        return self.tensor_columns[self.shards.kind_of[shard]]
 
     def size(self) -> StreamSize:
         """The stream as the order sees it: numbers of samples that are offered, and a weight."""
@@ -467,7 +468,7 @@ class _Opening:
             stored_shards=len(stored),
             entries=entries,
             cache=cache,
-            tensor_columns=tensor_columns(stream, shards),
+            tensor_columns=[stream.tensors_of(kind.schema) for kind in shards.kinds],
         )
         list(column_names(self.opened))  # refuses columns that a shard lacks
         if self.has_costs and self.stream.cost is not None:

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.arguments import documented, refuse_unused_overrides, takes
-from headrace.dataset.streams.columns import column_kinds
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.errors.display import Facts, FactsRepr, count_text, human_size
 from headrace.errors.exclusions import path_errors
 from headrace.errors.redaction import without_credentials
-from headrace.format import ShardTable
+from headrace.format import Schema, ShardTable
 from headrace.options.dataset import DatasetOptions
 from headrace.options.streams import SelectionConfig, StreamOptions
 from headrace.order import RowSelection
@@ -28,7 +27,7 @@ from headrace.sources.formats import check_format, check_options
 from headrace.storage import Store, StoreOptions, local_path, open_store
 from headrace.storage.cache.control_folder import temporary_folder
 from headrace.storage.cache.fetch import same_folder
-from headrace.tensors.decoding import Decode
+from headrace.tensors.decoding import Decode, TensorColumns
 
 _NO_SHARDS: Final = ShardTable.empty()
 
@@ -118,6 +117,18 @@ class PlacedStream(StreamOptions):
         return Selection.read(
             subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
+
+    def tensors_of(self, schema: Schema) -> TensorColumns | None:
+        """The columns of shards of a schema that are read as tensors; None without `decode`."""
+        decode = Decode.of(self.decode)
+        return decode and decode.columns_of(schema, self.columns, f'stream {self.title}')
+
+    def column_kinds(self, schema: Schema) -> dict[str, str]:
+        """The types of the columns to read of a schema in a batch; see `Schema.kinds`."""
+        kinds, tensors = schema.kinds(self.columns), self.tensors_of(schema)
+        if tensors is not None:
+            kinds.update((column.name, column.settings.kind) for column in tensors.columns)
+        return kinds
 
     def open_store(self) -> Store | None:
         """The store of the remote, before any request; None if the folder is all there is."""
@@ -284,7 +295,7 @@ def columns_text(streams: list[Stream]) -> str:
     kinds: dict[str, str] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
-            for name, kind in column_kinds(stream.placed, schema).items():
+            for name, kind in stream.placed.column_kinds(schema).items():
                 kinds.setdefault(name, kind)
     text = ', '.join(f'{name}: {kind}' for name, kind in kinds.items())
     return text if len(text) <= _LONGEST else text[:_LONGEST] + '…'
