@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headrace.order.arrays import IntArray
-from headrace.order.native.special.long_window import LongWindow
+from headrace.order.native.long_window import LongWindow
 from headrace.order.random.hashing import derive, keyed_order
 
 SLOTS_IN_WINDOWS = 131072

@@ -21,6 +21,7 @@ draw 2, and position 4, is sample 2. In pass 1 the cell is 9 10 8 11 2 0.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,30 +65,29 @@ class NativeOrder(Order):
         self.first = takeover.sample if epoch == takeover.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
         node_quotas = NodeQuotas(mixture, config)
-        self.subsets = _fixed_subsets(mixture, config, derive(key, _SUBSET))
+        self._subsets = _fixed_subsets(mixture, config, derive(key, _SUBSET))
         self._offsets = mixture.sample_offsets
         self.streams: list[StreamLine] = []
         blocks = _block_sizes(mixture, config.block_size or 1)
         for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
-            if s in self.subsets:
-                stream = _of_subset(stream, self.subsets[s])  # noqa: PLW2901
+            if s in self._subsets:
+                stream = _of_subset(stream, self._subsets[s])  # noqa: PLW2901
             position = takeover.positions.get(stream.name)
             if position is not None and position.fingerprint != stream.fingerprint:
                 position = None  # other data under the same name
             rest_key = derive(key, _REST, hash_text(stream.name)) if config.shuffle else None
             passes = StreamPasses(node_quotas, s, stream.size, block, position, rule=takeover.rule, key=rest_key)
-            self.streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
+            self.streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key, is_shuffled=config.shuffle))
         self._sizes = np.array([stream.passes.size for stream in self.streams])
         node_draws = np.array([stream.passes.node_draws for stream in self.streams])
         self._first_regular = np.array([stream.passes.first_regular for stream in self.streams])
         self._is_regular = not self._first_regular.any()
-        self.segments = [
+        self._segments = [
             Segment(node_quotas, epoch, i, config, node_draws, derive(key, _INTERLEAVE, epoch))
             for i in range(len(node_quotas.segments(epoch)))
         ]
-        self._begins = np.array([segment.begin for segment in self.segments])
-        self.is_shuffled = config.shuffle
-        self._rests: dict[int, IntArray] = {}
+        self._begins = np.array([segment.begin for segment in self._segments])
+        self._is_shuffled = config.shuffle
         self.units = config.units
         self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
         self._max_units = 65536 + 4 * (mixture.num_shards + len(self.streams) * nodes)
@@ -113,20 +113,20 @@ class NativeOrder(Order):
         streams, node_draws = np.empty_like(positions), np.empty_like(positions)
         numbers, all_nodes = self._begins.searchsorted(positions, 'right') - 1, positions % self.num_canonical_nodes
         for number in np.unique(numbers):
-            where, segment = (numbers == number).nonzero()[0], self.segments[number]
+            where, segment = (numbers == number).nonzero()[0], self._segments[number]
             nodes, slots = all_nodes[where], (positions[where] - segment.begin) // self.num_canonical_nodes
             streams[where], before = segment.interleave.at(nodes, slots)
             node_draws[where] = before + segment.node_draws.take(streams[where] * self.num_canonical_nodes + nodes)
         return streams, node_draws
 
     def _at(self, positions: IntArray) -> IntArray:
-        if len(self.segments) == 1:
-            return self._in_segment(self.segments[0], positions)
+        if len(self._segments) == 1:
+            return self._in_segment(self._segments[0], positions)
         ids = np.empty(len(positions), np.int64)
         numbers = self._begins.searchsorted(positions, 'right') - 1
         for number in np.unique(numbers):
             where = (numbers == number).nonzero()[0]
-            ids[where] = self._in_segment(self.segments[number], positions[where])
+            ids[where] = self._in_segment(self._segments[number], positions[where])
         return ids
 
     def _in_segment(self, segment: Segment, positions: IntArray) -> IntArray:
@@ -141,7 +141,7 @@ class NativeOrder(Order):
         if not self._is_regular:
             self._correct(passes, streams, nodes, node_draws)
         ids = self._in_passes(streams, places, passes, node_draws, draws)
-        for s, subset in self.subsets.items():
+        for s, subset in self._subsets.items():
             where = (streams == s).nonzero()[0]
             ids[where] = subset.samples(ids[where])
         ids += self._offsets.take(streams)
@@ -160,21 +160,14 @@ class NativeOrder(Order):
         if not rests:
             starts, begins = self._shares(places, passes)  # may begin a new table
             node_draws -= begins
-            return self._table.at(starts, node_draws) if self.is_shuffled else starts + node_draws
+            return self._table.at(starts, node_draws) if self._is_shuffled else starts + node_draws
         samples, others = np.empty_like(node_draws), np.ones(len(node_draws), np.bool_)
         for s, where in rests:
-            samples[where] = self.rest(s)[draws[where] - self.streams[s].passes.draws]
+            samples[where] = self.streams[s].rest[draws[where] - self.streams[s].passes.draws]
             others[where] = False
         if others.any():
             samples[others] = self._in_passes(*(a[others] for a in (streams, places, passes, node_draws, draws)))
         return samples
-
-    def rest(self, s: int) -> IntArray:
-        """Return the samples of a stream's rest, by draw."""
-        rest = self._rests.get(s)
-        if rest is None:
-            rest = self._rests[s] = self.streams[s].rest(is_shuffled=self.is_shuffled)
-        return rest
 
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, node_draws: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
@@ -215,7 +208,7 @@ class NativeOrder(Order):
         s, node = divmod(place, self.num_canonical_nodes)
         stream = self.streams[s]
         begin, end, node_draw = stream.stretch(node, k)
-        if not self.is_shuffled:
+        if not self._is_shuffled:
             return begin, node_draw
         return self._table.add(*stream.parts(begin, end, node, k)), node_draw
 
@@ -229,9 +222,33 @@ class NativeOrder(Order):
 
     def _find(self, stream: int, sample_id: int, start: int) -> Iterator[int]:
         # Each costs about as much as the set-up of the passes that it lies between, however many the epoch has.
-        from headrace.order.native.special.inverse import InverseOrder  # a training run looks for no sample
+        sample, subset = sample_id - int(self._offsets[stream]), self._subsets.get(stream)
+        numbers = [sample] if subset is None else subset.numbers(sample)
+        return heapq.merge(*(self._positions_of(stream, number, start) for number in numbers))
 
-        return InverseOrder(self).find(stream, sample_id - int(self._offsets[stream]), start)
+    def _positions_of(self, s: int, sample: int, start: int) -> Iterator[int]:
+        passes, first_segment, last_segment = self.streams[s].passes, self._segments[0], self._segments[-1]
+        nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
+        first = first_segment.node_draws[nodes] if start <= self.first else self.node_draws_before(start)[s]
+        last = last_segment.node_draws[nodes] + last_segment.quotas[s]
+        if (first == last).all():
+            return
+        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
+        # found wait until no pass that is left begins before them.
+        positions: list[int] = []
+        before = first
+        for k in passes.spanned(first, last):
+            while positions and (passes.begin(k) >= before).all():
+                yield heapq.heappop(positions)
+                before = self.node_draws_before(positions[0])[s] if positions else first
+            for node, node_draw in self.streams[s].node_draws_of(sample, k):
+                if first[node] <= node_draw < last[node]:
+                    each = (segment.position_of(s, node, node_draw) for segment in self._segments)
+                    position = next(position for position in each if position is not None)
+                    if not positions or position < positions[0]:
+                        before = self.node_draws_before(position)[s]
+                    heapq.heappush(positions, position)
+        yield from sorted(positions)
 
     def plan(
         self,
@@ -277,7 +294,7 @@ class NativeOrder(Order):
         """Return the node draws before a position of this epoch, since the streams' first: int64[streams, nodes]."""
         if not self.first <= position <= self._size:
             raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
-        segment = self.segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
+        segment = self._segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
         before = segment.node_draws.reshape(len(self.streams), -1).copy()
         for node in range(self.num_canonical_nodes):
             first = (node - segment.begin) % self.num_canonical_nodes

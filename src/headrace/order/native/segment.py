@@ -87,3 +87,11 @@ class Segment:
             draws[where] = draw_index.excess[places[where], level[where]]
         draws += self._draws.take(streams)
         return draws
+
+    def position_of(self, stream: int, node: int, node_draw: int) -> int | None:
+        """Return the position of a draw of a stream on a node, counted from its first ever; None if it is not here."""
+        draw = node_draw - int(self.node_draws[stream * self._num_nodes + node])
+        if not 0 <= draw < self.quotas[stream, node]:
+            return None
+        slot = self.interleave.slot_of(node, stream, draw)
+        return self.begin + (node - self.begin) % self._num_nodes + slot * self._num_nodes

@@ -26,6 +26,7 @@ from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import OpenCell, StreamPosition
 from headrace.order.native.cell_table import CellTable, Parts
 from headrace.order.native.node_quotas import NodeQuotas
+from headrace.order.native.special.inverse import CellInverse
 from headrace.order.random.feistel import column_bits, feistel_unpermute
 from headrace.order.random.hashing import derive, hash_text, hashes, keyed_order
 
@@ -245,9 +246,11 @@ _SHARD, _CELL = 1, 2
 class StreamLine:
     """The shards of a stream in their fixed order, and each node's share of each pass over them."""
 
-    def __init__(self, stream: StreamSize, passes: StreamPasses, *, num_nodes: int, key: int) -> None:
+    def __init__(
+        self, stream: StreamSize, passes: StreamPasses, *, num_nodes: int, key: int, is_shuffled: bool
+    ) -> None:
         self.name, self.fingerprint, self.passes = stream.name, stream.fingerprint, passes
-        self._sizes_as_stored, self._num_nodes = stream.shard_sizes, num_nodes
+        self._sizes_as_stored, self._num_nodes, self._is_shuffled = stream.shard_sizes, num_nodes, is_shuffled
         self._key = derive(key, _STREAM, hash_text(stream.name))
         self._cuts: tuple[int, IntArray] = (-1, np.zeros(0, np.int64))
         self._pass_keys = (-1, 0, 0)
@@ -269,12 +272,13 @@ class StreamLine:
         end = int(self._cuts[1][node])
         return (int(self._cuts[1][node - 1]) if node else 0), end, int(begins[node])
 
-    def rest(self, *, is_shuffled: bool) -> IntArray:
-        """Return the samples of the rest by draw, int64[samples]."""
+    @cached_property
+    def rest(self) -> IntArray:
+        """The samples of the rest by draw, int64[samples]."""
         samples: list[IntArray] = []
         for cell in self.passes.cells:
             left = np.array(cell.left, np.int64)
-            if is_shuffled:
+            if self._is_shuffled:
                 table = CellTable()
                 parts, _, key = self.parts(cell.begin, cell.end, cell.node, cell.number)
                 left = table.at(np.full_like(left, table.add(parts, cell.block, key)), left)
@@ -283,10 +287,20 @@ class StreamLine:
             samples.append(left)
         return np.concatenate(samples)[self.passes.rest_order]
 
-    def node_of(self, sample: int, k: int, *, is_shuffled: bool) -> int:
+    def node_draws_of(self, sample: int, k: int) -> list[tuple[int, int]]:
+        """Return the nodes that have a sample in pass k, with their draws; only the rest has several."""
+        if k == self.passes.rest:
+            return [self.passes.node_draw_of_rest(draw) for draw in (self.rest == sample).nonzero()[0].tolist()]
+        node = self._node_of(sample, k)
+        begin, end, node_draw = self.stretch(node, k)
+        if not self._is_shuffled:
+            return [(node, node_draw + sample - begin)]
+        return [(node, node_draw + int(CellInverse(*self.parts(begin, end, node, k)).find(np.array([sample]))[0]))]
+
+    def _node_of(self, sample: int, k: int) -> int:
         """Return the node whose stretch of pass k has a sample."""
         place = sample
-        if is_shuffled:
+        if self._is_shuffled:
             shards, sizes, starts, bits, ends = self._line
             shard = ((starts <= sample) & (sample < starts + sizes)).nonzero()[0]
             keys = hashes(self._keys(k)[0], shards[shard])

@@ -1,80 +1,12 @@
-"""From a sample to the positions where the native order has it; a training run never asks."""
+"""From a sample to its place in a cell, the inverse of `cell_table`; a training run never asks."""
 
 from __future__ import annotations
-
-import heapq
-from collections.abc import Iterator
 
 import numpy as np
 
 from headrace.order.arrays import IntArray
 from headrace.order.native.cell_table import ROW_BITS, ROW_STEP, CellTable, Parts
-from headrace.order.native.order import NativeOrder
 from headrace.order.random.feistel import feistel_unpermute
-
-
-class InverseOrder:
-    """The inverse of an epoch's order."""
-
-    def __init__(self, order: NativeOrder) -> None:
-        self._order = order
-
-    def find(self, s: int, sample: int, start: int) -> Iterator[int]:
-        """Yield the positions of a sample of stream s from ``start`` on, in rising order."""
-        subset = self._order.subsets.get(s)
-        if subset is None:
-            return self._find(s, sample, start)
-        return heapq.merge(*(self._find(s, number, start) for number in subset.numbers(sample)))
-
-    def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
-        order = self._order
-        passes, first_segment, last_segment = order.streams[s].passes, order.segments[0], order.segments[-1]
-        num_nodes = len(passes.node_draws)
-        nodes = slice(s * num_nodes, (s + 1) * num_nodes)
-        first = first_segment.node_draws[nodes] if start <= order.first else order.node_draws_before(start)[s]
-        last = last_segment.node_draws[nodes] + last_segment.quotas[s]
-        if (first == last).all():
-            return
-        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
-        # found wait until no pass that is left begins before them.
-        positions: list[int] = []
-        before = first
-        for k in passes.spanned(first, last):
-            while positions and (passes.begin(k) >= before).all():
-                yield heapq.heappop(positions)
-                before = order.node_draws_before(positions[0])[s] if positions else first
-            for node, node_draw in self._node_draws_of(s, sample, k):
-                if first[node] <= node_draw < last[node]:
-                    position = self._position_of(s, node, node_draw, num_nodes)
-                    if not positions or position < positions[0]:
-                        before = order.node_draws_before(position)[s]
-                    heapq.heappush(positions, position)
-        yield from sorted(positions)
-
-    def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
-        """The nodes that have a sample in pass k over its stream, with their draws; only the rest has several."""
-        stream, is_shuffled = self._order.streams[s], self._order.is_shuffled
-        if k == stream.passes.rest:
-            return [
-                stream.passes.node_draw_of_rest(draw) for draw in (self._order.rest(s) == sample).nonzero()[0].tolist()
-            ]
-        node = stream.node_of(sample, k, is_shuffled=is_shuffled)
-        begin, end, node_draw = stream.stretch(node, k)
-        if is_shuffled:
-            cell = CellInverse(*stream.parts(begin, end, node, k))
-            return [(node, node_draw + int(cell.find(np.array([sample]))[0]))]
-        return [(node, node_draw + sample - begin)]
-
-    def _position_of(self, s: int, node: int, node_draw: int, num_nodes: int) -> int:
-        """The position of this epoch of a draw of a stream on a node, counted there from its first ever."""
-        place = s * num_nodes + node
-        segment = next(
-            segment
-            for segment in self._order.segments
-            if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
-        )
-        slot = segment.interleave.slot_of(node, s, node_draw - int(segment.node_draws[place]))
-        return segment.begin + (node - segment.begin) % num_nodes + slot * num_nodes
 
 
 class CellInverse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.order.native.special.long_window import LongWindow
+from headrace.order.native.long_window import LongWindow
 from headrace.order.random.hashing import keyed_order
 
 
