@@ -6,7 +6,9 @@ import contextlib
 import copy
 import gc
 import json
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
-from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, dump_index
+from headrace.format import IndexFile, JSONEncoder, MDSEncoder, XSVEncoder, dump_index
+from headrace.format.index import before_erasure
 from tests.support.formats.both_ways import way_of_parsing  # noqa: F401
 from tests.support.formats.index_entries import csv_entry, index, mds_entry, parse
 from tests.support.suite.example_counts import scaled
@@ -198,3 +201,18 @@ def test_deep_nesting_and_long_numbers_are_refused() -> None:
             parse(b'{"x": ' + extra.encode())
     with pytest.raises(FormatError):
         parse(b'{"version": ' + b'9' * 10_000 + b'}')
+
+
+def test_of_an_index_that_was_read_only_the_table_stays_in_memory(tmp_path: Path) -> None:
+    data = index(*map(mds_entry, range(2_000)))
+    assert before_erasure(data) is data  # a copy would be the peak
+    (tmp_path / 'index.json').write_bytes(data)
+    file = IndexFile('there', allow_unsafe_types=False)
+    tracemalloc.start()
+    try:
+        file.read(tmp_path / 'index.json')
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(file.shards) == 2_000
+    assert after < 0.7 * len(data)

@@ -184,7 +184,7 @@ class IndexFile:
         """As `fingerprint`, of all shards."""
         self.stored: Generation | None = None
         """Of the file's bytes, erasures included."""
-        self._wanted, self._only_grows, self._data = wanted, only_grows, b''
+        self._wanted, self._only_grows = wanted, only_grows
         self._source, self._allow_unsafe_types = source, allow_unsafe_types
 
     def read(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class IndexFile:
         """
         data = path.read_bytes()
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
-        self._data, self.stored, data = data, Generation(_digest(data).hexdigest()), before_erasure(data)
+        self.stored, data = Generation(_digest(data).hexdigest()), before_erasure(data)
         self.digest = self.fingerprint = _digest(data).hexdigest()
         self.offered = range(len(self.shards))
         if self._wanted not in (None, Generation(self.digest)) and (shards := self._wanted.shards_in(data)):
@@ -216,7 +216,8 @@ class IndexFile:
         with contextlib.suppress(OSError, HeadraceError):
             data = cached.read_bytes()
             old = parse_index(data, source=str(cached), allow_unsafe_types=True)
-            is_erasure = data != self._data and before_erasure(data) == before_erasure(self._data)
+            stored, digest = (Generation(_digest(each).hexdigest()) for each in (data, before_erasure(data)))
+            is_erasure = stored != self.stored and digest == Generation(self.digest)
         for info in self.shards:
             earlier = old.find(info.name)
             is_same = earlier is not None and old[earlier].entry() == info.entry()
@@ -233,6 +234,8 @@ _ERASED: Final = '{"erased": '
 
 def before_erasure(data: bytes) -> bytes:
     """The bytes that a valid index would have if no row of its shards had been erased."""
+    if b'"erased"' not in data:  # which spares the memory of two copies
+        return data
     erased, text = _without_erased(data)
     return _with_entries(text, {name: erasure['was'] for name, erasure in erased.items()})[0].encode()
 
