@@ -12,15 +12,15 @@ import email.utils
 import itertools
 import json
 import secrets
-import threading
 import time
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.support.servers.in_process import Handler, serving
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
 __all__ = ['DatabricksServer', 'databricks_server']
 
@@ -184,61 +184,26 @@ class DatabricksServer:
         return {}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = 'HTTP/1.1'
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     workspace: DatabricksServer
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that it has
-        """Nothing is logged."""
-
-    def do_GET(self) -> None:
-        self._serve(self._get)
-
-    def do_HEAD(self) -> None:
-        self._serve(self._head)
-
-    def do_PUT(self) -> None:
-        self._serve(self._put)
-
-    def do_DELETE(self) -> None:
-        self._serve(self._delete)
-
-    def do_POST(self) -> None:
-        self._serve(self._post)
-
-    def _serve(self, act: Callable[[str, dict[str, str]], None]) -> None:
+    def handle_any(self, body: bytes) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        length = int(self.headers.get('Content-Length') or 0)
-        self.body = self.rfile.read(length)
-        if len(self.body) != length:
-            self.close_connection = True
-            return
+        self.body = body
+        acts = {'GET': self._get, 'HEAD': self._head, 'PUT': self._put, 'DELETE': self._delete, 'POST': self._post}
         try:
             if path.startswith('/api/'):
                 self._require_token()
-            act(path, query)
+            acts[self.command](path, query)
         except _RefusalError as error:
-            self._send(error.status, json.dumps({'error_code': error.code, 'message': str(error)}).encode())
+            self.answer_json(error.status, {'error_code': error.code, 'message': str(error)})
 
     def _require_token(self) -> None:
         token = (self.headers.get('Authorization') or '').removeprefix('Bearer ')
         if token not in self.workspace.tokens:
             raise _RefusalError(403, 'PERMISSION_DENIED', 'Invalid access token.')
-
-    def _send(self, status: int, body: bytes = b'', **headers: str) -> None:
-        self.send_response(status)
-        kind = {'Content-Type': 'application/json'}  # except for files
-        for name, value in (kind | {'Content-Length': str(len(body))} | headers).items():
-            self.send_header(name.replace('_', '-'), value)
-        self.end_headers()
-        if self.command != 'HEAD':
-            self.wfile.write(body)
-
-    def _send_json(self, told: dict[str, Any]) -> None:
-        self._send(200, json.dumps(told).encode())
 
     def _get(self, path: str, query: dict[str, str]) -> None:
         if path.startswith(FILES):
@@ -248,14 +213,16 @@ class _Handler(BaseHTTPRequestHandler):
             start = int(query.get('page_token', 0))
             end = start + min(PAGE, int(query.get('page_size', PAGE)))
             more = {'next_page_token': str(end)} if end < len(entries) else {}
-            self._send_json({'contents': entries[start:end], **more})
+            self.answer_json(200, {'contents': entries[start:end], **more})
         elif path.startswith(DBFS):
-            self._send_json(self.workspace.dbfs(path[len(DBFS) :], dict(query)))
+            self.answer_json(200, self.workspace.dbfs(path[len(DBFS) :], dict(query)))
         elif path == '/.well-known/databricks-config':
-            self._send_json({'oidc_endpoint': f'{self.workspace.host}/oidc', 'workspace_id': '1'})
+            self.answer_json(200, {'oidc_endpoint': f'{self.workspace.host}/oidc', 'workspace_id': '1'})
         elif path == '/oidc/.well-known/oauth-authorization-server':
             base = f'{self.workspace.host}/oidc'
-            self._send_json({'authorization_endpoint': f'{base}/v1/authorize', 'token_endpoint': f'{base}/v1/token'})
+            self.answer_json(
+                200, {'authorization_endpoint': f'{base}/v1/authorize', 'token_endpoint': f'{base}/v1/token'}
+            )
         else:
             raise _RefusalError(404, 'ENDPOINT_NOT_FOUND', f'No API found for {path}.')
 
@@ -263,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         del query
         if path.startswith(FOLDERS):
             self.workspace._require_folder(path[len(FOLDERS) :])
-            self._send(200)
+            self.answer(200, {}, b'')
         else:
             self._send_file(self.workspace._file(path[len(FILES) :]))
 
@@ -272,16 +239,17 @@ class _Handler(BaseHTTPRequestHandler):
         since = self.headers.get('If-Unmodified-Since')
         if since and email.utils.parsedate_to_datetime(since).timestamp() < int(file.modified):
             raise _RefusalError(412, 'PRECONDITION_FAILED', 'The file was modified.')
+        headers = {'Last-Modified': when, 'Content-Type': 'application/octet-stream'}
         wanted = self.headers.get('Range')
         if not wanted:
-            self._send(200, file.data, Last_Modified=when, Content_Type='application/octet-stream')
+            self.answer(200, headers, file.data)
             return
         first, _, last = wanted.removeprefix('bytes=').partition('-')
         data = file.data[int(first) : int(last) + 1 if last else None]
         if not data:
             raise _RefusalError(416, 'INVALID_RANGE', 'The range is outside of the file.')
         span = f'bytes {first}-{int(first) + len(data) - 1}/{len(file.data)}'
-        self._send(206, data, Last_Modified=when, Content_Type='application/octet-stream', Content_Range=span)
+        self.answer(206, {**headers, 'Content-Range': span}, data)
 
     def _put(self, path: str, query: dict[str, str]) -> None:
         if path.startswith(FOLDERS):
@@ -293,36 +261,31 @@ class _Handler(BaseHTTPRequestHandler):
             if target in self.workspace.files and query.get('overwrite') != 'true':
                 raise _RefusalError(409, 'ALREADY_EXISTS', f'{target} exists.')
             self.workspace._store(target, self.body)
-        self._send(204)
+        self.answer(204, {}, b'')
 
     def _delete(self, path: str, query: dict[str, str]) -> None:
         del query
         self.workspace._file(path[len(FILES) :])
         del self.workspace.files[path[len(FILES) :]]
-        self._send(204)
+        self.answer(204, {}, b'')
 
     def _post(self, path: str, query: dict[str, str]) -> None:
         del query
         if path == '/oidc/v1/token':
             self._send_token()
         else:
-            self._send_json(self.workspace.dbfs(path.removeprefix(DBFS), json.loads(self.body)))
+            self.answer_json(200, self.workspace.dbfs(path.removeprefix(DBFS), json.loads(self.body)))
 
     def _send_token(self) -> None:
         known = base64.b64encode(f'a-client:{self.workspace.client_secret}'.encode()).decode()
         if self.headers.get('Authorization') != f'Basic {known}':
-            self._send(401, json.dumps({'error': 'invalid_client', 'error_description': 'Unknown client.'}).encode())
+            self.answer_json(401, {'error': 'invalid_client', 'error_description': 'Unknown client.'})
             return
         token = secrets.token_hex(8)
         seconds = self.workspace.token_seconds
         self.workspace.tokens.add(token)
         self.workspace.tokens_made += 1
-        self._send_json({'access_token': token, 'token_type': 'Bearer', 'expires_in': int(seconds)})
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that closed the connection."""
+        self.answer_json(200, {'access_token': token, 'token_type': 'Bearer', 'expires_in': int(seconds)})
 
 
 @contextlib.contextmanager
@@ -330,13 +293,6 @@ def databricks_server() -> Generator[DatabricksServer]:
     """Run the server in a thread of this process."""
     workspace = DatabricksServer()
     handler = type('Handler', (_Handler,), {'workspace': workspace})
-    server = _Server(('127.0.0.1', 0), handler)
-    workspace.host = f'http://127.0.0.1:{server.server_port}'
-    thread = threading.Thread(target=server.serve_forever, name='databricks', daemon=True)
-    thread.start()
-    try:
+    with serving(handler) as server:
+        workspace.host = f'http://127.0.0.1:{server.server_port}'
         yield workspace
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -28,7 +28,12 @@ class Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def _handle(self) -> None:
-        self.handle_any(self.rfile.read(int(self.headers.get('Content-Length') or 0)))
+        size = int(self.headers.get('Content-Length') or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:  # the client has ended in the middle
+            self.close_connection = True
+        else:
+            self.handle_any(body)
 
     do_HEAD = do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle
 
@@ -36,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a whole answer; HTTP's own headers are replaced."""
+        """Send a whole answer; HTTP's own headers are replaced. A client may end in the middle."""
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in GENERATED:
@@ -44,7 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header('Content-Length', str(len(body)))
         self.end_headers()
         if self.command != 'HEAD':
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
 
     def answer_json(self, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
         """Send a whole answer in JSON."""
@@ -52,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that close the connection: tests do so on purpose."""
         if not isinstance(sys.exc_info()[1], OSError):
@@ -62,9 +70,11 @@ class _Server(ThreadingHTTPServer):
 def serving(handler: type[Handler]) -> Generator[_Server]:
     """Run a server on a free port of 127.0.0.1 as long as the context lasts."""
     server = _Server(('127.0.0.1', 0), handler)
-    threading.Thread(target=server.serve_forever, name=handler.__qualname__, daemon=True).start()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name=handler.__qualname__, daemon=True)
+    thread.start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
+        thread.join()

@@ -9,19 +9,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import re
 import secrets
-import threading
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.stores.further.oci import OCIStore
+from tests.support.servers.in_process import Handler, serving
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,7 +30,6 @@ __all__ = ['OCIServer', 'oci_server']
 TENANCY = 'ocid1.tenancy.oc1..headrace'
 USER = 'ocid1.user.oc1..headrace'
 SECONDS_OF_SKEW = 300
-CHUNK = 1 << 16
 
 
 class _Object(NamedTuple):
@@ -116,33 +113,16 @@ class _RefusedError(Exception):
         self.status, self.code, self.message = status, code, message
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
+class _Handler(Handler):
+    """Objects, listings and the namespace."""
 
-    protocol_version = 'HTTP/1.1'
-    disable_nagle_algorithm = True
     state: ClassVar[OCIServer]
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by http.server
-        """Log nothing."""
-
-    def do_GET(self) -> None:
-        """Objects, listings and the namespace."""
-        self._answer()
-
-    do_HEAD = do_PUT = do_DELETE = do_GET
-
-    def _answer(self) -> None:
-        size = int(self.headers.get('Content-Length') or 0)
-        body = self.rfile.read(size)
-        if len(body) < size:
-            self.close_connection = True
-            return
+    def handle_any(self, body: bytes) -> None:
         try:
             self._route(body)
         except _RefusedError as refused:
-            text = json.dumps({'code': refused.code, 'message': refused.message}).encode()
-            self._send(refused.status, text, {'Content-Type': 'application/json'})
+            self.answer_json(refused.status, {'code': refused.code, 'message': refused.message})
 
     def _route(self, body: bytes) -> None:
         parts = urlsplit(self.path)
@@ -154,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not (reading and bucket in self.state.public and 'Authorization' not in self.headers):
             self._verify()
         if bucket is None:
-            return self._send(200, json.dumps(self.state.namespace).encode(), {'Content-Type': 'application/json'})
+            return self.answer_json(200, self.state.namespace)
         objects = self.state.buckets.get(bucket)
         if namespace != self.state.namespace or objects is None:
             message = f"Either the bucket named '{bucket}' does not exist in the namespace '{namespace}' or you are not"
@@ -162,16 +142,16 @@ class _Handler(BaseHTTPRequestHandler):
         if name is None:
             if parts.path.endswith('/o'):
                 return self._list(objects, {key: value[0] for key, value in parse_qs(parts.query).items()})
-            return self._send(200, b'', {'ETag': 'bucket'})
+            return self.answer(200, {'ETag': 'bucket'}, b'')
         if self.command == 'PUT':
             version = _Object(body, secrets.token_hex(8), self.headers.get('Content-Encoding'))
             objects[name] = version
-            return self._send(200, b'', {'ETag': version.etag})
+            return self.answer(200, {'ETag': version.etag}, b'')
         if name not in objects:
             raise _RefusedError(404, 'ObjectNotFound', f"The object '{name}' was not found in the bucket '{bucket}'")
         if self.command == 'DELETE':
             objects.pop(name, None)
-            return self._send(204, b'', {})
+            return self.answer(204, {}, b'')
         return self._read(objects[name])
 
     def _read(self, version: _Object) -> None:
@@ -183,12 +163,12 @@ class _Handler(BaseHTTPRequestHandler):
         asked = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range', ''))
         size = len(version.data)
         if asked is None:
-            return self._send(200, version.data, headers)
+            return self.answer(200, headers, version.data)
         first, last = int(asked[1]), min(int(asked[2] or size), size - 1)
         if first >= size:
             raise _RefusedError(416, 'InvalidRange', f'The range does not lie inside the {size} bytes of the object')
         headers['Content-Range'] = f'bytes {first}-{last}/{size}'
-        return self._send(206, version.data[first : last + 1], headers)
+        return self.answer(206, headers, version.data[first : last + 1])
 
     def _list(self, objects: dict[str, _Object], query: dict[str, str]) -> None:
         names = sorted(name for name in list(objects) if name.startswith(query.get('prefix', '')))
@@ -199,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         page: dict[str, Any] = {'objects': [{key: item[key] for key in fields} for item in told]}
         if len(names) > limit:
             page['nextStartWith'] = names[limit]
-        self._send(200, json.dumps(page).encode(), {'Content-Type': 'application/json'})
+        self.answer_json(200, page)
 
     def _verify(self) -> None:
         """Check the signature by Oracle's documentation of request signatures, version 1."""
@@ -230,34 +210,12 @@ class _Handler(BaseHTTPRequestHandler):
         if abs(time.time() - parsedate_to_datetime(self.headers['Date']).timestamp()) > SECONDS_OF_SKEW:
             raise refuse('another time')
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {'Content-Length': str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != 'HEAD':
-            with contextlib.suppress(ConnectionError):
-                for begin in range(0, len(body), CHUNK):
-                    self.wfile.write(body[begin : begin + CHUNK])
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that close the connection."""
-
 
 @contextlib.contextmanager
 def oci_server() -> Generator[OCIServer]:
     """Run the server in a thread of this process."""
     state = OCIServer()
     handler = type('Handler', (_Handler,), {'state': state})
-    with _Server(('127.0.0.1', 0), handler) as server:
-        state.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.05}, daemon=True)
-        thread.start()
+    with serving(handler) as server:
+        state.port = server.server_port
         yield state
-        server.shutdown()
-        thread.join()

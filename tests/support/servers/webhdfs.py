@@ -6,14 +6,14 @@ It sends reads and writes to a data node, which is the same server, and renames 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.support.servers.in_process import Handler, serving
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -102,21 +102,8 @@ def webhdfs_server() -> Generator[WebHdfsServer]:
     """Run the server in a thread."""
     state = WebHdfsServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = 'HTTP/1.1'
-
-        def log_message(self, *_: Any) -> None: ...
-
-        def answer(self, status: int, body: bytes, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header('Content-Length', str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def handle_all(self) -> None:
-            body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+    class NameNode(Handler):
+        def handle_any(self, body: bytes) -> None:
             where = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(where.query).items()}
             try:
@@ -128,27 +115,25 @@ def webhdfs_server() -> Generator[WebHdfsServer]:
                 is_absent = isinstance(error, FileNotFoundError)
                 kind = 'FileNotFoundException' if is_absent else 'AccessControlException'
                 told = {'RemoteException': {'exception': kind, 'message': str(error)}}
-                self.answer(404 if is_absent else 403, json.dumps(told).encode())
-
-        do_GET = do_PUT = do_POST = do_DELETE = handle_all
+                self.answer_json(404 if is_absent else 403, told)
 
         def act(self, place: str, query: dict[str, str], body: bytes) -> None:
             path, operation = place.removeprefix(ROOT).removeprefix(DATA) or '/', query['op']
             if place.startswith(ROOT) and operation in {'OPEN', 'CREATE', 'APPEND'}:
                 if operation != 'CREATE':
                     state.status(path)
-                location = f'http://{self.headers["Host"]}{DATA}{quote(path)}?{where_of(self.path)}'
-                self.answer(307, b'', Location=location)
+                location = f'http://{self.headers["Host"]}{DATA}{quote(path)}?{urlsplit(self.path).query}'
+                self.answer(307, {'Location': location}, b'')
             elif operation == 'OPEN':
                 begin = int(query.get('offset', 0))
                 data = bytes(state.files[path].data[begin:])
-                self.answer(200, data[: int(query.get('length', len(data)))])
+                self.answer(200, {}, data[: int(query.get('length', len(data)))])
             elif operation == 'CREATE':
                 state.create(path, body)
-                self.answer(201, b'')
+                self.answer(201, {}, b'')
             elif operation == 'APPEND':
                 state.files[path].data += body
-                self.answer(200, b'')
+                self.answer(200, {}, b'')
             else:
                 told: dict[str, Any] = {
                     'GETFILESTATUS': lambda: {'FileStatus': state.status(path)},
@@ -157,19 +142,8 @@ def webhdfs_server() -> Generator[WebHdfsServer]:
                     'RENAME': lambda: {'boolean': state.rename(path, query['destination'])},
                     'DELETE': lambda: {'boolean': state.delete(path)},
                 }[operation]()
-                self.answer(200, json.dumps(told).encode())
+                self.answer_json(200, told)
 
-    def where_of(path: str) -> str:
-        return urlsplit(path).query
-
-    server = ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-    server.daemon_threads = True
-    state.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(NameNode) as server:
+        state.port = server.server_port
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

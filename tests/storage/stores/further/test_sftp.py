@@ -3,6 +3,7 @@ import itertools
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -397,7 +398,8 @@ class TestCredentials:
         monkeypatch.setenv('SSH_AUTH_SOCK', agent)
         process = subprocess.Popen(['ssh-agent', '-D', '-a', agent], stdout=subprocess.DEVNULL)
         try:
-            until(lambda: os.path.exists(agent))
+            with socket.socket(socket.AF_UNIX) as client:  # its file is there before it listens
+                until(lambda: client.connect_ex(agent) == 0)
             with pytest.raises(AccessDeniedError, match='the keys of the ssh-agent'):
                 read_bytes(open_store(sshd.url(folder)), 'x')
             quietly('ssh-add', str(sshd.key_file))
