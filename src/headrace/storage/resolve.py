@@ -26,7 +26,7 @@ class Backend:
     """
 
     module: str
-    example: str  # A URL, for tests and messages; '' for paths of this machine.
+    example: str  # A URL of a store with a server, for tests and messages; else ''.
     takes_credentials: bool = False
     """Whether the backend handles credentials in a URL itself, or its names may look like them."""
     is_further: bool = False  # Whether the module is in `stores.further`.
