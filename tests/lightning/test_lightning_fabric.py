@@ -17,7 +17,7 @@ from lightning.fabric.strategies import SingleDeviceStrategy
 from headrace import PADDING, PositionTracker, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import FabricLoader, setup
-from headrace.lightning.topology import topology_of_fabric
+from headrace.lightning.topology import topology_of
 from headrace.mixing import load_config
 from tests.support import support_file
 from tests.support.trainers.fabric_run import EPOCHS, Leg, global_batches, train
@@ -205,12 +205,12 @@ def ranks(**fields: Any) -> Any:
 def test_the_topology_is_the_fabrics(monkeypatch):
     monkeypatch.setenv('RANK', '5')
     monkeypatch.setenv('WORLD_SIZE', '64')
-    assert topology_of_fabric(alone()) == Topology()
-    found = topology_of_fabric(ranks(global_rank=5, world_size=8, num_nodes=2, replicas=4, replica=2))
+    assert topology_of(alone()) == Topology()
+    found = topology_of(ranks(global_rank=5, world_size=8, num_nodes=2, replicas=4, replica=2))
     assert found == Topology(rank=5, world_size=8, num_nodes=2, replication=2)
-    assert topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=4, replica=1)).replica == 1
+    assert topology_of(ranks(global_rank=5, world_size=8, replicas=4, replica=1)).replica == 1
     with pytest.raises(TopologyError, match='3 replicas of 8 ranks'):
-        topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=3, replica=1))
+        topology_of(ranks(global_rank=5, world_size=8, replicas=3, replica=1))
 
 
 def test_wrong_use_is_refused(mixes):

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from headrace import StreamingDataset, Topology
 from headrace.errors import TopologyError
 from headrace.lightning import StreamingDataModule
-from headrace.lightning.topology import topology_of, topology_of_fabric
+from headrace.lightning.topology import topology_of
 from tests.support.programs.processes import clean_environment
 from tests.support.trainers.fake_world import fake_world
 
@@ -159,7 +159,6 @@ def mesh(rank: int, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMes
 EXPLICIT = Topology(rank=1, world_size=4, num_nodes=2, replication=2)
 
 
-@pytest.mark.parametrize('find', [topology_of, topology_of_fabric])
 @pytest.mark.parametrize(
     ('given', 'expected'),
     [
@@ -175,8 +174,8 @@ EXPLICIT = Topology(rank=1, world_size=4, num_nodes=2, replication=2)
     ],
     ids=['topology', 'fields', 'all fields', 'function', 'mesh', 'mesh, data inside'],
 )
-def test_an_explicit_topology_goes_in_the_place_of_the_trainers(given, expected, find):
-    assert find(ranks(rank=1, world_size=4), given) == expected
+def test_an_explicit_topology_goes_in_the_place_of_the_trainers(given, expected):
+    assert topology_of(ranks(rank=1, world_size=4), given) == expected
 
 
 def test_fields_go_over_what_the_strategy_says():

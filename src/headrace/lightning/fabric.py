@@ -14,7 +14,7 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.tracker import PositionTracker
 from headrace.errors import ConfigError
 from headrace.lightning.sources import Configuration, LoaderSource, source_of_loader, sources_of_config
-from headrace.lightning.topology import TopologyOverride, topology_of_fabric
+from headrace.lightning.topology import TopologyOverride, topology_of
 from headrace.mixing import LoaderConfig
 from headrace.order.topology import with_replication
 
@@ -195,7 +195,7 @@ def setup(
     if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
         raise ConfigError('Call `fabric.launch()` before `setup`: until then, no process knows which rank it is.')
     _restore_from_sharded_checkpoints(fabric)
-    ranks = with_replication(topology_of_fabric(fabric, topology), replication, 'setup')
+    ranks = with_replication(topology_of(fabric, topology), replication, 'setup')
     callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
     beside = {**{name: value for name, value in callables.items() if value is not None}, **options}
     unused = [name for name, value in {'overrides': overrides, 'dataset_class': dataset_class}.items() if value]

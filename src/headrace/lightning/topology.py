@@ -28,36 +28,23 @@ else:
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Topology))
 
 
-def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> Topology:
-    """The trainer's topology; ranks that share their samples (tensor parallelism) become `replication`.
+def topology_of(runner: Trainer | Fabric, override: TopologyOverride | None = None) -> Topology:
+    """The topology of a trainer or a launched Fabric; ranks that share their samples become `replication`.
 
     The environment is not used: Lightning's launchers set no RANK, and some ranks of a `ModelParallelStrategy` must see
     the same data.
 
     Args:
-        trainer: the trainer.
+        runner: the trainer, or the Fabric.
         override: replicas and nodes to use instead of the strategy's.
 
     Raises:
         TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
     """
-    given = _called(override, trainer)
+    strategy, given = runner.strategy, _called(override, runner)
     topology = _topology(
-        trainer.global_rank,
-        trainer.world_size,
-        trainer.num_nodes,
-        None if isinstance(given, (Topology, DeviceMesh)) else trainer.distributed_sampler_kwargs,
-        type(trainer.strategy).__name__,
-    )
-    return topology if override is None else _overridden(topology, given, type(trainer.strategy).__name__)
-
-
-def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None) -> Topology:
-    """The topology of a launched Fabric; ranks that share their samples become `replication`."""
-    strategy, given = fabric.strategy, _called(override, fabric)
-    topology = _topology(
-        fabric.global_rank,
-        fabric.world_size,
+        runner.global_rank,
+        runner.world_size,
         # Strategies of a single device have neither.
         getattr(strategy, 'num_nodes', 1),
         None if isinstance(given, (Topology, DeviceMesh)) else getattr(strategy, 'distributed_sampler_kwargs', None),
