@@ -357,12 +357,10 @@ class AzureStore(BucketStore):
 
     def _network_errors(self) -> tuple[type[Exception], ...]:
         from azure.core import exceptions
-        from requests.exceptions import RequestException
-        from urllib3.exceptions import HTTPError
 
         # `HttpResponseError` without a status: the body broke.
         of_azure = exceptions.ServiceRequestError, exceptions.ServiceResponseError, exceptions.HttpResponseError
-        return *of_azure, RequestException, HTTPError
+        return *of_azure, *super()._network_errors()
 
     def _explained(self, doing: str, key: str, error: Exception, connection: tuple[Account, Any]) -> Exception | None:
         from azure.core import exceptions

@@ -87,9 +87,12 @@ class BucketStore(ABC):
         `doing`: 'Reading', 'Writing', 'Looking up', 'Listing' or 'Deleting'. `connection`: what made the request.
         """
 
-    @abstractmethod
     def _network_errors(self) -> tuple[type[Exception], ...]:
-        """Errors with which the client says that the network failed, besides Python's own."""
+        """Errors with which the client says that the network failed, besides Python's own; here those of requests."""
+        from requests.exceptions import RequestException
+        from urllib3.exceptions import HTTPError
+
+        return RequestException, HTTPError
 
     def _told(self, error: BaseException) -> str:
         return f'{type(error).__name__}: {error}'

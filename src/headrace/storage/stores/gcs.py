@@ -267,10 +267,7 @@ class GCSStore(BucketStore):
         return describe(self._connection.get().credentials, self.options)
 
     def _network_errors(self) -> tuple[type[Exception], ...]:
-        from requests.exceptions import RequestException
-        from urllib3.exceptions import HTTPError
-
-        return RequestException, HTTPError, _corruption()
+        return *super()._network_errors(), _corruption()
 
     def _explained(self, doing: str, key: str, error: Exception, connection: Connection) -> Exception | None:
         from google.api_core.exceptions import GoogleAPICallError

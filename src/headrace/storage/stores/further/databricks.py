@@ -199,12 +199,6 @@ class WorkspaceFolder(BucketStore):
         except (StorageError, ConfigError):
             return None
 
-    def _network_errors(self) -> tuple[type[Exception], ...]:
-        from requests import RequestException
-        from urllib3.exceptions import HTTPError
-
-        return RequestException, HTTPError
-
     def _bad_address(self, doing: str, key: str, error: Exception) -> ConfigError:
         return ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.')
 

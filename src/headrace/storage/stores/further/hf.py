@@ -359,12 +359,6 @@ class HFStore(BucketStore):
     def _server(self) -> str:
         return self._connection.get().endpoint
 
-    def _network_errors(self) -> tuple[type[Exception], ...]:
-        from requests import RequestException
-        from urllib3.exceptions import HTTPError
-
-        return RequestException, HTTPError
-
     def _explained(self, doing: str, key: str, error: Exception, connection: _Hub) -> None: ...
 
     def _from_answer(self, doing: str, key: str, answer: Any) -> Exception:
