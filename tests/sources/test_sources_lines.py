@@ -86,7 +86,7 @@ def test_an_array_of_objects(ending):
 
 
 def test_an_array_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr('headrace.sources.lines._PART', 100)
+    monkeypatch.setattr('headrace.sources.ranges._PART', 100)
     values = [{'n': n, 'text': 'ä' * (n % 60)} for n in range(40)]
     objects = {'a.json': json.dumps(values, ensure_ascii=False).encode()}
     source = index(JSONL, objects)

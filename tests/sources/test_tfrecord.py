@@ -104,7 +104,7 @@ def test_names_of_files():
 
 
 def test_parts_are_runs_of_records(monkeypatch):
-    monkeypatch.setattr(source_format, '_PART', 500)
+    monkeypatch.setattr('headrace.sources.ranges._PART', 500)
     monkeypatch.setattr(source_format, '_MOST', 3)
     samples = [{'id': n, 'data': bytes([n]) * (1000 if n == 9 else 90)} for n in range(20)]
     objects = {'a.tfrecord': tfrecord(map(example, samples))}

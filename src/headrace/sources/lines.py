@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import islice
 from typing import Any, Final, cast
 
 from headrace.errors import FormatError, ShardError, StreamError
@@ -32,7 +31,7 @@ from headrace.sources.line_records import (
     text_columns,
 )
 from headrace.sources.protocol import Part
-from headrace.sources.ranges import ByteRange, read_ranges, unpacked
+from headrace.sources.ranges import parts_of_records, read_whole, unpacked
 from headrace.sources.source_bytes import PartTable, dump_index, load_index
 from headrace.storage import ObjectInfo, Store
 
@@ -41,8 +40,6 @@ _log = logger_of(__name__)
 _COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
 _ARRAY: Final = re.compile(rb'(\xef\xbb\xbf)?\s*\[')
 _OTHERS: Final = re.compile(r'[;|\t,]')  # Delimiters that people use.
-_PART: Final = 32 << 20
-_READ: Final = 4 << 20
 _LARGE: Final = 10 * 10**9
 _RATE: Final = 10**8  # Bytes a second of indexing, about.
 _BATCH_ROWS: Final = 1 << 12
@@ -85,13 +82,7 @@ class LineFormat:
                 self.NAME,
                 size // _RATE // 60,
             )
-        ahead = (  # of the parser
-            ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
-            for info in objects
-            for at in range(0, info.size, _READ)
-        )
-        pieces = read_ranges(store, ahead)
-        parts = [part for info in objects for part in _parts(reader, info, islice(pieces, -(-info.size // _READ)))]
+        parts = [part for info, pieces in read_whole(store, objects) for part in _parts(reader, info, pieces)]
         encodings = reader.encodings()
         if parts and not encodings:
             raise FormatError(
@@ -335,17 +326,7 @@ def _checked(record: Record, count: int, where: str) -> Record:
 
 
 def _parts(reader: _Reader, info: ObjectInfo, pieces: Iterator[bytes]) -> Iterator[Part]:
-    """The parts of a file. All its pieces are read."""
     algorithm, content = unpacked(pieces, info.key, info.key)
-    start = end = rows = 0
-    for record in reader.records(info, require_utf8(content, info.key)):
-        if rows and algorithm is None and record.end - start > _PART:
-            yield Part(info.key, ((start, end - start),), rows, end - start)
-            rows = 0
-        start = start if rows else record.start
-        end = record.end
-        rows += 1
-    if rows:
-        yield Part(info.key, () if algorithm else ((start, end - start),), rows, end - start)
-    for _ in pieces:
-        pass
+    records = reader.records(info, require_utf8(content, info.key))
+    places = ((record.start, record.end) for record in records)
+    return parts_of_records(info.key, places, is_whole=algorithm is not None)

@@ -38,7 +38,7 @@ class Source(Protocol):
     table says of its rows something else.
 
     A source may also have ``lengths_of(part, column, read)``, which gives the values of a column, or their lengths as
-    integers, in runs of rows. It reads less than the part: It reads less than the part: ``read`` gives the bytes of
+    integers, in runs of rows. It reads less than the part: ``read`` gives the bytes of
     ranges, each a key, offset and size, one after another. It returns None if only the part tells.
 
     A source that was just made may have `notes`, sentences for the ledger on what it left out or decided.

@@ -14,17 +14,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, Protocol, TypeVar
 
 from headrace.errors import ChecksumError, ConfigError, FormatError, ShardError
 from headrace.format.compression import ALGORITHMS, Gzip
+from headrace.sources.protocol import Part
 from headrace.storage import ObjectInfo, Retry, Store
 from headrace.storage.transfer.download import GeneratorPool
 from headrace.storage.transfer.retry import BrokenTransferError
 
 REQUESTS: Final = 16  # Concurrent requests of one index.
 WINDOW: Final = 64 << 20  # Bytes that may be read ahead of the caller.
+_PIECE: Final = 4 << 20  # Bytes of a whole object that are read at one time.
+_PART: Final = 32 << 20  # Bytes of a part of records, about.
 PATIENT: Final = Retry(patience=30.0)  # Retries of a request: also for half a minute of an outage.
 
 
@@ -84,6 +87,34 @@ def read_range(store: Store, wanted: ByteRange, *, retry: Retry = PATIENT) -> by
     if len(data) != wanted.size:
         raise _shorter(url, wanted)
     return data
+
+
+def read_whole(store: Store, objects: Sequence[ObjectInfo]) -> Iterator[tuple[ObjectInfo, Iterator[bytes]]]:
+    """Whole objects in pieces, which are read ahead of the caller, beyond the end of an object, too."""
+    ranges = (
+        ByteRange(info.key, at, min(_PIECE, info.size - at), info.etag)
+        for info in objects
+        for at in range(0, info.size, _PIECE)
+    )
+    all_pieces = read_ranges(store, ranges)
+    for info in objects:
+        pieces = islice(all_pieces, -(-info.size // _PIECE))
+        yield info, pieces
+        for _ in pieces:  # those that the caller has left
+            pass
+
+
+def parts_of_records(key: str, places: Iterable[tuple[int, int]], *, is_whole: bool) -> Iterator[Part]:
+    """The parts of an object with records from one byte to before another; if it `is_whole`, one part of all."""
+    start = stop = rows = 0
+    for begin, end in places:
+        if rows and end - start > _PART and not is_whole:
+            yield Part(key, ((start, stop - start),), rows, stop - start)
+            rows = 0
+        start, stop = start if rows else begin, end
+        rows += 1
+    if rows:
+        yield Part(key, () if is_whole else ((start, stop - start),), rows, stop - start)
 
 
 def _shorter(url: str, wanted: ByteRange) -> ChecksumError:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -28,14 +28,14 @@ from headrace.format.encodings.registry import is_mds_encoding
 from headrace.sources.formats import choose_columns, is_hidden
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import (
-    ByteRange,
     MemoryWindow,
     RangedWindow,
     StreamWindow,
     Window,
     compression_of,
     in_parallel,
-    read_ranges,
+    parts_of_records,
+    read_whole,
     stream_object,
     unpack,
 )
@@ -54,8 +54,6 @@ _NAMES: Final = re.compile(
 _RAW: Final = 'record'  # The column of whole records.
 _HEAD: Final = 12
 _FRAME: Final = 16  # Bytes of a record beside its data: the head, and the checksum behind them.
-_PART: Final = 32 << 20
-_READ: Final = 4 << 20
 _BLOCK: Final = 2 << 20
 _FIRST: Final = 1 << 16
 _MOST: Final = 4096  # Records of a block.
@@ -313,18 +311,10 @@ def _read_all(store: Store, objects: Sequence[ObjectInfo], types: FeatureTypes) 
             size // 10**9,
             size // _RATE // 60,
         )
-    ahead = (
-        ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
-        for info in objects
-        for at in range(0, info.size, _READ)
-    )
-    pieces = read_ranges(store, ahead)
-    for info in objects:
-        chunks = islice(pieces, -(-info.size // _READ))
-        algorithm, window = _unpacked(chunks, info.key)
-        yield from _parts(info.key, _places(_blocks(window, info.key), types), is_whole=algorithm is not None)
-        for _ in chunks:
-            pass
+    for info, pieces in read_whole(store, objects):
+        algorithm, window = _unpacked(pieces, info.key)
+        places = _places(_blocks(window, info.key), types)
+        yield from parts_of_records(info.key, places, is_whole=algorithm is not None)
 
 
 def _places(blocks: Iterator[_Block], types: FeatureTypes | None = None) -> Iterator[tuple[int, int]]:
@@ -344,7 +334,7 @@ def _read_heads(store: Store, info: ObjectInfo) -> list[Part]:
     places = _heads(window, info)
     if algorithm is not None:
         places = _places(_blocks(_unpacked(stream_object(store, info), info.key)[1], info.key))
-    return list(_parts(info.key, places, is_whole=algorithm is not None))
+    return list(parts_of_records(info.key, places, is_whole=algorithm is not None))
 
 
 def _heads(window: RangedWindow, info: ObjectInfo) -> Iterator[tuple[int, int]]:
@@ -361,22 +351,6 @@ def _heads(window: RangedWindow, info: ObjectInfo) -> Iterator[tuple[int, int]]:
             raise _cut(at, info.key)
         yield at, end
         at = end
-
-
-def _parts(key: str, places: Iterator[tuple[int, int]], *, is_whole: bool) -> Iterator[Part]:
-    """The parts of an object with records at these places.
-
-    `is_whole`: whether it is one part.
-    """
-    start = stop = rows = 0
-    for begin, end in places:
-        if rows and end - start > _PART and not is_whole:
-            yield Part(key, ((start, stop - start),), rows, stop - start)
-            start, rows = begin, 0
-        stop = end
-        rows += 1
-    if rows:
-        yield Part(key, () if is_whole else ((start, stop - start),), rows, stop - start)
 
 
 def _try(store: Store, objects: Sequence[ObjectInfo], key: str, columns: Mapping[str, str]) -> Mapping[str, str]:
