@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingDependencyError
+from headrace.errors import ConfigError, import_optional
 from headrace.errors.redaction import warn
 
 if TYPE_CHECKING:
@@ -67,13 +67,7 @@ class PrometheusEndpoint:
     def __init__(
         self, port: int = 9400, *, address: str = '127.0.0.1', labels: Mapping[str, str] | None = None
     ) -> None:
-        try:
-            import prometheus_client  # noqa: F401 # pyright: ignore[reportUnusedImport] — used at the first call
-        except ImportError as error:
-            raise MissingDependencyError(
-                'PrometheusEndpoint needs prometheus_client, which is not installed: pip install '
-                '"headrace[prometheus]".'
-            ) from error
+        import_optional('prometheus_client', 'PrometheusEndpoint needs prometheus_client', 'prometheus')
         for name in labels or {}:
             if not _LABEL.fullmatch(name) or name == 'stream':
                 raise ConfigError(
@@ -151,12 +145,7 @@ class BatchSpans:
     """
 
     def __init__(self, tracer: Any = None, *, clock: Callable[[], int] = time.time_ns) -> None:
-        try:
-            from opentelemetry import trace
-        except ImportError as error:
-            raise MissingDependencyError(
-                'BatchSpans needs opentelemetry-api, which is not installed: pip install "headrace[opentelemetry]".'
-            ) from error
+        trace = import_optional('opentelemetry.trace', 'BatchSpans needs opentelemetry-api', 'opentelemetry')
         self._trace = trace
         self._tracer = trace.get_tracer('headrace') if tracer is None else tracer
         self._clock = clock

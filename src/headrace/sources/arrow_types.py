@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from headrace.errors import FormatError, MissingDependencyError, ShardError
+from headrace.errors import FormatError, ShardError, import_optional
 from headrace.format.encodings.encoding import NULL_FILE
 from headrace.sources.formats import choose_columns
 
@@ -68,13 +68,7 @@ class _NoEncodingError(Exception):
 
 def import_pyarrow(what: str) -> Any:
     """The module ``pyarrow``, which `what` needs, such as 'Parquet files'."""
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{what} need pyarrow, which is not installed: pip install 'headrace[arrow]'"
-        ) from error
-    return pa
+    return import_optional('pyarrow', f'{what} need pyarrow', 'arrow')
 
 
 def arrow_columns(

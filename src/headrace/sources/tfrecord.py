@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from headrace.errors import FormatError, MissingDependencyError, ShardError, StreamError
+from headrace.errors import FormatError, ShardError, StreamError, import_optional
 from headrace.errors.redaction import logger_of
 from headrace.format.compression import CHUNK
 from headrace.format.encodings.registry import is_mds_encoding
@@ -273,13 +273,7 @@ def _cut(at: int, where: str) -> FormatError:
 
 
 def _crc32c() -> Callable[[bytes], int]:
-    try:
-        from google_crc32c import value
-    except ImportError as error:
-        raise MissingDependencyError(
-            "TFRecord needs google-crc32c, which is not installed: pip install 'headrace[tfrecord]'"
-        ) from error
-    return value
+    return import_optional('google_crc32c', 'TFRecord needs google-crc32c', 'tfrecord').value
 
 
 def _algorithm(first: bytes, key: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import FormatError, MissingDependencyError, StreamError
+from headrace.errors import FormatError, StreamError, import_optional
 from headrace.selection import Mistake
 from headrace.tensors.images import is_number
 
@@ -125,13 +125,8 @@ class AudioTensor:
     def open(self, data: bytes, encoding: str) -> Clip:
         """A clip from its file, undecoded; FormatError: it has no samples, too many, or channels that do not mix."""
         del encoding  # 'bytes'
-        try:
-            import soundfile
-            import soxr  # noqa: F401 # pyright: ignore[reportUnusedImport] - `read_into` needs it
-        except ImportError as error:
-            raise MissingDependencyError(
-                "Audio as tensors needs soundfile and soxr, which are not installed: pip install 'headrace[audio]'"
-            ) from error
+        soundfile = import_optional('soundfile', 'Audio as tensors needs soundfile', 'audio')
+        import_optional('soxr', 'Audio as tensors needs soxr', 'audio')  # for `read_into`
         data = _whole_wav(data)
         try:
             file = soundfile.SoundFile(_Bytes(data))

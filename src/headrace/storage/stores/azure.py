@@ -43,6 +43,7 @@ from headrace.errors import (
     MissingDependencyError,
     ObjectNotFoundError,
     StorageError,
+    import_optional,
 )
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
@@ -107,13 +108,9 @@ class Account:
 
 def connect(url: str, host: str, options: StoreOptions, connections: int) -> Account:
     """Make the client for a store; ``host`` is that in its URL, or ''."""
-    try:
-        from azure.core.pipeline.transport import RequestsTransport
-        from azure.storage.blob import BlobServiceClient
-    except ImportError as error:
-        raise MissingDependencyError(
-            f'{url} needs azure-storage-blob, which is not installed. Run: pip install "headrace[azure]"'
-        ) from error
+    import_optional('azure.storage.blob', f'{url} needs azure-storage-blob', 'azure')
+    from azure.core.pipeline.transport import RequestsTransport
+    from azure.storage.blob import BlobServiceClient
     from requests import Session
     from requests.adapters import HTTPAdapter
 

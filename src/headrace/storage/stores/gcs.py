@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
-from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, ObjectNotFoundError
+from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, import_optional
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
@@ -71,15 +71,12 @@ class Connection(NamedTuple):
 
 def connect(url: str, options: StoreOptions, connections: int) -> Connection:
     """Make the client for a store, with at most `connections` open."""
-    try:
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.transport.requests import AuthorizedSession
-        from google.cloud.storage import Client
-        from requests.adapters import HTTPAdapter
-    except ImportError as error:
-        raise MissingDependencyError(
-            f'{url} needs google-cloud-storage, which is not installed. Run: pip install "headrace[gcs]"'
-        ) from error
+    import_optional('google.cloud.storage', f'{url} needs google-cloud-storage', 'gcs')
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import AuthorizedSession
+    from google.cloud.storage import Client
+    from requests.adapters import HTTPAdapter
+
     emulator = os.environ.get('STORAGE_EMULATOR_HOST')
     if emulator and '://' not in emulator:
         emulator = f'http://{emulator}'

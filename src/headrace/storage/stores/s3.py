@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import threading
 import weakref
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, Final
 
-from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.errors import AccessDeniedError, ConfigError, StorageError, import_optional
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
@@ -94,8 +93,7 @@ class S3Connection:
     """
 
     def __init__(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> None:
-        if importlib.util.find_spec('boto3') is None:
-            raise MissingDependencyError(f'{url} needs boto3, which is not installed. Run: pip install "headrace[s3]"')
+        import_optional('boto3', f'{url} needs boto3', 's3')
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError

@@ -18,9 +18,9 @@ from headrace.errors import (
     AccessDeniedError,
     ChecksumError,
     ConfigError,
-    MissingDependencyError,
     ObjectNotFoundError,
     StorageError,
+    import_optional,
 )
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.transfer.answer_bounds import bound_session
@@ -141,11 +141,8 @@ def seconds_to_wait(header: str | None) -> float | None:
 
 def new_session(options: StoreOptions, connections: int) -> Any:
     """A session of requests that repeats nothing, and whose answers have bounds."""
-    try:
-        import requests
-        from requests.adapters import HTTPAdapter
-    except ImportError as error:
-        raise MissingDependencyError('requests is not installed. Run: pip install "headrace[hf]"') from error
+    requests = import_optional('requests', 'This store needs requests', 'hf')
+    from requests.adapters import HTTPAdapter
 
     session = requests.Session()
     for scheme in ('https://', 'http://'):

@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
-from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.errors import AccessDeniedError, ConfigError, StorageError, import_optional
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
@@ -95,12 +95,8 @@ class WorkspaceFolder(BucketStore):
 
     def _connect(self) -> tuple[Any, Any]:
         """The SDK's configuration, with its credentials, and a session of requests."""
-        try:
-            from databricks.sdk.core import Config
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs databricks-sdk, which is not installed. Run: pip install "headrace[databricks]"'
-            ) from error
+        import_optional('databricks.sdk.core', f'{self.url} needs databricks-sdk', 'databricks')
+        from databricks.sdk.core import Config
         from requests.exceptions import InvalidURL, MissingSchema
         from urllib3.exceptions import HTTPError
 

@@ -28,7 +28,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from headrace.errors import ConfigError, MissingDependencyError, StorageError
+from headrace.errors import ConfigError, StorageError, import_optional
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
@@ -226,12 +226,9 @@ class HFStore(BucketStore):
         return quote(self.revision, safe='')
 
     def _connect(self) -> _Hub:
-        try:
-            from huggingface_hub import constants
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs huggingface_hub, which is not installed. Run: pip install "headrace[hf]"'
-            ) from error
+        import_optional('huggingface_hub', f'{self.url} needs huggingface_hub', 'hf')
+        from huggingface_hub import constants
+
         if constants.HF_HUB_OFFLINE:
             raise ConfigError(
                 f'{self.url} needs the network, and HF_HUB_OFFLINE forbids it. Unset it, or give a local copy instead '

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
+from headrace.errors import AccessDeniedError, ConfigError, StorageError, import_optional
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.bucket import Body, BucketStore
@@ -341,14 +341,10 @@ class OCIStore(BucketStore):
         return str(self._client.get_namespace().data)
 
     def _connect(self) -> _Connection:
-        try:
-            from oci.object_storage import ObjectStorageClient
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs oci, which is not installed. Run: pip install "headrace[oci]"'
-            ) from error
+        import_optional('oci.object_storage', f'{self.url} needs oci', 'oci')
         from oci.circuit_breaker import NoCircuitBreakerStrategy
         from oci.exceptions import ClientError
+        from oci.object_storage import ObjectStorageClient
         from oci.retry import NoneRetryStrategy
 
         options = self.options

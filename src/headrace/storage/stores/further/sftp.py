@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from headrace.errors import ConfigError, MissingDependencyError, StorageError
+from headrace.errors import ConfigError, StorageError, import_optional
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.resolve import split_url
 from headrace.storage.stores.further.fsspec import Connection, FsspecStore
@@ -90,12 +90,9 @@ class SftpStore(FsspecStore):
         return make, self.root
 
     def _login(self) -> Any:
-        try:
-            from headrace.storage.stores.further.sftp_credentials import find_credentials  # which imports paramiko
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs paramiko, which is not installed. Run: pip install "headrace[sftp]"'
-            ) from error
+        import_optional('paramiko', f'{self.url} needs paramiko', 'sftp')
+        from headrace.storage.stores.further.sftp_credentials import find_credentials
+
         return find_credentials(self.host, self.port, self.user, self.options)
 
     def _replace(self, connection: Connection, temporary: str, path: str, size: int) -> None:  # noqa: ARG002
