@@ -16,7 +16,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.mixing import Config, build_loader, config_of_foundry, load_config, to_yaml
 from headrace.order import Topology
-from headrace.order.shuffle import ALGORITHMS
+from headrace.order.families import ALGORITHMS
 
 WriteShards = Callable[..., Path]
 

@@ -1,36 +1,33 @@
-"""Orders and plans by the name of their algorithm."""
+"""What differs between the families of orders."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, UnknownNameError
-from headrace.order import Mixture, OrderConfig, StreamSize, Topology, make_order, make_plan
-from headrace.order.mosaicml.order import MosaicMLOrder
-from headrace.order.native.order import NativeOrder
-from headrace.order.shuffle import PERMUTATIONS
-
-MIXTURE = Mixture.resolve([StreamSize(name='a', shard_sizes=np.array([9, 40, 3]))], epoch_size=None, seed=1)
+from headrace.errors import UnknownNameError
+from headrace.order import OrderConfig
+from headrace.order.families import ALGORITHMS, PERMUTATIONS, family_of
 
 
-@pytest.mark.parametrize('algorithm', ['native', *sorted(PERMUTATIONS)])
-def test_each_algorithm_orders_all_samples_by_its_family(algorithm: str) -> None:
-    order = make_order(MIXTURE, OrderConfig(algorithm=algorithm, shuffle=True, num_canonical_nodes=2), 3)
-    assert isinstance(order, NativeOrder if algorithm == 'native' else MosaicMLOrder)
-    assert sorted({*order.at(np.arange(len(order))).tolist()}) == list(range(52))
+def test_no_name_is_the_native_order() -> None:
+    assert family_of(None) is family_of('native')
+    assert family_of('native').permutation is None
+    assert ('native', *PERMUTATIONS) == ALGORITHMS
 
 
-def test_a_plan_is_that_of_its_order() -> None:
-    order = make_order(MIXTURE, OrderConfig(), 0)
-    ranks = [make_plan(order, Topology(rank=rank, world_size=2), global_batch_size=8, start=4) for rank in range(2)]
-    assert [plan.num_batches for plan in ranks] == [6, 6]
-    first = sorted(sample for plan in ranks for sample in plan.ids(0).tolist())
-    assert first == sorted(order.at(np.arange(4, 12)).tolist())
-
-
-def test_what_has_no_order_is_refused() -> None:
+def test_a_name_without_an_order_is_refused() -> None:
     with pytest.raises(UnknownNameError, match=r"must be one of \['naive', 'native', .*got 'no-such'"):
-        make_order(MIXTURE, OrderConfig(algorithm='no-such'), 0)
-    with pytest.raises(ConfigError, match='epoch must be at least 0, got -1'):
-        make_order(MIXTURE, OrderConfig(), -1)
+        family_of('no-such')
+
+
+@pytest.mark.parametrize('algorithm', PERMUTATIONS)
+def test_mosaicmls_orders_begin_with_canonical_nodes_for_each_node(algorithm: str) -> None:
+    per_node = 64 if algorithm in ('py1s', 'py2s') else 1
+    assert OrderConfig(algorithm=algorithm).canonical_nodes(10, num_nodes=3) == 3 * per_node
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_only_orders_whose_repeats_have_no_position_can_mark_them(algorithm: str) -> None:
+    family = family_of(algorithm)
+    assert family.remainder == ('repeat' if family.counts_repeats else 'exact')
+    assert family.counts_repeats == (algorithm != 'native')

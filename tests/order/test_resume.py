@@ -25,11 +25,11 @@ def test_the_same_data_and_config_pass_on_another_world() -> None:
 def test_all_differences_are_named_with_both_values() -> None:
     grown = mixture([10] * 31, [5] * 9, choose=[300, 80])
     with pytest.raises(ResumeError) as caught:
-        resume(STATE, replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
+        resume(STATE, replace(CONFIG, seed=8, block_size=999, algorithm='py1e'), grown)
     for text in (
         'shuffle_seed: 7 in the checkpoint, 8 now',
         'block_size: 2000000 in the checkpoint, 999 now',
-        "algorithm: 'native' in the checkpoint, 'other' now",
+        "algorithm: 'native' in the checkpoint, 'py1e' now",
         'epoch_size: 390 in the checkpoint, 380 now',
         "stream 's0' samples: 300 in the checkpoint, 310 now",
         "stream 's1' choose: 90 in the checkpoint, 80 now",

@@ -318,7 +318,7 @@ def _shorten_as_mosaicml(state: State, loader: DataLoader[Any], dataset: Streami
     These orders repeat samples so that all canonical nodes have the same number. The epoch can then have more batches
     than the length of MosaicML Streaming's loader, where Composer stops.
     """
-    if isinstance(loader, StreamingDataLoader) and dataset.order_config.is_mosaicml:
+    if isinstance(loader, StreamingDataLoader) and dataset.order_config.family.counts_repeats:
         assert loader.batch_size
         whole, rest = divmod(len(dataset), loader.batch_size)
         length = whole + (rest > 0 and loader.remainder != 'drop')

@@ -22,7 +22,7 @@ from headrace.errors.exclusions import BrokenRule
 from headrace.errors.redaction import warn
 from headrace.options.constraints import AtLeast, Count, Named, OneOf, Parsed, field_types, unwrap
 from headrace.options.streams import SelectionConfig
-from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
+from headrace.order.families import ALGORITHMS, PERMUTATIONS
 from headrace.selection import Mistake
 
 _KINDS = ('text', 'finetuning', 'contrastive_pairs')
@@ -146,7 +146,7 @@ class _Dataset(DatasetConfig):
     """The section ``dataset`` with Foundry's defaults; Foundry hands headrace's own keys on."""
 
     streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
-    shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] = 'py1e'
+    shuffle_algo: Annotated[str, OneOf(ALGORITHMS)] = 'py1e'
     shuffle_block_size: Annotated[float, AtLeast(1)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     max_seq_len: Annotated[object, _WITHOUT_EFFECT] = None

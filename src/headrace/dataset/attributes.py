@@ -260,7 +260,7 @@ class DatasetAttributes(SamplesById, SampleSequence):
         Raises:
             ConfigError: the dataset has headrace's own order, which draws otherwise.
         """
-        if not self.order_config.is_mosaicml:
+        if self.order_config.family.permutation is None:
             raise ConfigError(
                 "resample_streams is a step of MosaicML Streaming's orders, but this dataset has the order "
                 f"{self.order_config.algorithm!r}. Pass shuffle_algo='py1e', or ask `dataset.plan(epoch=...)`."

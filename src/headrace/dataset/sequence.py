@@ -328,11 +328,8 @@ class SampleSequence:
 
     @property
     def evaluation_remainder(self) -> Remainder:
-        """Handling of the samples after the last full global batch in evaluation: as given, or 'exact'.
-
-        The default of MosaicML's orders is 'repeat': they do not tell which samples they repeat.
-        """
-        return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
+        """Handling of the samples after the last full global batch in evaluation: as given, or the order's."""
+        return self.remainder or self.order_config.family.remainder
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -411,11 +408,8 @@ class SampleSequence:
         return plan.end(batches - 1) if batches else start
 
     def position_of(self, num_samples: int) -> int:
-        """The position in an epoch after a trainer's number of samples.
-
-        Repeats at its end have no position, except in MosaicML's orders, which count them as MosaicML Streaming.
-        """
-        return num_samples if self.order_config.is_mosaicml else min(num_samples, self.epoch_size)
+        """The position in an epoch after a trainer's number of samples, which may count repeats without a position."""
+        return num_samples if self.order_config.family.counts_repeats else min(num_samples, self.epoch_size)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.

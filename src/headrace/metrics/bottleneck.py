@@ -152,10 +152,10 @@ class BottleneckWatch:
 def _padding(loader: StreamingDataLoader, stats: LoaderStats) -> Bottleneck | None:
     """The padding of a loader's batches, if `bucket` would make it a third smaller, or may."""
     run, share = loader.dataset.run, stats.padding_places / stats.padded_places
-    order = run.config()
-    if order.bucket is not None or order.is_mosaicml or 'per_stream' in order.batching or loader.handed_out is None:
+    order, handed_out = run.config(), loader.handed_out
+    if handed_out is None or order.bucket or order.family.deals_batches or 'per_stream' in order.batching:
         return None  # orders that have a bucket, and those that take none
-    waste = run.length_waste(loader.handed_out[0])
+    waste = run.length_waste(handed_out[0])
     advice = 'Name the column of lengths in `cost`: the start of the next run then says what `bucket` would make of it.'
     if waste is not None:
         if waste.bucketed is None or 3 * waste.bucketed > 2 * share:

@@ -12,7 +12,7 @@ from headrace.options.constraints import AtLeast, Bytes, Count, MoreThan, OneOf,
 from headrace.options.streams import SelectionConfig
 from headrace.order import Exhaustion, MixtureChange, Remainder, SkipRange
 from headrace.order.config import BATCH_COST_RULE, BATCHINGS, PARTITIONS, SAMPLINGS, BatchCost
-from headrace.order.shuffle import ALGORITHMS
+from headrace.order.families import ALGORITHMS
 from headrace.order.skip import read_range
 from headrace.order.topology import Uneven
 from headrace.selection import Mistake
@@ -81,7 +81,7 @@ class DatasetOptions(SelectionConfig):
     shuffle: bool = False
     """Shuffle the samples."""
 
-    shuffle_algo: Annotated[str | None, OneOf(tuple(ALGORITHMS))] = None
+    shuffle_algo: Annotated[str | None, OneOf(ALGORITHMS)] = None
     """Order of the samples: see `docs/order.md`. Default: the checkpoint's, or `native`."""
 
     shuffle_seed: Annotated[int | None, AtLeast(0)] = None

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from headrace.lazy_names import lazy_names
 from headrace.order.config import DEFAULT_SEED, OrderConfig
 from headrace.order.decisions import Decision, decisions_of
-from headrace.order.families import make_order, make_plan
 from headrace.order.mixture.mixture import Exhaustion, ExpectedCounts, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
+from headrace.order.orders import make_order, make_plan
 from headrace.order.plan import Plan
 from headrace.order.protocols import BatchPlan, Order
 from headrace.order.resume import resolved_from_state

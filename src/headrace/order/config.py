@@ -10,16 +10,13 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.errors.exclusions import refuse_exclusions
 from headrace.errors.redaction import warn
+from headrace.order.families import DEFAULT_ALGORITHM, Family, family_of
 from headrace.order.mixture.mixture import Mixture
-from headrace.order.shuffle import PERMUTATIONS
-
-DEFAULT_ALGORITHM = 'native'
 
 PARTITIONS = ('orig', 'relaxed')
 """Ways of MosaicML Streaming to split the sequence over nodes."""
 
 BATCHINGS = ('random', 'stratified', 'per_stream', 'device_per_stream')
-_WITHOUT_BLOCKS = ('naive', 'py1s', 'py2s')
 SAMPLINGS = ('balanced', 'fixed')
 
 
@@ -40,8 +37,6 @@ _MAX_PLACES = 1 << 24  # canonical nodes times streams: 128 MiB for each of thes
 
 _SHARDS_PER_CANONICAL_NODE = 64
 _MAX_DEFAULT_CANONICAL_NODES = 64
-_MOSAICML_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
-
 
 ORDER_ARGUMENTS: Final = {
     'shuffle': 'shuffle',
@@ -164,19 +159,14 @@ class OrderConfig:
             )
 
     @property
-    def is_mosaicml(self) -> bool:
-        """Whether the order is one of MosaicML Streaming's, which depends on the topology."""
-        return self.algorithm in PERMUTATIONS
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether ``block_size`` bounds how far samples move."""
-        return self.shuffle and self.algorithm not in _WITHOUT_BLOCKS
+    def family(self) -> Family:
+        """The family of the algorithm."""
+        return family_of(self.algorithm)
 
     @property
     def has_batches(self) -> bool:
         """Whether the sequence depends on where global batches begin and end."""
-        return (self.batching != 'random' or self.bucket is not None) and not self.is_mosaicml
+        return (self.batching != 'random' or self.bucket is not None) and not self.family.deals_batches
 
     @property
     def units(self) -> int:
@@ -205,8 +195,7 @@ class OrderConfig:
           shuffle well. The number divides the global batch, except with random batching.
         * block_size: 4,000,000 / num_canonical_nodes, but at least 262,144, as in MosaicML Streaming.
 
-        MosaicML's orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
-        as many for py1s and py2s.
+        MosaicML's orders have MosaicML Streaming's defaults: `Family.nodes` times ``num_nodes`` canonical nodes.
 
         Args:
             mixture: the data.
@@ -245,8 +234,8 @@ class OrderConfig:
         """The number given, or the default that `resolve_defaults` describes; `shards`: of all streams together."""
         if self.num_canonical_nodes:
             return self.num_canonical_nodes
-        if self.is_mosaicml:
-            return num_nodes * _MOSAICML_CANONICAL_NODES.get(str(self.algorithm), 1)
+        if self.family.nodes:
+            return num_nodes * self.family.nodes
         parts = shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
         nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
         divided = self.global_batch_size if self.batch_cost is None else self.batch_cost.multiple
@@ -254,10 +243,10 @@ class OrderConfig:
 
     def warn_of_small_blocks(self, mixture: Mixture) -> None:
         """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share."""
-        if not self.has_blocks or self.block_size is None:
+        if not (self.shuffle and self.family.has_blocks) or self.block_size is None:
             return
         # Other streams spread a stream's samples, too, unless batches are of one stream.
-        is_shared = self.batching == 'random' or (self.batching == 'stratified' and not self.is_mosaicml)
+        is_shared = self.batching == 'random' or (self.batching == 'stratified' and not self.family.deals_batches)
         for stream, share in zip(mixture.streams, mixture.proportions, strict=True):
             block = self.block_size if is_shared else int(self.block_size * share)
             largest = int(stream.shard_sizes.max())

@@ -158,7 +158,7 @@ def place_of(mixture: Mixture, at: int) -> tuple[int, int]:
 def taken_over(last: Mixture, to: Mixture, at: int, config: OrderConfig) -> Mixture:
     """The mixture `to`, whose streams go on where they are at a sample of the run under the last one."""
     epoch, sample = place_of(last, at)
-    order = NativeOrder(last, replace(config, bucket=None, batch_cost=None), epoch)
+    order = NativeOrder(last, config, epoch)
     mixture = replace(to, takeover=order.takeover_at(sample))
     if mixture.streams is last.streams:  # there may be many mixtures: they share the large arrays
         for name in ('sample_offsets', 'shard_offsets', 'shard_sizes'):

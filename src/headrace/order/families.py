@@ -1,96 +1,56 @@
-"""The families of orders by the name of their algorithm, and how their orders and plans are made."""
+"""The families of orders by the name of their algorithm: what differs between them, for all who need to know."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
-from headrace.errors import ConfigError, UnknownNameError
-from headrace.order.decisions import DecidedOrder
-from headrace.order.lengths import BucketedOrder
-from headrace.order.mosaicml.order import MosaicMLOrder
-from headrace.order.native.order import NativeOrder
-from headrace.order.shuffle import PERMUTATIONS
-from headrace.order.topology import BatchSpec
+from headrace.errors import UnknownNameError
+from headrace.order import shuffle
+from headrace.order.topology import Remainder
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+DEFAULT_ALGORITHM: Final = 'native'
 
-    from headrace.order.config import OrderConfig
-    from headrace.order.lengths import Costs
-    from headrace.order.mixture.mixture import Mixture
-    from headrace.order.protocols import BatchPlan, LoadPermutation, Order
-    from headrace.order.skip import Skip
-    from headrace.order.topology import Remainder, Topology
 
-_FAMILIES: dict[str, type[NativeOrder] | type[MosaicMLOrder]] = {
-    'native': NativeOrder,
-    **dict.fromkeys(PERMUTATIONS, MosaicMLOrder),
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What differs between orders. The defaults are the native order's."""
+
+    permutation: shuffle.Permutation | None = None  # Shuffles an epoch as a whole; None: positions come one by one.
+    nodes: int = 0  # Default canonical nodes for each node of the run's begin; 0: their number follows from the data.
+    has_blocks: bool = True  # Whether a block size bounds how far samples move.
+    deals_batches: bool = False  # Whether ranks and batch size, not the sequence, say which streams share a batch.
+    counts_repeats: bool = False  # Whether an epoch's repeats have positions, too, beyond the number of its samples.
+    remainder: Remainder = 'exact'  # The default of evaluation; repeats that are samples like others are not marked.
+    follows_state: bool = False  # Whether a state decides seed and canonical nodes, even where others are given.
+    continues: bool = True
+    """Whether streams continue in an epoch where the last one left them: the mixture can change in a run, `balanced`
+    sampling knows no granularity, and states name the rule of `fixed` sampling."""
+
+
+_mosaicml = partial(
+    Family, nodes=1, deals_batches=True, counts_repeats=True, remainder='repeat', follows_state=True, continues=False
+)
+
+_FAMILIES: Final[Mapping[str, Family]] = {
+    DEFAULT_ALGORITHM: Family(),
+    'naive': _mosaicml(shuffle.naive, has_blocks=False),
+    'py1b': _mosaicml(shuffle.py1b),
+    'py1br': _mosaicml(shuffle.py1br),
+    'py1e': _mosaicml(shuffle.py1e),
+    'py1s': _mosaicml(shuffle.py1s, nodes=64, has_blocks=False),
+    'py2s': _mosaicml(shuffle.py2s, nodes=64, has_blocks=False),
 }
 
+ALGORITHMS: Final = tuple(_FAMILIES)
+PERMUTATIONS: Final = {name: family.permutation for name, family in _FAMILIES.items() if family.permutation}
 
-def make_order(
-    mixture: Mixture,
-    config: OrderConfig,
-    epoch: int,
-    load: LoadPermutation | None = None,
-    costs: Costs | None = None,
-    later: Sequence[Mixture] = (),
-) -> Order:
-    """Return the sequence of one epoch.
 
-    Args:
-        mixture: the streams and what an epoch draws from each.
-        config: how to order; its defaults are filled in from the mixture.
-        epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
-        load: where a MosaicML order gets its permutation from at the first `Order.at`; None: computed in memory.
-        costs: the costs of samples, for a config with ``bucket``.
-        later: the mixtures that take over in the epoch; for a native order.
-
-    Raises:
-        UnknownNameError: the algorithm, batching or partition is unknown.
-        ConfigError: the native order does not have that batching, or the epoch is negative.
-    """
-    config = config.resolve_defaults(mixture)
-    if epoch < 0:
-        raise ConfigError(f'epoch must be at least 0, got {epoch}.')
-    family = _FAMILIES.get(str(config.algorithm))
+def family_of(algorithm: str | None) -> Family:
+    """The family of an algorithm; None is the default one. UnknownNameError: there is no such algorithm."""
+    family = _FAMILIES.get(str(algorithm or DEFAULT_ALGORITHM))
     if family is None:
-        raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {config.algorithm!r}.')
-    if later:
-        return DecidedOrder([mixture, *later], lambda mixture: make_order(mixture, config, epoch, costs=costs), epoch)
-    if config.bucket is not None and costs is not None:
-        inner = NativeOrder(mixture, replace(config, bucket=None, batch_cost=None), epoch)
-        return BucketedOrder(inner, config, costs)
-    return family(mixture, config, epoch, load)
-
-
-def make_plan(
-    order: Order,
-    topology: Topology,
-    *,
-    global_batch_size: int,
-    start: int = 0,
-    remainder: Remainder = 'repeat',
-    initial_nodes: int | None = None,
-    skip: Skip = (),
-    epoch: int = 0,
-) -> BatchPlan:
-    """Return the global batches of an order, as each kind of order has them cut.
-
-    Args:
-        order: of `make_order`.
-        topology: for which rank of how many.
-        global_batch_size: samples in a batch of all replicas together.
-        start: position where batch 0 begins, as a state says it.
-        remainder: what becomes of the samples after the last full batch.
-        initial_nodes: nodes of the parallel world that the run began on; matters to MosaicML's orders only.
-        skip: ranges of the run to skip; with a MosaicML order, all batches that they touch.
-        epoch: which epoch of the run it is; matters to ``skip`` only.
-
-    Raises:
-        TopologyError: the replicas cannot share the global batch equally, or its device batches.
-        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
-    """
-    batches = BatchSpec(global_batch_size, topology, remainder)
-    return order.plan(batches, start, epoch=epoch, skip=skip, initial_nodes=initial_nodes)
+        raise UnknownNameError(f'shuffle_algo must be one of {sorted(_FAMILIES)}, got {algorithm!r}.')
+    return family

@@ -188,8 +188,7 @@ class BucketedOrder(Order):
 
         def count(first: int) -> None:
             # With `batch_cost` decisions change the mixture where epochs begin, so the epoch has one native order.
-            plain = replace(self._config, bucket=None, batch_cost=None)
-            order = BucketedOrder(NativeOrder(self.mixture, plain, self.epoch), self._config, self._costs)
+            order = BucketedOrder(NativeOrder(self.mixture, self._config, self.epoch), self._config, self._costs)
             for window in range(first, min(first + _TOGETHER, self.num_windows)):
                 out[window] = len(order.ends(window))
 

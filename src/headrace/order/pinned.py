@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 from headrace.errors import ConfigError
 from headrace.order.config import MAX_CANONICAL_NODES, BatchCost
 from headrace.order.decisions import decisions_of
+from headrace.order.families import ALGORITHMS
 from headrace.order.mixture.schedule import Schedule
-from headrace.order.shuffle import ALGORITHMS
 
 MAX_EPOCH_SIZE: Final = 10**12  # Samples of an epoch: products of two numbers of its parts fit 64 bits.
 MAX_SEED: Final = 1 << 1024  # A seed may have any size; this one bounds messages.

@@ -90,18 +90,6 @@ class Order(ABC):
     ) -> BatchPlan:
         """Return its global batches, as this family cuts them; see `headrace.order.make_plan`."""
 
-    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:  # noqa: B027
-        """Check that batches of this epoch continue in its middle as a state's run had them.
-
-        Args:
-            then: `ResumeState.dealt`.
-            batches: the current ones.
-            initial_nodes: nodes of the parallel world that the run began on.
-
-        Raises:
-            ResumeError: they do not.
-        """
-
 
 class BatchPlan(ABC):
     """One pass over an epoch: its global batches from a position on, numbered from 0, and which rows are a rank's.

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.errors import ResumeError
 from headrace.errors.redaction import warn
 from headrace.order.config import DefaultSeed, OrderConfig
+from headrace.order.families import family_of
 from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.mixture.takeover import Takeover
@@ -29,8 +30,7 @@ def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
     if state.is_stale:
         return config
     pinned = state.pinned
-    decides = state.has_mosaicmls_order
-    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
+    decides = family_of(state.algorithm).follows_state
     return replace(
         config,
         seed=state.shuffle_seed if decides or isinstance(config.seed, DefaultSeed) else config.seed,
@@ -38,7 +38,7 @@ def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
         or config.num_canonical_nodes
         or state.num_canonical_nodes
         or None,
-        algorithm=config.algorithm or algorithm,
+        algorithm=config.algorithm or state.algorithm,
         block_size=config.block_size or pinned.get('block_size'),
     )
 
@@ -59,10 +59,6 @@ def resume(
         return replace(mixture, takeover=state.takeover), state
     assert state.epoch_size is not None  # else nothing can differ
     pinned = state.pinned
-    then = replace(config, bucket=None, batch_cost=None)
-    if 'global_batch_size' in pinned:
-        size, devices = pinned['global_batch_size'], pinned.get('device_batches')
-        then = replace(then, global_batch_size=size, device_batches=devices)
     is_whole = config.batch_cost is not None or 'batch_cost' in pinned
     if is_whole and state.sample_in_epoch not in (0, state.epoch_size):
         raise ResumeError(
@@ -76,7 +72,10 @@ def resume(
             f'With `bucket` another mixture takes over where a window ends, every {window} samples, but the '
             f'checkpoint is at sample {state.sample_in_epoch} of its epoch. Resume at the end of a window or an epoch.'
         )
-    order = NativeOrder(recorded_mixture(pinned, state.epoch_size), then, state.epoch)
+    if 'global_batch_size' in pinned:
+        size, devices = pinned['global_batch_size'], pinned.get('device_batches')
+        config = replace(config, global_batch_size=size, device_batches=devices)
+    order = NativeOrder(recorded_mixture(pinned, state.epoch_size), config, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
     if sample > mixture.epoch_size or (sample == state.epoch_size and (is_whole or sample < mixture.epoch_size)):
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)

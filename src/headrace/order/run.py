@@ -19,10 +19,11 @@ from headrace.order.decisions import (
     shares_of,
     taken_over,
 )
-from headrace.order.families import make_order
 from headrace.order.length_waste import LengthWaste
 from headrace.order.lengths import BalancedPlan, check_balance, check_batch_cost
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mosaicml.order import check_dealt
+from headrace.order.orders import make_order
 from headrace.order.plan import Plan
 from headrace.order.resume import check_skipped, resolved_from_state, resume, warn_of_overruled
 from headrace.order.skip import skipped_ranges
@@ -172,7 +173,7 @@ class Run:
     @property
     def needs_nodes(self) -> bool:
         """Whether the order depends on the nodes of the parallel world, and is not frozen yet."""
-        return self.frozen is None and self.settings.order.is_mosaicml
+        return self.frozen is None and self.settings.order.family.nodes > 0
 
     @property
     def needs_batch_size(self) -> bool:
@@ -189,7 +190,7 @@ class Run:
     def is_dealt(self) -> bool:
         """Whether batches depend on the ranks in the middle of an epoch, so that a state says them."""
         config = self.frozen or self.settings.order
-        return config.is_mosaicml and config.batching != 'random'
+        return config.family.deals_batches and config.batching != 'random'
 
     def config(self, world: World = _UNKNOWN) -> OrderConfig:
         """How samples are ordered, with every default filled in.
@@ -247,7 +248,7 @@ class Run:
             raise ConfigError(
                 f'Please pass `batch_size` to StreamingDataset: {_batches_by(config)} depends on it, and it is None.'
             )
-        if config.is_mosaicml:  # each user maps its permutation, and no longer than needed
+        if config.family.permutation:  # each user maps what it fills, and no longer than needed
             return make_order(self.mixture, config, epoch, self.settings.load)
         if derived.order is None or derived.order[0] != (config, epoch):
             mixture, *later = self._mixtures_of(epoch, config)
@@ -377,7 +378,7 @@ class Run:
             )
         order = self.order(epoch, batches.world)
         if start and self.dealt is not None and self.dealt[0] == epoch:
-            order.check_dealt(self.dealt[1], batches, self.began_on)
+            check_dealt(self.mixture, self.config(batches.world), self.dealt[1], batches, self.began_on)
         plan = order.plan(batches, start, epoch=epoch, skip=self.settings.skip, initial_nodes=self.began_on)
         if self.foreign == (epoch, start) and self.settings.order.batching == 'random' and plan.stop > start:
             size, ranks = self.mixture.epoch_size, batches.topology.replicas
@@ -440,7 +441,7 @@ class Run:
     def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
         """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
         config, derived = self.config(World(batches.topology.nodes)), self._derived
-        if not self.settings.skip or not config.is_mosaicml:
+        if not self.settings.skip or not config.family.counts_repeats:
             return None
         if derived.batches is None or derived.batches[0] != batches:
             plan = make_order(mixture, config, 0).plan(batches, initial_nodes=self.began_on)
@@ -466,8 +467,7 @@ class Run:
         now = self.settings.mix(config.seed)
         now = decided(now, applied[-1]) if applied else now
         mixture, state = resume(state, config, now, may_change_mixture=may_change)
-        if state.has_mosaicmls_order:
-            warn_of_overruled(self.settings.order, config)
+        warn_of_overruled(self.settings.order, config)
         ranges = self._skipped_ranges(mixture, None)
         if ranges is not None:
             check_skipped(unchecked, ranges)
@@ -481,7 +481,7 @@ class Run:
             applied=len(applied),
             since=since if decisions or not takeover.positions else takeover.begin + takeover.sample,
             unchecked=unchecked if ranges is None else (),
-            dealt=(state.epoch, state.dealt) if state.dealt else None,
+            dealt=(state.epoch, state.dealt) if state.dealt and config.family.deals_batches else None,
             foreign=(state.epoch, state.sample_in_epoch) if state.version is None else None,
         )
         return run, (state.epoch, state.sample_in_epoch)

@@ -6,10 +6,9 @@ epoch's sequence from it. The native order (`headrace.order.native`) has another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -84,19 +83,19 @@ def _write_spans(out: IntArray, spans: Spans) -> IntArray:
     return offsets
 
 
-def _shuffle_naive(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
+def naive(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
     """One permutation of the whole epoch. Every node reads every shard all the time."""
     out[:] = random_stream(seed + epoch).permutation(len(out))
 
 
-def _shuffle_py1s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
+def py1s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
     """Spans of shards are shuffled once, and the samples inside each span."""
     spans, stream = _epoch_spans(sizes, num_parts, seed, epoch)
     for begin, end in pairwise(_write_spans(out, spans).tolist()):
         stream.shuffle(out[begin:end])
 
 
-def _shuffle_py2s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
+def py2s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:  # noqa: ARG001
     """As py1s, but samples are shuffled twice: in whole shards for the run, in pieces of shards for the epoch."""
     run = random_stream(seed)
     order = run.permutation(len(sizes))
@@ -117,7 +116,7 @@ def _shuffle_py2s(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epo
             at += length
 
 
-def _shuffle_py1b(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
+def py1b(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
     """Each canonical node's samples are shuffled in blocks of one size, side by side."""
     if block_size < 1:
         raise ConfigError(f'py1b needs a shuffle_block_size of at least 1 sample, got {block_size}. Raise it.')
@@ -128,7 +127,7 @@ def _shuffle_py1b(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epo
             stream.shuffle(out[begin : min(begin + block_size, part_end)])
 
 
-def _shuffle_py1br(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
+def py1br(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
     """As py1b, with blocks of random sizes that begin at another place on each canonical node."""
     least, most = int(0.75 * block_size), int(1.25 * block_size)
     if not 0 < least < most:
@@ -149,7 +148,7 @@ def _shuffle_py1br(out: IntArray, sizes: IntArray, num_parts: int, seed: int, ep
             stream.shuffle(out[begin:end])
 
 
-def _shuffle_py1e(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
+def py1e(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
     """Each sample moves a random way from its place, over a range about the size of a block."""
     least, most = int(0.75 * block_size), int(1.25 * block_size)
     if least >= most:
@@ -195,18 +194,3 @@ def stable_argsort(x: NDArray[np.float64]) -> IntArray:
                 done = int(np.searchsorted(x, x[order[i]], 'right', sorter=order))
                 order[i:done].sort()
     return order
-
-
-PERMUTATIONS: Mapping[str, Permutation] = MappingProxyType(
-    {
-        'naive': _shuffle_naive,
-        'py1b': _shuffle_py1b,
-        'py1br': _shuffle_py1br,
-        'py1e': _shuffle_py1e,
-        'py1s': _shuffle_py1s,
-        'py2s': _shuffle_py2s,
-    }
-)
-"""MosaicML Streaming's algorithms."""
-
-ALGORITHMS = ('native', *PERMUTATIONS)  # The names of all.

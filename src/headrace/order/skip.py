@@ -157,7 +157,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def skipped_ranges(
     skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder, batches: int | None = None
 ) -> Ranges:
-    """Return the skipped positions of the run; arguments as those of `headrace.order.families.make_plan`.
+    """Return the skipped positions of the run; arguments as those of `headrace.order.make_plan`.
 
     ``batches``: batches of an epoch without skipped samples; by default, as many as its samples make. ConfigError: a
     range is empty or reversed; or it counts batches, and epochs before had another size.

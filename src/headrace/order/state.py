@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.errors import MissingStateKeyError, ResumeError
 from headrace.order.config import MAX_CANONICAL_NODES
 from headrace.order.decisions import decisions_of
+from headrace.order.families import family_of
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, is_count, pinned_errors, read_pinned, short
-from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import merged
 
 if TYPE_CHECKING:
@@ -32,17 +32,8 @@ _INTEGERS = {
     'num_canonical_nodes': (0, MAX_CANONICAL_NODES),
     'shuffle_seed': (0, MAX_SEED),
 }
-_NOT_COMPARED = (
-    'streams',
-    'origin',
-    'skip',
-    'count',
-    'cuts',
-    'subset',
-    'dealt',
-    'decisions',
-    'decided_since',
-)  # of `config`: by themselves, or not at all
+# Of `config`: these are compared by themselves, or not at all.
+_NOT_COMPARED = ('streams', 'origin', 'skip', 'count', 'cuts', 'subset', 'dealt', 'decisions', 'decided_since')
 _MAX_NODES = 1 << 20  # physical ones
 _MAX_RUN = 1 << 61  # samples: 64 bits hold sums of two positions of a run
 
@@ -111,7 +102,7 @@ class ResumeState:
     def pinned(self) -> dict[str, Any]:
         """The record of `pinned_config`; empty for MosaicML's states."""
         pinned = {} if self.config is None else json.loads(self.config)
-        if pinned.get('sampling') == 'fixed' and pinned.get('algorithm') == 'native' and 'subset' not in pinned:
+        if pinned.get('sampling') == 'fixed' and 'subset' not in pinned and family_of(pinned['algorithm']).continues:
             pinned['sampling'] = 'balanced'  # which the native order was before it knew the other
         return pinned
 
@@ -144,9 +135,9 @@ class ResumeState:
         return decisions_of(pinned.get('decisions', ())), pinned.get('decided_since', 0)
 
     @property
-    def has_mosaicmls_order(self) -> bool:
-        """Whether this is a position of one of MosaicML Streaming's orders, in a state of either format."""
-        return self.version is None or self.pinned.get('algorithm') in PERMUTATIONS
+    def algorithm(self) -> str | None:
+        """The algorithm of the order; MosaicML's states do not say theirs, whose default is py1e."""
+        return 'py1e' if self.version is None else self.pinned.get('algorithm')
 
     @property
     def skipped_ranges(self) -> Ranges:
@@ -237,14 +228,14 @@ class ResumeState:
             ResumeError: config and mixture do not give the sequence that this state is a position of; every field
                 that differs is named with both values. MosaicML's states pin nothing but seed and canonical nodes.
         """
-        if self.version is None and not config.is_mosaicml:
+        if self.version is None and config.family.permutation is None:
             raise ResumeError(
                 f'a checkpoint of MosaicML Streaming is a position of one of its orders, got shuffle_algo '
                 f'{config.algorithm!r}. Name the shuffle_algo of that run, or leave it out for its default, py1e.'
             )
         differing = self._differing(config, mixture)
         of_mixture = {key: text for key, text in differing.items() if _is_of_mixture(key)}
-        can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_mosaicml
+        can_change = len(of_mixture) == len(differing) and self.version is not None and config.family.continues
         if differing and not (can_change and may_change_mixture):
             fix = "or pass on_mixture_change='continue' to continue with the current mixture" if can_change else ''
             if any(key in _TAKEN_OVER for key in differing):
@@ -254,9 +245,8 @@ class ResumeState:
                 f'a run continues only with the data, mixture and order that it began with; '
                 f'different are {"; ".join(differing.values())}. Restore them, {fix or "or start a new run"}.'
             )
-        # MosaicML's orders count repeats, so that an epoch may end beyond its size; their plans check it.
         then = self.epoch_size
-        if then is not None and not config.is_mosaicml and self.sample_in_epoch > then:
+        if then is not None and self.sample_in_epoch > then and not config.family.counts_repeats:
             raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
         takeover = self.takeover
         if (self.epoch, self.sample_in_epoch) < (takeover.epoch, takeover.sample):
@@ -277,7 +267,7 @@ class ResumeState:
             now |= {'epoch_size': mixture.epoch_size, **_flat(json.loads(pinned_config(config, mixture)))}
             then |= {'epoch_size': self.epoch_size, **_flat(self.pinned)}
         absent = 'nothing'
-        if 'sampling_granularity' in then and not config.is_mosaicml and config.sampling == 'balanced':
+        if 'sampling_granularity' in then and config.family.continues and config.sampling == 'balanced':
             now['sampling_granularity'] = then['sampling_granularity']  # the order does not depend on it
 
         def value(values: dict[str, Any], key: str) -> str:
@@ -348,7 +338,7 @@ def pinned_config(
             for stream, choose in zip(mixture.streams, mixture.choose, strict=True)
         ],
     }
-    if config.sampling == 'fixed' and not config.is_mosaicml:
+    if config.sampling == 'fixed' and config.family.continues:
         pinned['subset'] = 1  # the rule by which it is chosen
     if config.global_batch_size is not None:
         pinned['global_batch_size'] = config.global_batch_size

@@ -48,7 +48,7 @@ def settings_in_use(config: LoaderConfig, dataset: StreamingDataset) -> dict[str
         'predownload': config.predownload if config.predownload is not None else _default_predownload(dataset),
         'cache_limit': dataset.cache_limit,
         'num_canonical_nodes': order.num_canonical_nodes,
-        'shuffle_block_size': order.block_size if order.has_blocks else None,
+        'shuffle_block_size': order.block_size if order.shuffle and order.family.has_blocks else None,
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
-from headrace.order.shuffle import PERMUTATIONS
+from headrace.order.families import family_of
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
@@ -48,13 +48,14 @@ def sequence_of(algorithm: str, sizes: IntArray, num_nodes: int, block_size: int
         ConfigError: the algorithm does not take the block size.
     """
     total = int(sizes.sum())
-    if algorithm == 'native':
+    permute = family_of(algorithm).permutation
+    if permute is None:
         config = OrderConfig(shuffle=True, seed=seed, num_canonical_nodes=num_nodes, block_size=block_size)
         mixture = Mixture.resolve([StreamSize(name='stream', shard_sizes=sizes)])
         samples = make_order(mixture, config, 0).at(np.arange(total))
     else:
         by_node = np.empty(total, np.int64)
-        PERMUTATIONS[algorithm](by_node, sizes, num_nodes, seed, 0, block_size)
+        permute(by_node, sizes, num_nodes, seed, 0, block_size)
         # Node c's part ends at N·(c+1) div C, so that parts differ by one sample; the longer ones go first here.
         cuts = [total * c // num_nodes for c in range(num_nodes + 1)]
         parts = sorted(np.split(by_node, cuts[1:-1]), key=len, reverse=True)

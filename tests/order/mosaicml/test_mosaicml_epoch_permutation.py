@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.order import OrderConfig, make_order
-from headrace.order.shuffle import PERMUTATIONS
+from headrace.order.families import PERMUTATIONS
 from tests.support.orders.order_cases import mixture
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ResumeError
-from headrace.order.shuffle import ALGORITHMS
+from headrace.order.families import ALGORITHMS
 from tests.support.orders.mosaicml_plans import plans
 from tests.support.orders.order_cases import mixture
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
 from headrace.options.constraints import field_types
-from headrace.order import shuffle
+from headrace.order import families
 
 TWO_STREAMS: dict[str, Any] = {
     'global_batch_size': 512,
@@ -43,7 +43,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 SIZE = "or text like '100kb', '64mb', '10gb'"
-ALGORITHMS = ', '.join(shuffle.ALGORITHMS)
+ALGORITHMS = ', '.join(families.ALGORITHMS)
 
 
 PLACES: list[tuple[type, tuple[str, ...]]] = [

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import UnknownNameError
+from headrace.order.families import PERMUTATIONS
 from headrace.order.mosaicml.epoch_permutation import choose_per_shard
 from headrace.order.mosaicml.partition import Partition
 from headrace.order.sample_map import SampleMap
-from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.shuffle import divide_spans as spans_of
 
 IntArray = npt.NDArray[np.int64]

@@ -13,10 +13,10 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.order.arrays import IntArray
 from headrace.order.config import OrderConfig
+from headrace.order.families import PERMUTATIONS
 from headrace.order.mixture.mixture import Mixture
 from headrace.order.mosaicml.batching import epoch_seed
 from headrace.order.random.numpy_streams import RandomStream, random_stream
-from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.state import pinned_config
 
 _CHUNK = 1 << 16

@@ -78,25 +78,28 @@ class MosaicMLOrder(Order):
         ranges = skipped_in_epoch(ranges, epoch * len(self), len(self))
         return MosaicMLPlan(self, batches, start, initial_nodes, ranges)
 
-    def check_dealt(self, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None) -> None:
-        now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
-        devices = [
-            Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=initial_nodes)
-            for n, r, size in (then, now)
-        ]
-        if continues(self.mixture, self.config, *devices):
-            return
-        ranks = [f'{count_text(r, "rank")} on {count_text(n, "node")}' for n, r, _ in (then, now)]
-        raise ResumeError(
-            f"{self.config.batching} batches of MosaicML Streaming's orders depend on ranks and batch size, so that "
-            f'others would lose and repeat samples in the middle of an epoch: {ranks[0]} in the checkpoint, {ranks[1]} '
-            f'now; global batches of {then[2]} in the checkpoint, of {now[2]} now. Resume with those of the '
-            f'checkpoint, or from a checkpoint at the begin of an epoch. The native order continues on any ranks.'
-        )
-
     def batches(self, devices: Devices, start: int) -> Batching:
         """The global batches that are left from a position on."""
         return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
+
+
+def check_dealt(
+    mixture: Mixture, config: OrderConfig, then: Sequence[int], batches: BatchSpec, initial_nodes: int | None
+) -> None:
+    """Raise a ResumeError unless batches continue in the middle of an epoch as those of `ResumeState.dealt`."""
+    now = batches.topology.nodes, batches.topology.replicas, batches.global_batch_size
+    devices = [
+        Devices(nodes=n, ranks=r // n, batch_size=size // r, initial_nodes=initial_nodes) for n, r, size in (then, now)
+    ]
+    if continues(mixture, config, *devices):
+        return
+    ranks = [f'{count_text(r, "rank")} on {count_text(n, "node")}' for n, r, _ in (then, now)]
+    raise ResumeError(
+        f"{config.batching} batches of MosaicML Streaming's orders depend on ranks and batch size, so that "
+        f'others would lose and repeat samples in the middle of an epoch: {ranks[0]} in the checkpoint, {ranks[1]} '
+        f'now; global batches of {then[2]} in the checkpoint, of {now[2]} now. Resume with those of the '
+        f'checkpoint, or from a checkpoint at the begin of an epoch. The native order continues on any ranks.'
+    )
 
 
 class MosaicMLPlan(BatchPlan):

@@ -106,7 +106,7 @@ class NodeQuotas:
         """Take a config with its defaults filled in."""
         self._mixture = mixture
         self.num_nodes = config.num_canonical_nodes or 1
-        self._batch_size = config.global_batch_size if config.has_batches else None
+        self._batch_size = config.global_batch_size if config.batching != 'random' else None
         self._units = config.units
         self._size = mixture.epoch_size
         self._epochs: list[_Epochs] = []

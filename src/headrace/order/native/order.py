@@ -38,7 +38,7 @@ from headrace.order.native.segment import Segment
 from headrace.order.native.special.fixed_subset import FixedSubset
 from headrace.order.native.stream_passes import StreamLine, StreamPasses
 from headrace.order.plan import Plan
-from headrace.order.protocols import LoadPermutation, Order
+from headrace.order.protocols import Order
 from headrace.order.random.hashing import derive, hash_text
 from headrace.order.skip import Skip, in_whole_batches, skipped_in_epoch, skipped_ranges
 from headrace.order.topology import BatchSpec, check_batch_size
@@ -51,9 +51,8 @@ _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 class NativeOrder(Order):
     """The sequence of an epoch; caches recent nodes, passes and windows for the batch right after the last one."""
 
-    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
+    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
         """Take a config with its defaults filled in; nothing is loaded."""
-        del load
         if config.batching in ('per_stream', 'device_per_stream') and not (config.units and config.global_batch_size):
             raise ConfigError(f'{config.batching} batching depends on the batch size, which is not known.')
         takeover = mixture.takeover
