@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import PositionTracker, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace import MDSWriter, PositionTracker, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.reading.batch_reader import BatchKey
 from headrace.dataset.workers.worker_pool import _PassKey
-from headrace.errors import ResumeError, TopologyError
+from headrace.errors import ResumeError, StreamError, TopologyError
 from tests.support.orders.mixtures import LOADER_KINDS
 from tests.support.packings.packed_streams import packed, write_streams
 from tests.support.suite.example_counts import scaled
@@ -221,6 +222,48 @@ def test_a_rescale_that_is_refused_changes_nothing(folders):
             loader.rescale(*refused)
         assert (loader.state_dict(), loader.batch_size) == (before, SIZE)
     assert sorted(next(batches)['id'].tolist()) == expected.batches[1]
+
+
+@pytest.mark.parametrize(('batch_size', 'streams'), [(1, 'of a row'), (2, 'of several devices')])
+def test_streams_of_different_columns_do_not_come_to_share_a_batch(tmp_path, batch_size, streams):
+    for name, columns in {'a': {'id': 'int'}, 'b': {'id': 'int', 'more': 'int'}}.items():
+        with MDSWriter(out=str(tmp_path / name), columns=columns) as writer:
+            for number in range(64):
+                writer.write(dict.fromkeys(columns, number))
+    dataset = StreamingDataset(
+        streams=[Stream(local=str(tmp_path / name)) for name in 'ab'], shuffle=True, batch_size=batch_size,
+        batching_method='random' if streams == 'of a row' else 'device_per_stream',
+    )  # fmt: skip
+    loader = StreamingDataLoader(dataset, topology=Topology(world_size=4))
+    batches = iter(loader)
+    next(batches)
+    before, expected = (loader.state_dict(), dataset.topology, loader.batch_size), loader.plan().ids(1).tolist()
+    with pytest.raises(StreamError, match='more'):
+        loader.rescale(Topology(world_size=2))
+    assert (loader.state_dict(), dataset.topology, loader.batch_size) == before
+    assert len(expected) == len(next(batches)['id'])
+
+
+def test_a_state_from_before_the_first_pass_moves_nothing(folders):
+    loader = loader_of(folders, 'native', Topology())
+    next(iter(loader))
+    before = loader.state_dict()
+    loader.rescale(Topology(world_size=2), {**before, 'epoch': -1})
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_pass_that_fails_between_two_worlds_is_over(folders, monkeypatch, workers):
+    expected, loader = expected_of(folders, 'native'), loader_of(folders, 'native', Topology(), workers=workers)
+    batches = iter(loader)
+    next(batches)
+    loader.rescale(Topology())
+    with monkeypatch.context() as failing:
+        failing.setattr(loader.dataset, 'take_growth', Mock(side_effect=RuntimeError('a rank is gone')))
+        with pytest.raises(RuntimeError, match='a rank is gone'):
+            next(batches)
+    assert sorted(loader.peek()['id'].tolist()) == expected.batches[1]
+    assert [sorted(batch['id'].tolist()) for batch in loader] == expected.batches[1 : expected.ends[0]]
 
 
 def test_batches_of_mosaicmls_orders_that_depend_on_the_ranks_keep_their_ranks_in_an_epoch(folders):

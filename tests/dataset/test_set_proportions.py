@@ -129,8 +129,10 @@ def test_a_run_that_is_set_back_decides_anew_in_the_same_workers(folder: Path) -
     loader.load_state_dict(state)
     assert play([loader], then, begin=2, end=8) == expected[2:8]
     assert loader._worker_pool is pool
-    loader.rescale(Topology())
+    for rescale in (loader.rescale, PositionTracker(loader).rescale):
+        rescale(Topology())
     assert play([loader], {}, begin=8) == expected[8:]
+    assert loader._worker_pool is pool
 
 
 def test_shares_are_those_that_were_decided(folder: Path) -> None:

@@ -208,6 +208,12 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             batching = 'random' if joined else self.run.config().batching
             refuse_different_columns(self.pool.streams, self.mixture, batching)
 
+    def check_sharing(self, plan: BatchPlan) -> None:
+        """Check that the streams that share batches of a plan have equal columns; StreamError: they do not."""
+        is_joined = plan.order.units > plan.topology.replicas
+        if is_joined or plan.batch_size > 1:
+            self.require_equal_columns(joined=is_joined)
+
     def check_mixture(self, mixture: Mixture) -> None:
         if self.is_columnar:
             refuse_different_columns(self.pool.streams, mixture, self.run.config().batching)
@@ -321,8 +327,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
     def begin_batches(self, request: PassRequest) -> Pass:
         """Begin a pass in batches, as `begin_pass` does."""
         plan = self.begin_pass(request.batches, place=request.place)
-        if request.collate_fn is None and plan.order.units > plan.topology.replicas:
-            self.require_equal_columns(joined=True)
+        if request.collate_fn is None:
+            self.check_sharing(plan)
         epoch, start = plan.order.epoch, plan.start
         numbers = chain.from_iterable(takewhile(len, (plan.batches(first, AHEAD) for first in count(step=AHEAD))))
         keys = (BatchKey(epoch, start, number, request.continues) for number in numbers)

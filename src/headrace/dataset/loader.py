@@ -300,6 +300,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         except GeneratorExit:
             raise
         except BaseException:  # the next pass begins with the batch that failed
+            if self._cursor.is_passing:  # it failed between two plans
+                self._end_pass(self._current()[0], running)
             is_last_turn = bool(turns) and progress.turn is turns[0] and not evaluates
             if is_last_turn and (place := self._current()) != self.dataset.next_place:
                 progress.load(*self._next_place(place))
@@ -347,7 +349,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                     own_samples = plan.own_samples(number)
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
-                if self._cursor.is_rescaled:
+                if self._cursor.has_new_plan:
                     there = self._next_place(self._current())
                     goes_on = there.epoch <= epoch
                     place = (epoch if evaluates else there.epoch, there.sample)
@@ -490,12 +492,16 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self, reader: Reader[Any], keys: Iterator[Any], running: Iterator[WorkerBatch] | None
     ) -> Iterator[WorkerBatch]:
         read_for = ReadFor(self._batches, self.dataset.run.decisions, self.dataset.peers and self.dataset.peers.nodes)
-        key = self.global_batch_size, self.dataset.order_key  # a state may change it, unknown to persistent workers
-        if self._worker_pool is None or self._worker_pool_key != key:
+        if self._worker_pool is None or self._worker_pool_key != self._pool_key:
             self._worker_pool = WorkerPool(reader, self, self.dataset.progress, read_for)
-            self._worker_pool_key, running = key, None
+            self._worker_pool_key, running = self._pool_key, None
             self._counters.begin_pass(new_processes=True)
         return self._worker_pool.batches(keys, read_for, running)
+
+    @property
+    def _pool_key(self) -> object:
+        """What workers know from their start; a state may change it."""
+        return self.global_batch_size, self.dataset.order_key
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -509,26 +515,35 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Args:
             topology: rank and world size from now on.
             position: where to go on, such as before a step that failed: a state of this run, or a number of samples of
-                the current epoch. None: where `state_dict` is.
+                the current epoch. None, or a state from before the first pass: where `state_dict` is.
 
         Raises:
             TopologyError: the replicas cannot share the global batch; nothing has changed then.
+            StreamError: streams of different columns would share a batch.
             ConfigError: the position does not exist.
             ResumeError: `position` belongs to other data or another order; or batches of one of MosaicML Streaming's
                 orders depend on the ranks.
         """
         self.dataset.keep_topology(self.handed_out)
+        if isinstance(position, Mapping) and ResumeState.from_dict(position).is_stale:
+            position = None
         if not isinstance(position, Mapping):
             # An evaluation that was left early is not continued.
             is_left = self.fixed_epoch is not None and not self._cursor.is_passing
             epoch, sample = self.next_pass() if is_left else self._current()
             position = self._state_at(epoch, sample if position is None else position, self.global_batch_size)
-        batches = replace(self._batches, topology=self.dataset.replicated(topology))
+        batches, pool_key = replace(self._batches, topology=self.dataset.replicated(topology)), self._pool_key
+        state = ResumeState.from_dict(position)
+        goes_on = state == self._resume_state(state.epoch, state.sample_in_epoch, self.global_batch_size)
         there = self._continued(position, batches)
+        if self._collate is None:
+            self.dataset.check_sharing(there.run.plan(there.place.epoch, there.place.sample, batches))
+        self.dataset.take(there)
         self.dataset.rescale(batches)
         object.__setattr__(self, 'batch_size', batches.batch_size)  # PyTorch's refuses
-        self.dataset.take(there)
-        self._cursor.is_rescaled = self._cursor.is_passing
+        if goes_on and self._worker_pool_key == pool_key:  # workers know this run, by its begin and all decisions
+            self._worker_pool_key = self._pool_key
+        self._cursor.has_new_plan = self._cursor.is_passing
         self.dataset.say_resumed()
 
     def set_proportions(self, proportions: Mapping[str, float], *, by: str) -> Decision:
@@ -550,7 +565,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         place = self._current() if is_passing else self.next_pass()
         run = self.dataset.decided(place, proportions, by, self.global_batch_size)
         run.plan(*place, self._batches)  # may refuse it
-        self.dataset.run, self._cursor.is_rescaled = run, is_passing
+        self.dataset.run, self._cursor.has_new_plan = run, is_passing
         return run.decisions[-1]
 
     def _current(self) -> tuple[int, int]:
@@ -569,10 +584,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         return self._state_at(*self._current(), self.global_batch_size)
 
     def _state_at(self, epoch: int, sample: int, global_batch_size: int) -> dict[str, int | str]:
-        state = self.dataset.resume_state(epoch, sample, global_batch_size, self.remainder).to_dict()
+        state = self._resume_state(epoch, sample, global_batch_size).to_dict()
         told = self.dataset.progress.trainer_epoch
         # Keys are the same everywhere, unless a limit or a longer loader has parted the two counts.
         return state if told in (None, state['epoch']) else {**state, _TRAINER_EPOCH: told}
+
+    def _resume_state(self, epoch: int, sample: int, global_batch_size: int) -> ResumeState:
+        return self.dataset.resume_state(epoch, sample, global_batch_size, self.remainder)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.

@@ -247,18 +247,18 @@ def _copy(is_loaded: bool, place: Place) -> Progress:
 class Cursor:
     """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
 
-    __slots__ = ('begin', 'epoch', 'handed_out', 'is_passing', 'is_rescaled')
+    __slots__ = ('begin', 'epoch', 'handed_out', 'has_new_plan', 'is_passing')
 
     def __init__(self) -> None:
         self.begin: tuple[int, int] | None = None  # Epoch and first sample of a pass that has given no batch yet.
         self.handed_out: tuple[BatchPlan, int] | None = None  # The plan and number of the last batch.
         self.is_passing = False  # Whether a pass is under way, beside one that `peek` has begun.
         self.epoch: int | None = None  # That of the pass under way, until its last batch.
-        self.is_rescaled = False  # Whether it goes on with another plan, of other ranks or proportions.
+        self.has_new_plan = False  # Whether it goes on with another plan, of other ranks or proportions.
 
     def begin_pass(self, place: tuple[int, int]) -> None:
         self.begin, self.epoch, self.is_passing = place, place[0], True
-        self.is_rescaled = False
+        self.has_new_plan = False
 
     @property
     def position(self) -> tuple[int, int] | None:
