@@ -32,6 +32,7 @@ def test_each_token_has_the_mark_of_its_stream(counted_folder, num_workers):
 
 def test_a_loader_counts_tokens_by_stream(counted_folder):
     loader = packed(counted_folder)
+    assert loader.dataset.stream_unit == 'tokens'
     assert [tuple(count) for count in loader.mix().values()] == [(0, 0), (0, 0)]
     batches = list(itertools.islice(loader, 9))
     tokens = dict(zip(NAMES, counted(batches), strict=True))

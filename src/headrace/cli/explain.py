@@ -191,7 +191,7 @@ def _print_uses(run: RecordedRun, arguments: argparse.Namespace) -> int:
         )
     if len(uses) > _SHOWN_USES:
         print(f'  and {len(uses) - _SHOWN_USES} more; --json prints all')
-    if run.last_loader.dataset.is_packed:
+    if run.last_loader.dataset.stream_unit == 'tokens':
         print('  Later uses of documents are not known before they are packed.')
     elif len(uses) == past:
         later = 'this epoch. Later ones depend on what is appended' if run.follows_growth else 'the next 1,000 epochs'

@@ -61,7 +61,7 @@ class SamplesById:
         Args:
             plan: the plan.
             k: the batch's number there.
-            reads_data: has an effect with packing only; see `PackedDataset.explain`.
+            reads_data: whether a subclass may read data that its batches depend on.
 
         Raises:
             IndexError: the batch does not exist.

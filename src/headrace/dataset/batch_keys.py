@@ -247,7 +247,7 @@ def loss_weights(plan: BatchPlan, k: int, ids: npt.NDArray[np.int64], costs: Cos
 STREAM: Final = 'stream_number'
 """Key of the mark in a batch: int64[rows], the number of each row's stream, as in `StreamingDataset.streams`.
 
-Of packed data int64[rows, S], the number of each token's stream; -1 for padding."""
+Of rows of S tokens int64[rows, S], the number of each token's stream; -1 for padding."""
 
 
 STREAM_KEY: Final = ReservedKey(

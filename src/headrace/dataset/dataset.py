@@ -36,6 +36,7 @@ from headrace.dataset.reading.batch_reader import (
 )
 from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
+from headrace.dataset.statistics import StreamUnit
 from headrace.dataset.streams.columns import (
     column_names,
     refuse_different_columns,
@@ -83,6 +84,9 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         OSError: a store cannot be reached, or refuses.
     """
 
+    stream_unit: StreamUnit = 'samples'
+    """What the shares and counts of streams in batches are of: samples, or tokens of rows that several samples make."""
+
     @takes(DatasetArguments)
     def __init__(self, options: DatasetArguments) -> None:
         given = streams_given(options.streams, options.remote, options.local)
@@ -115,11 +119,11 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             batch_cost=BatchCost.of(options.batch_cost),
             **read_selection(options),
         )
-        refuse_exclusions({**settings_of(options), 'packing': self.is_packed or None})
+        refuse_exclusions({**settings_of(options), 'stream_unit': self.stream_unit})
         self._opener = Opener(
             options,
             peers=self.peers,
-            is_packed=self.is_packed,
+            stream_unit=self.stream_unit,
             run={
                 'order': OrderConfig.of(options),
                 'epoch_size': (None if options.epoch_size is None else number_abbrev_to_int(options.epoch_size))
@@ -155,7 +159,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
 
     def _read(self, opened: Opened) -> None:
         streams, mixture = opened.streams, opened.run.mixture
-        if self.is_columnar and not self.is_packed:
+        if self.is_columnar and self.stream_unit == 'samples':  # rows have their columns
             refuse_different_meanings(streams, mixture)
         pool, skipping = SamplePool(streams, mixture, cache_limit=self.cache_limit), None
         if self.on_bad_sample == 'skip':
@@ -262,8 +266,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             self._is_checked = True
             if erased := len(self.pool.erased):
                 _log.warning(
-                    'Erased samples: %d. A batch has another sample in the place of each, as of a bad one: see '
-                    'own_bad_rows of the loader. Packing leaves them out.',
+                    'Erased samples: %d. A batch of samples has another one in the place of each, as of a bad one: see '
+                    'own_bad_rows of the loader. Sequences of tokens leave them out.',
                     erased,
                 )
             if self.cache_limit is not None:
@@ -285,7 +289,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         return plan
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
-        """The mixture and the order of the samples that are read; with packing, those of the documents."""
+        """The mixture and the order of the samples that are read."""
         return self.mixture, self.order_config
 
     @property
@@ -311,18 +315,13 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         """
         return self.pool.sample(sample_id)
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether batches hold sequences packed from samples."""
-        return False
-
     def promised_token_shares(self) -> npt.NDArray[np.float64]:
-        """The share of each stream in the tokens of packed batches that the mixture promises, float64[streams].
+        """The share of each stream in the tokens of batches that the mixture promises, float64[streams].
 
         Raises:
-            TypeError: batches are not packed, so their tokens are not counted.
+            TypeError: `stream_unit` is not 'tokens'.
         """
-        raise TypeError('A StreamingDataset knows no tokens; a PackedDataset does.')
+        raise TypeError(f'Batches of a {type(self).__name__} count samples, not tokens.')
 
     def begin_batches(self, request: PassRequest) -> Pass:
         """Begin a pass in batches, as `begin_pass` does."""

@@ -8,7 +8,6 @@ from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.streams.stream import columns_text, stream_text
 from headrace.errors import ConfigError
 from headrace.errors.display import Facts, count_text
-from headrace.order import Run
 
 _MOST = 8  # Streams that are listed.
 
@@ -23,8 +22,7 @@ def dataset_facts(dataset: DatasetAttributes) -> Facts:
         rows.append(('', f'and {len(streams) - _MOST} more streams'))
     rows.append(('columns', columns_text(streams)))
     rows.append(('epoch', count_text(dataset.epoch_size, 'sample') if dataset.has_length else 'does not end'))
-    run: Run = getattr(dataset.run, 'documents', dataset.run)  # with packing, the order is that of the documents
-    order = run.config()
+    order = dataset.sample_run.config()
     shuffled = f'shuffled with seed {order.seed}' if order.shuffle else 'not shuffled'
     rows.append(('order', f'{order.algorithm or "native"}, {shuffled}'))
     if dataset.global_batch_size is not None:

@@ -14,6 +14,7 @@ from headrace.dataset.cache_files import EpochPermutations
 from headrace.dataset.options import DatasetArguments
 from headrace.dataset.ranks import decided_by_first
 from headrace.dataset.reading.batch_reader import Weigh
+from headrace.dataset.statistics import StreamUnit
 from headrace.dataset.streams.open_streams import OpenedStream, look_at_indexes, open_streams
 from headrace.dataset.topology import detect_topology
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
@@ -50,7 +51,7 @@ class Opener:
     options: DatasetArguments
     _: KW_ONLY
     peers: Peers | None
-    is_packed: bool
+    stream_unit: StreamUnit
     run: Mapping[str, Any]
     """Arguments of `Run`, beside those that follow from the streams."""
     passed_over: str = field(init=False, default='')
@@ -61,7 +62,8 @@ class Opener:
         self._unopened = [copy.copy(stream) for stream in streams]  # which do not show what was opened
         named = options.cost is not None or all(stream.cost is not None for stream in streams)
         weighs = options.balance is not None or options.loss_weight == 'cost'
-        self._has_costs = not self.is_packed and (named or weighs or self.run['order'].bucket is not None)
+        has_costs = named or weighs or self.run['order'].bucket is not None
+        self._has_costs = has_costs and self.stream_unit == 'samples'
 
     @property
     def on_growth(self) -> OnGrowth:

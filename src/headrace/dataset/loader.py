@@ -117,8 +117,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # Trainers that copy a loader pass PyTorch's default in place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
         settings = {'loader.drop_last': drop_last, 'loader.pad': pad, 'loader.collate_fn': self._collate}
-        is_packed = dataset.is_packed or None
-        refuse_exclusions({'remainder': remainder or dataset.remainder, 'packing': is_packed, **settings})
+        settings |= {'remainder': remainder or dataset.remainder, 'stream_unit': dataset.stream_unit}
+        refuse_exclusions(settings)
         if remainder == 'exact':
             dataset.check_columns(PADDING_KEY)
         if mark_streams:
@@ -157,7 +157,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         self._peeked: tuple[object, Generator[Any], Any, list[object]] | None = None
-        self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, is_packed=dataset.is_packed)
+        self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, dataset.stream_unit)
         self._mixture_counts = MixtureCounts()
         if topology is not None:
             dataset.bind(topology)  # last: a loader that is refused leaves its dataset as it was
@@ -316,7 +316,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """
         progress, evaluates, copies = self.dataset.progress, self.fixed_epoch is not None, copies_to(self.device)
         epoch, _ = self._cursor.begin = place
-        plan, reader, keys, pack = self.dataset.begin_batches(
+        plan, reader, keys, combine = self.dataset.begin_batches(
             PassRequest(
                 batches=self._batches,
                 place=place,
@@ -333,8 +333,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         try:
             source = self._workers(reader, keys, running) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
-            batches = batches if pack is None else pack(batches)
-            if self.pin_memory and (pack is not None or not self.num_workers):  # PyTorch's thread pins workers' batches
+            batches = batches if combine is None else combine(batches)
+            if self.pin_memory and (combine or not self.num_workers):  # PyTorch's thread pins workers' batches
                 batches = pinned(batches)
             batches = batches if copies is None else copied_ahead(batches, copies)
             for number, received in enumerate(batches):
@@ -402,7 +402,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         sample that it repeats. Numbers are those of `dataset.streams`.
 
         Raises:
-            ConfigError: the data is packed, so that a row holds documents of several streams.
+            ConfigError: a row holds tokens of several streams.
         """
         return self._counters.own_streams
 
@@ -446,14 +446,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Counts since this loader was made, without padding. They come from the order, which takes about a millisecond
         and asks no other rank.
 
-        With packing, the counts are tokens, and of this rank alone. The mixture promises shares of documents; they are
-        multiplied by the mean length of each stream's documents.
+        Counts of tokens are of this rank alone; see `stream_unit` of the dataset.
         """
         tokens = self.stream_tokens
         return self._mixture_counts.counts() if tokens is None else self.token_counts(tokens)
 
     def token_counts(self, tokens: npt.NDArray[np.int64]) -> dict[str, StreamCount]:
-        """Tokens of packed batches by stream name, and as many tokens as the mixture promises.
+        """Tokens of batches by stream name, and as many tokens as the mixture promises.
 
         Args:
             tokens: of each stream, int64[streams].
@@ -464,8 +463,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def stream_tokens(self) -> npt.NDArray[np.int64] | None:
-        """Tokens of each stream that this rank's packed batches had so far, int64[streams]; None without packing."""
-        return self._counters.stream_tokens
+        """Tokens of each stream in this rank's batches so far, int64[streams]; None where samples are counted."""
+        return self.stream_tokens_before(0)
 
     def stream_tokens_before(self, last: int) -> npt.NDArray[np.int64] | None:
         """As `stream_tokens`, without the last batches, at most two."""
@@ -485,7 +484,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if self.fixed_epoch is not None and not self.dataset.has_length:
             raise ConfigError(
                 'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
-                'end. Set `sequences_per_epoch` in its `packing`; `all` has each document once.'
+                'end. Set `sequences_per_epoch`; `all` has each document once.'
             )
 
     def _workers(

@@ -29,7 +29,7 @@ from headrace.order import (
     Topology,
 )
 from headrace.order.decisions import shares_of
-from headrace.order.skip import Ranges, Skip
+from headrace.order.skip import Skip
 from headrace.order.topology import Uneven, World, with_replication
 
 _log = logger_of(__name__)
@@ -125,7 +125,7 @@ class SampleSequence:
     @property
     def shuffle_seed(self) -> int:
         """Key of the order."""
-        return self.order_config.seed
+        return self.sample_run.config().seed
 
     def __len__(self) -> int:
         """Samples of an epoch that one rank gets; TypeError: it has no end."""
@@ -193,6 +193,11 @@ class SampleSequence:
         return World(nodes, global_batch_size, self.topology.replicas if self.run.needs_replicas else None)
 
     @property
+    def sample_run(self) -> Run:
+        """The run through the samples that are read."""
+        return self.run
+
+    @property
     def order_config(self) -> OrderConfig:
         """How samples are ordered, with every default filled in.
 
@@ -232,11 +237,6 @@ class SampleSequence:
                 f'batches of many samples; an epoch has {self.epoch_size:,}. Limit the training by steps. '
                 f'`loader.plan().num_batches` counts them, once for each machine.'
             )
-
-    @property
-    def skipped_documents(self) -> Ranges:
-        """Ranges of ids of documents that `skip` names; only packed data has documents."""
-        return ()
 
     @property
     def skip_unit(self) -> int:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from headrace.errors import ConfigError
 from headrace.errors.display import human_decimal_size, text_table
 from headrace.order import BatchPlan, ExpectedCounts
 from headrace.storage import CacheCounters, CacheCounts, CountTable
+
+StreamUnit: TypeAlias = Literal['samples', 'tokens']
+"""What the shares and counts of streams are of."""
 
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
@@ -46,9 +49,9 @@ class WorkerBatch(NamedTuple):
     read: ReadCounts | None = None
     """Counters of streams that changed since the last batch; None if none did, or without workers."""
     bad_rows: npt.NDArray[np.bool_] | None = None  # bool[rows], True where the sample could not be read; None: nowhere.
-    unreadable: int = 0  # Unreadable documents since the batch before; they are in no sequence.
+    unreadable: int = 0  # Samples since the batch before that could not be read, and that no row stands for.
     stream_tokens: npt.NDArray[np.int64] | None = None
-    """Tokens of each stream in a batch of packed sequences, int64[streams]; None if it is not packed."""
+    """Tokens of each stream, int64[streams]; None where streams are counted in samples."""
     padding: tuple[int, int] | None = None
     """Places of the columns that `pad` pads, and those that are padding; None if it pads nothing."""
 
@@ -85,7 +88,7 @@ class StreamStats(NamedTuple):
 
     # Those of reads are the fields of `CacheCounts`, in their order.
 
-    samples: int  # Yielded rows that are not padding; with packing, documents that were read.
+    samples: int  # Yielded rows that are not padding; where streams are counted in tokens, samples that were read.
     bad_samples: int
     bytes_downloaded: int
     bytes_unpacked: int
@@ -114,10 +117,9 @@ class LoaderStats:
     samples: int
     """Rows of these that are not padding."""
     stream_samples: Mapping[str, int]
-    """The same by stream; with packing, tokens. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
+    """By stream, these rows or their tokens. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
     bad_samples: int
-    """Rows that hold another sample because theirs could not be read; with packing, documents that were skipped. See
-    `on_bad_sample`."""
+    """Samples that could not be read: rows hold others in their place, or nothing. See `on_bad_sample`."""
     stream_bad_samples: Mapping[str, int]
     """The same by stream."""
     seconds_waiting: float
@@ -202,12 +204,12 @@ class _ByStream(Mapping[str, StreamStats]):
 class LoaderCounters:
     """The counters of one loader, in the process that iterates."""
 
-    def __init__(self, names: Sequence[str], here: CacheCounters, *, is_packed: bool) -> None:
-        self._names, self._packs = tuple(names), is_packed
+    def __init__(self, names: Sequence[str], here: CacheCounters, stream_unit: StreamUnit) -> None:
+        self._names, self._counts_tokens = tuple(names), stream_unit == 'tokens'
         self._here, self._before = here, here.table()
         self._read = np.zeros_like(self._before)
         self._of_process: dict[int, CountTable] = {}
-        self._documents = np.zeros((2, len(names)), np.int64)  # and those of them that are bad
+        self._received = np.zeros((2, len(names)), np.int64)  # samples, if tokens are counted, and those that are bad
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
         self._batches = self._samples = self._of_first_stream = self._unreadable = self._stalls = 0
@@ -236,11 +238,10 @@ class LoaderCounters:
 
     def receive_all(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         for received in batches:
-            if self._packs or received.read is not None:
-                self.receive(received)
+            self._receive(received)
             yield received
 
-    def receive(self, received: WorkerBatch) -> None:
+    def _receive(self, received: WorkerBatch) -> None:
         if received.read is not None:
             process, streams, counts = received.read
             before = self._of_process.get(process)
@@ -248,11 +249,11 @@ class LoaderCounters:
                 before = self._of_process[process] = np.zeros_like(self._read)
             self._read[streams] += counts - before[streams]
             before[streams] = counts
-        if self._packs and received.streams is not None:
+        if self._counts_tokens and received.streams is not None:
             most = len(self._names)
-            self._documents[0] += np.bincount(received.streams, minlength=most)
+            self._received[0] += np.bincount(received.streams, minlength=most)
             if received.bad_rows is not None:
-                self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
+                self._received[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
 
     def hand_out(self, received: WorkerBatch, own_samples: int) -> float:
         """Count a batch whose first `own_samples` rows are not padding; returns the seconds it stalled training."""
@@ -295,23 +296,19 @@ class LoaderCounters:
         samples[0] += self._of_first_stream
         return samples
 
-    @property
-    def stream_tokens(self) -> npt.NDArray[np.int64] | None:
-        """Tokens of each stream in the packed batches so far, int64[streams]; None if batches are not packed."""
-        return self._stream_samples if self._packs else None
-
     def stream_tokens_before(self, last: int) -> npt.NDArray[np.int64] | None:
-        """The same without the last batches, at most two."""
-        tokens = self.stream_tokens
-        return None if tokens is None else tokens - sum(list(self._recent_tokens)[-last:] if last else [])
+        """As the loader's."""
+        if not self._counts_tokens:
+            return None
+        return self._stream_samples - sum(list(self._recent_tokens)[-last:] if last else [])
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
         """Stream number of each row of the last batch, int64[rows], padding included."""
-        if self._packs:
+        if self._counts_tokens:
             raise ConfigError(
-                'A loader of packed data has no `own_streams`: a sequence holds documents of several streams. Pass '
-                '`mark_streams=True`, which marks each token.'
+                'A loader whose rows hold tokens of several streams has no `own_streams`. Pass `mark_streams=True`, '
+                'which marks each token.'
             )
         return np.zeros(self._rows, np.int64) if self._own_streams is None else self._own_streams.astype(np.int64)
 
@@ -324,8 +321,8 @@ class LoaderCounters:
         """All counters; those of reads are this process', or the workers'."""
         table = self._here.table() - self._before if reads_here else self._read.copy()
         read = CacheCounts(*table.sum(axis=0).tolist())
-        of_streams, bad = self._stream_samples, self._documents[1] if self._packs else self._bad_streams
-        samples = self._documents.copy() if self._packs else np.array([of_streams, bad])
+        of_streams, bad = self._stream_samples, self._received[1] if self._counts_tokens else self._bad_streams
+        samples = self._received.copy() if self._counts_tokens else np.array([of_streams, bad])
         return LoaderStats(
             batches=self._batches,
             samples=self._samples,
@@ -353,9 +350,9 @@ _MOST_UNCOUNTED = 1 << 18  # samples: some orders look each of them up, which mu
 
 
 class StreamCount(NamedTuple):
-    """Samples of a stream, counted and expected; of packed data, tokens."""
+    """Samples of a stream, or tokens, counted and expected."""
 
-    samples: int  # Over all ranks, without padding; tokens of packed data are those of this rank.
+    samples: int  # Over all ranks, without padding; tokens are those of this rank.
     promised: float  # Expected for as many samples of all streams, by the proportions of the mixture or its schedule.
 
 

@@ -98,6 +98,8 @@ class Exclusion:
 
 def broken_exclusions(settings: Settings) -> Iterator[tuple[Exclusion, BrokenRule]]:
     """The rows that the settings break, with their texts."""
+    if 'stream_unit' in settings:  # of a dataset, which counts tokens only with packing
+        settings = {**settings, 'packing': settings['stream_unit'] == 'tokens' or None}
     for row in EXCLUSIONS:
         if (rule := row.broken(settings)) is not None:
             yield row, rule

@@ -20,6 +20,7 @@ from headrace.order import (
     run_range,
     with_more,
 )
+from headrace.packing import PackedDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def explain_batches(
     Raises:
         ConfigError: the batch is older than the loader's present mixture; or `documents` is given without packing.
     """
-    if documents and not loader.dataset.is_packed:
+    if documents and not isinstance(loader.dataset, PackedDataset):
         raise ConfigError(
             'skip takes documents in place of places of the sequence only with `packing`, but the data is not packed. '
             'Leave out --documents.'
@@ -164,7 +165,8 @@ def skip_with(
     ids = (sample_id for batch in named for sample_id in batch.ids.tolist())
     unit = dataset.skip_unit
     ranges = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
-    documents = [*dataset.skipped_documents, *((sample_id, sample_id + 1) for sample_id in ids)]
+    skipped = dataset.skipped_documents if isinstance(dataset, PackedDataset) else ()
+    documents = [*skipped, *((sample_id, sample_id + 1) for sample_id in ids)]
     return [*with_more(dataset.skip, () if named else ranges), *documents_skip(documents)]
 
 

@@ -80,6 +80,7 @@ class PackedDataset(StreamingDataset):
             ``sequences_per_epoch='all'``; a stream lacks the column.
     """
 
+    stream_unit = 'tokens'
     run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - what happens to it gives a packed run
 
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
@@ -189,11 +190,6 @@ class PackedDataset(StreamingDataset):
     def check_columns(self, key: ReservedKey, streams: Sequence[OpenedStream] | None = None) -> None:
         """No check: batches hold no columns of the data."""
 
-    @property
-    def is_packed(self) -> bool:
-        """True."""
-        return True
-
     def promised_token_shares(self) -> npt.NDArray[np.float64]:
         """The share of each stream in the tokens that the mixture promises, float64[streams].
 
@@ -219,9 +215,9 @@ class PackedDataset(StreamingDataset):
         return self.packing.sequences_per_epoch is not None
 
     @property
-    def shuffle_seed(self) -> int:
-        """Key of the documents' order."""
-        return self.run.documents.config().seed
+    def sample_run(self) -> Run:
+        """The documents' run."""
+        return self.run.documents
 
     @property
     def order_key(self) -> object:

@@ -28,10 +28,10 @@ from headrace.dataset import Stream, StreamingDataLoader
 from headrace.dataset.streams.past import keep_index
 from headrace.errors import ConfigError, HeadraceError
 from headrace.errors.redaction import warn, without_credentials
+from headrace.metrics.step_report import skip_with
 from headrace.mixing import load_config, to_mapping
-from headrace.order import BatchPlan, StreamSize, with_more
+from headrace.order import BatchPlan, StreamSize
 from headrace.order.config import ORDER_ARGUMENTS
-from headrace.order.skip import documents_skip
 from headrace.packing import PackedDataset, Packing, StreamPacking
 from headrace.version import __version__
 from headrace.watching.status import RankStatus
@@ -132,12 +132,12 @@ _OF_STREAM = (
 def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
     """A training loader's configuration as YAML, without credentials and store options; None if YAML cannot say it."""
     dataset = loader.dataset
-    run = dataset.run.documents if isinstance(dataset, PackedDataset) else dataset.run
     packing = dataset.packing if isinstance(dataset, PackedDataset) else None
     if any(
         settings is not None and settings.tokenizer for settings in (packing, *(s.packing for s in dataset.streams))
     ):
         return None
+    run = dataset.sample_run
     arguments = run.settings
     order = arguments.order
     values: dict[str, Any] = {
@@ -153,7 +153,7 @@ def loader_config(loader: StreamingDataLoader) -> dict[str, Any] | None:
         'epoch_size': arguments.epoch_size,
         'when_exhausted': arguments.when_exhausted,
         'balance': arguments.balance,
-        'skip': [*with_more(dataset.skip, ()), *documents_skip(dataset.skipped_documents)],
+        'skip': skip_with(dataset, (), ()),
         **{key: getattr(order, name) for key, name in ORDER_ARGUMENTS.items()},
     }
     if type(order.seed) is not int:  # a default that nobody gave

@@ -47,7 +47,7 @@ def sources_of(run: RecordedRun) -> list[dict[str, Any]]:
             keys = [(stream.name or '', stream.fingerprint) for stream in dataset.pool.streams]
             for stream, key, size in zip(dataset.pool.streams, keys, mixture.streams, strict=True):
                 seen.setdefault(key, np.zeros(size.size, np.bool_))
-                drawn.setdefault(key, {**_described(stream), 'unit': 'tokens' if dataset.is_packed else 'samples'})
+                drawn.setdefault(key, {**_described(stream), 'unit': dataset.stream_unit})
             for step in sorted({*(step for step in saved if begin < step < after), after}):
                 for ids, counts in _drawn(dataset, plan, begin - run_pass.first_step, step - run_pass.first_step):
                     streams = mixture.streams_of(ids)
@@ -80,7 +80,7 @@ def _described(stream: OpenedStream) -> dict[str, Any]:
 
 def _drawn(dataset: StreamingDataset, plan: BatchPlan, first: int, last: int) -> Iterator[tuple[IntArray, IntArray]]:
     """Ids of the samples of batches, some at a time, and what counts of each stream, int64[streams]."""
-    if dataset.is_packed:
+    if dataset.stream_unit == 'tokens':
         for k in range(first, last):
             explained = dataset.explain(plan, k)
             yield explained.ids, np.array([*explained.stream_counts().values()], np.int64)

@@ -74,8 +74,8 @@ class Pass(NamedTuple):
     plan: BatchPlan  # Its batches, their size and remainder, and the topology.
     reader: Reader[Any]
     keys: Iterator[Any]
-    pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
-    """Packs what was read into batches; None if it is batches already."""
+    combine: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
+    """Makes batches of what was read; None if it is batches already."""
 
 
 class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
