@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_arguments(subparser)
+        if command.json is not None:
+            subparser.add_argument('--json', action='store_true', help=command.json)
     parser.set_defaults(parser=parser)  # for `completion`
     parsed, rest = parser.parse_known_args(arguments)
     # argparse takes all KEY=VALUE from one place only; here they may stand before and after the options.

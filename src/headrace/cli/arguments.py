@@ -63,8 +63,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: s
 
 
 def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
-    """Declare how to reach the source and, with the prefix ``to-``, another store; and ``--json``."""
-    parser.add_argument('--json', action='store_true', help='print JSON')
+    """Declare how to reach the source and, with the prefix ``to-``, another store."""
     add_store_arguments(parser, of='the source')
     add_store_arguments(parser, 'to-', of=to)
 
@@ -295,7 +294,6 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
     parser.add_argument('--start-seconds', type=float, default=0.1, help='start of the workers')
     parser.add_argument('--batches', type=int, default=batches, help='batches of an epoch to simulate, at most')
     parser.add_argument('--documents', type=count, metavar='N', help='of a global batch, for a loader with `packing`')
-    parser.add_argument('--json', action='store_true', help='print JSON')
 
 
 def read_conditions(arguments: argparse.Namespace) -> Conditions:

@@ -58,18 +58,21 @@ class Command(NamedTuple):
     help: str  # one line, for ``headrace --help``
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Run  # returns the exit status
+    json: str | None = None  # the help of its `--json`; None: `add_arguments` declares that
 
 
 COMMANDS: dict[str, Command] = {}
 """Those of the modules that are imported."""
 
 
-def command(name: str, add_arguments: Callable[[argparse.ArgumentParser], None]) -> Callable[[Run], Run]:
+def command(
+    name: str, add_arguments: Callable[[argparse.ArgumentParser], None], *, json: str | None = 'print JSON'
+) -> Callable[[Run], Run]:
     """Declare the decorated function as the command of a name."""
 
     def declare(run: Run) -> Run:
         (text,) = (commands[name] for commands in GROUPS.values() if name in commands)
-        COMMANDS[name] = Command(text, add_arguments, run)
+        COMMANDS[name] = Command(text, add_arguments, run, json)
         return run
 
     return declare

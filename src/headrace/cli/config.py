@@ -22,7 +22,6 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('action', choices=['check', 'show', 'schema'], help='see the examples')
     parser.add_argument('config', nargs='?', type=Path, help='YAML file of the loaders; not for `schema`')
     parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace config check train.yaml             # every mistake, with file and line',
@@ -74,7 +73,6 @@ def _add_convert_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--native', action='store_true', help='use the native order, for new runs, and explain each change'
     )
-    parser.add_argument('--json', action='store_true', help='print JSON: the configuration, and the notes')
     show_examples(
         parser,
         'headrace convert-config foundry.yaml > train.yaml',
@@ -82,7 +80,7 @@ def _add_convert_config(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('convert-config', _add_convert_config)
+@command('convert-config', _add_convert_config, json='print JSON: the configuration, and the notes')
 def _run_convert_config(arguments: argparse.Namespace) -> int:
     from headrace.mixing import config_of_foundry, to_mapping, to_yaml
 

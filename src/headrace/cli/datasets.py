@@ -77,7 +77,6 @@ def _add_erase(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--dry-run', action='store_true', help='write nothing; say how many samples would be erased')
     parser.add_argument('--resume', action='store_true', help='take over from a killed call on another machine')
     parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='concurrent shards (default: 8)')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
         parser,
@@ -119,7 +118,6 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
         metavar='INDEX',
         help='index.json of each part, in this order (default: all below OUT, in the order of their paths)',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
         parser, 'headrace merge s3://bucket/data', 'headrace merge ./data ./data/night/index.json ./data/day/index.json'
@@ -188,7 +186,6 @@ def _run_reshard(arguments: argparse.Namespace) -> int:
 def _add_rollback(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('out', help='folder or URL of the dataset')
     parser.add_argument('--to', metavar='NAME', help='the index to bring back (default: list them)')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(parser, 'headrace rollback ./data', 'headrace rollback ./data --to index.00001.json')
 
@@ -250,10 +247,9 @@ def _add_conversion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
     )
-    parser.add_argument('--json', action='store_true', help='print the report as JSON')
 
 
-@command('convert', _add_convert)
+@command('convert', _add_convert, json='print the report as JSON')
 def _run_convert(arguments: argparse.Namespace) -> int:
     from headrace.convert import convert
 
@@ -293,7 +289,7 @@ def _add_tokenize(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('tokenize', _add_tokenize)
+@command('tokenize', _add_tokenize, json='print the report as JSON')
 def _run_tokenize(arguments: argparse.Namespace) -> int:
     from headrace.convert import tokenize
     from headrace.packing import load_tokenizer

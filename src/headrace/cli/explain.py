@@ -295,7 +295,6 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint that the run was resumed from, or JSON of its state')
     parser.add_argument('--state-key', help='path of the position in --state, if it holds several: a.b.c')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace explain train.yaml --batch 147 --ranks 8 --rank 5   # the rows of a rank',
@@ -447,7 +446,7 @@ def _add_skip(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('skip', _add_skip)
+@command('skip', _add_skip, json=None)
 def _run_skip(arguments: argparse.Namespace) -> int:
     from headrace.metrics import explain_step, report_text, skip_yaml
 

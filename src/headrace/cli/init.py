@@ -350,7 +350,6 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--batch-size', type=count, metavar='N', help='global batch (default with --yes: 32)')
     parser.add_argument('--local', metavar='DIR', help='cache of remote data (default with --yes: OUT/cache)')
     parser.add_argument('--out', type=Path, metavar='DIR', help='folder for the files (default with --yes: .)')
-    parser.add_argument('--json', action='store_true', help='print JSON; questions go to stderr')
     parser.add_argument(
         '--yes', action='store_true', help='ask nothing: use the default of each option that is not given'
     )
@@ -362,7 +361,7 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('init', _add_init)
+@command('init', _add_init, json='print JSON; questions go to stderr')
 def _run_init(arguments: argparse.Namespace) -> int:
     with printing_to_stderr(arguments.json):
         written = _write(arguments)

@@ -79,7 +79,6 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--save', type=Path, metavar='DIR', help='folder for the pictures of these samples')
     parser.add_argument('--cost', metavar='COLUMN', help='measure the lengths or numbers of this column, and show them')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_format_arguments(parser)
     add_store_arguments(parser)
     show_examples(
@@ -128,7 +127,6 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--state', type=Path, metavar='FILE', help='file of the shards that passed, which later calls skip'
     )
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser)
     show_examples(
         parser,
@@ -170,7 +168,6 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         help='overrides of the file; after clear, first DIR|CONFIG',
     )
     parser.add_argument('--yes', action='store_true', help='with clear: do not ask')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace cache /scratch/cache',

@@ -50,7 +50,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('overrides', nargs='*', default=[], metavar='KEY=VALUE', help='what goes over the file')
     parser.add_argument('--ranks', type=int, default=1, help='ranks on this machine')
     parser.add_argument('--nodes', type=count, metavar='N', help="nodes of the run (default: the launcher's)")
-    parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser, of='the store of a URL')
     show_examples(
         parser,
@@ -112,7 +111,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         '--workers', metavar='N,N', help="numbers of workers (default: 0, and the configuration's, or 2)"
     )
     parser.add_argument('--cold', action='store_true', help='begin with an empty cache, in a temporary folder')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace bench train.yaml                    # with the cache as it is',
@@ -194,7 +192,6 @@ def _add_warm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--node', type=int, default=0, help='number of this node, counted from 0')
     parser.add_argument('--batches', type=count, metavar='N', help='the first global batches (default: an epoch)')
     parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='concurrent shards')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace warm train.yaml',
@@ -249,7 +246,6 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--cost', metavar='COLUMN', help="column of the costs (default: the configuration's)")
     parser.add_argument('--local', metavar='DIR', help='cache folder of a URL (default: a temporary one, as in a run)')
     parser.add_argument('-j', '--jobs', type=count, default=8, metavar='N', help='concurrent shards of a stream')
-    parser.add_argument('--json', action='store_true', help='print JSON')
     show_examples(
         parser,
         'headrace measure train.yaml',

@@ -29,9 +29,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and exit'
     )
-    parser.add_argument(
-        '--json', action='store_true', help="print the exit status as JSON, and the program's stdout on stderr"
-    )
     parser.add_argument('program', nargs='?', help='a Python file, an installed command, or a module')
     parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
     show_examples(
@@ -43,7 +40,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('run', _add_run)
+@command('run', _add_run, json="print the exit status as JSON, and the program's stdout on stderr")
 def _run_run(arguments: argparse.Namespace) -> int:
     """Run the program in this process as `python` would; processes that it starts have the alias, too."""
     from headrace.compat import FOLDER  # installs the alias
@@ -121,11 +118,10 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
     )
-    parser.add_argument('--json', action='store_true', help='print the proof as JSON, and everything else on stderr')
     show_examples(parser, 'headrace demo', 'headrace demo --framework lightning --store s3')
 
 
-@command('demo', _add_demo)
+@command('demo', _add_demo, json='print the proof as JSON, and everything else on stderr')
 def _run_demo(arguments: argparse.Namespace) -> int:
     demo = _demo()
     frameworks = demo.FRAMEWORKS if arguments.framework == 'both' else (arguments.framework,)
@@ -157,7 +153,6 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folder', metavar='RUN', type=Path, help='folder of a run with the callback RunRecord')
     parser.add_argument('--text', action='store_true', help='show a table in the terminal instead of a page')
     parser.add_argument('--once', action='store_true', help='with --text: show it once, and exit')
-    parser.add_argument('--json', action='store_true', help='print JSON once, and end')
     parser.add_argument('--port', type=int, default=0, help='port of the page on 127.0.0.1, or 0 for any free one')
     show_examples(
         parser,
@@ -167,7 +162,7 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('watch', _add_watch)
+@command('watch', _add_watch, json='print JSON once, and end')
 def _run_watch(arguments: argparse.Namespace) -> int:
     from headrace.watching.live import live_text, read_live
 
@@ -191,7 +186,6 @@ def _run_watch(arguments: argparse.Namespace) -> int:
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('shell', choices=['bash', 'zsh', 'fish', 'tcsh'], help='the shell that reads the script')
-    parser.add_argument('--json', action='store_true', help='print JSON, with the script as a text')
     show_examples(
         parser,
         'headrace completion bash > ~/.local/share/bash-completion/completions/headrace',
@@ -200,7 +194,7 @@ def _add_completion(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@command('completion', _add_completion)
+@command('completion', _add_completion, json='print JSON, with the script as a text')
 def _run_completion(arguments: argparse.Namespace) -> int:
     import shtab
 
