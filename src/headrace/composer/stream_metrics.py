@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
@@ -54,10 +53,8 @@ class _OfStream(WrapperMetric):
                 f'There are {len(self._streams)} names of streams, {list(self._streams)}, but rows of stream '
                 f'{int(streams.max())}. Give the names of all streams, in their order in the dataset.'
             )
-        others = streams != self._number
-        for mark in (is_padding, is_bad_sample):
-            others = others if mark is None else others | mark.to(streams.device)
-        self.metric.update(*args, streams=torch.zeros_like(streams), is_padding=others, **kwargs)
+        own = -(streams != self._number).to(streams.dtype)  # 0, and -1 for a row of another stream, which is left out
+        self.metric.update(*args, streams=own, is_padding=is_padding, is_bad_sample=is_bad_sample, **kwargs)
 
     def compute(self) -> Any:
         return self.metric.compute()[self._name]

@@ -365,12 +365,10 @@ def _check_sizes(
             except StorageError as error:
                 yield BadShard(number, info.name, 'unreadable', str(error))
                 break
-            if size is None:
-                yield BadShard(number, info.name, 'missing', f'There is no {stored.basename}.')
-                break
             if size != stored.bytes:
                 reason = f'{stored.basename} has {size} bytes, the index gives {stored.bytes}.'
-                yield BadShard(number, info.name, 'size', reason)
+                reason = f'There is no {stored.basename}.' if size is None else reason
+                yield BadShard(number, info.name, 'missing' if size is None else 'size', reason)
                 break
         advance()
 

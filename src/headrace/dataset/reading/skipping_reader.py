@@ -56,29 +56,12 @@ class BadSampleLog:
         file = stream.shards[local].files[0]
         name = (file.zip or file.raw).basename
         url = f'{stream.url}/{name}' if stream.url else str(stream.folder / file.raw.basename)
+        named = f'{file.raw.basename} of stream {stream.name}'
+        what, more = f'Sample {sample_id}, row {row} of shard {named},', ''
         if of_shard:
-            logger.warning(
-                'Shard %s of stream %s cannot be read, and is skipped with its %d samples, of which %d was wanted '
-                'first (%s): %s: %s',
-                file.raw.basename,
-                stream.name,
-                stream.shards[local].samples,
-                sample_id,
-                url,
-                type(error).__name__,
-                error,
-            )
-        else:
-            logger.warning(
-                'Sample %d, row %d of shard %s of stream %s, cannot be read, and is skipped (%s): %s: %s',
-                sample_id,
-                row,
-                file.raw.basename,
-                stream.name,
-                url,
-                type(error).__name__,
-                error,
-            )
+            samples = stream.shards[local].samples
+            what, more = f'Shard {named}', f' with its {samples} samples, of which {sample_id} was wanted first'
+        logger.warning('%s cannot be read, and is skipped%s (%s): %s: %s', what, more, url, type(error).__name__, error)
 
 
 BadRows = npt.NDArray[np.bool_]  # bool[rows], True where the sample could not be read.
