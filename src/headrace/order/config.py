@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.errors.exclusions import refuse_exclusions
 from headrace.errors.redaction import warn
-from headrace.order.families import DEFAULT_ALGORITHM, Family, family_of
+from headrace.order.families import ALGORITHMS, DEFAULT_ALGORITHM, Family, family_of
 from headrace.order.mixture.mixture import Mixture
 
 PARTITIONS = ('orig', 'relaxed')
@@ -38,20 +39,17 @@ _MAX_PLACES = 1 << 24  # canonical nodes times streams: 128 MiB for each of thes
 _SHARDS_PER_CANONICAL_NODE = 64
 _MAX_DEFAULT_CANONICAL_NODES = 64
 
-ORDER_ARGUMENTS: Final = {
-    'shuffle': 'shuffle',
-    'shuffle_algo': 'algorithm',
-    'shuffle_seed': 'seed',
-    'num_canonical_nodes': 'num_canonical_nodes',
-    'shuffle_block_size': 'block_size',
-    'batching_method': 'batching',
-    'partition_algo': 'partition',
-    'sampling_method': 'sampling',
-    'sampling_granularity': 'sampling_granularity',
-    'bucket': 'bucket',
-    'batch_cost': 'batch_cost',
-}
-"""Arguments of a dataset, and their names in `OrderConfig`."""
+MAX_EPOCH_SIZE: Final = 10**12  # Samples of an epoch: products of two numbers of its parts fit 64 bits.
+_MAX_SAMPLES: Final = 10**18  # of a run
+
+
+def is_count(value: object, least: int = 0, most: int = _MAX_SAMPLES) -> bool:
+    """Whether a value is an integer within bounds, both inclusive."""
+    return type(value) is int and least <= value <= most
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 BATCH_COST_RULE: Final = (
@@ -59,10 +57,6 @@ BATCH_COST_RULE: Final = (
     'one, and `sum`, true or false'
 )
 _DEFAULT_BUCKET = 64  # with `batch_cost`
-
-
-def _are_positive(*values: object) -> bool:
-    return all(type(value) is int and 1 <= value < 1 << 62 for value in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,8 @@ class BatchCost:
             return raw
         given: Any = {'budget': raw} if type(raw) is int else raw
         cost = cls(**given) if isinstance(given, Mapping) and {'budget'} <= {*given} <= {*cls.__slots__} else None
-        if cost is None or type(cost.sum) is not bool or not _are_positive(cost.budget, cost.multiple):
+        counts = () if cost is None else (cost.budget, cost.multiple)
+        if cost is None or type(cost.sum) is not bool or not all(is_count(count, 1, (1 << 62) - 1) for count in counts):
             raise ConfigError(f'`batch_cost` {BATCH_COST_RULE}, got {raw!r:.100}.')
         return cost
 
@@ -93,41 +88,74 @@ class BatchCost:
         return {'budget': self.budget, 'multiple': self.multiple, 'sum': self.sum}
 
 
+def _is_batch_cost(value: object) -> bool:
+    try:
+        return BatchCost.of(value) is not None
+    except ConfigError:
+        return False
+
+
+class OrderOption(NamedTuple):
+    """What a dataset and the states of its runs say of a field of `OrderConfig`."""
+
+    argument: str = ''  # The dataset's; '': the field follows from others.
+    holds: Callable[[Any], bool] | None = None  # Whether a state may have a value; None: its `config` lacks the field.
+    rule: str = ''  # What such a value is, for messages.
+    beside: str = ''  # The field that is set in runs whose states have this one; '': all states have it.
+    of_mixture: bool = False  # Whether it may change with the mixture.
+
+
+def _option(default: Any, *option: Any, **more: Any) -> Any:
+    return field(default=default, metadata={'option': OrderOption(*option, **more)})
+
+
+_is_positive = partial(is_count, least=1)
+_of_batches = partial(_option, None, of_mixture=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderConfig:
     """The settings that a global sequence depends on, beside its mixture and epoch. None: see `resolve_defaults`."""
 
-    shuffle: bool = False
+    shuffle: bool = _option(False, 'shuffle', lambda value: isinstance(value, bool), 'true or false')
     """Whether samples are shuffled. If not, streams follow one another in stored order."""
-    algorithm: str | None = None
+    algorithm: str | None = _option(None, 'shuffle_algo', ALGORITHMS.__contains__, f'one of {", ".join(ALGORITHMS)}')
     """Name of the shuffle algorithm."""
-    seed: int = DEFAULT_SEED
+    seed: int = _option(DEFAULT_SEED, 'shuffle_seed')
     """Shuffle seed, a non-negative int of any size."""
-    num_canonical_nodes: int | None = None
+    num_canonical_nodes: int | None = _option(None, 'num_canonical_nodes')
     """Number of parts that the sequence runs through side by side: position p belongs to canonical node p modulo
     this. On any number of nodes that divides it, a node reads only its own parts' shards. 0 is None."""
-    block_size: int | None = None
+    block_size: int | None = _option(None, 'shuffle_block_size', _is_positive, 'a number of samples')
     """Samples of a canonical node's sequence over which a shard's samples are spread, about."""
-    batching: str = 'random'
+    batching: str = _option('random', 'batching_method', is_text, 'text')
     """How streams share batches."""
-    sampling: str = 'balanced'
+    partition: str = _option('relaxed', 'partition_algo', is_text, 'text')
+    """How the sequence is split over nodes; the native order ignores it."""
+    sampling: str = _option('balanced', 'sampling_method', is_text, 'text')
     """Samples of a stream that an epoch takes in part. ``balanced``: others in each epoch; the native order continues
     with its next samples. ``fixed``: the same in each epoch."""
-    sampling_granularity: int = 1
+    sampling_granularity: int = _option(1, 'sampling_granularity', _is_positive, 'a number of samples')
     """Samples of a shard that are chosen together. The native order knows it with ``fixed`` sampling only."""
-    bucket: int | None = None
+    bucket: int | None = _of_batches(
+        'bucket', partial(_is_positive, most=MAX_EPOCH_SIZE), 'a number of batches', beside='bucket'
+    )
     """Batches of a window, whose samples are sorted by cost: see `headrace.order.lengths`. None: no windows."""
-    batch_cost: BatchCost | None = None
+    batch_cost: BatchCost | None = _of_batches(  # noqa: RUF009 - a field
+        'batch_cost', _is_batch_cost, 'a budget of cost', beside='batch_cost'
+    )
     """Batches of a window are cut by cost, and the global batch size is the most rows of one. ``bucket`` is
     64 by default then. None: all batches have one size."""
-    costs: str = ''
+    costs: str = _option('', '', is_text, 'text', beside='bucket', of_mixture=True)
     """The identity of the costs, with ``bucket``."""
-    global_batch_size: int | None = None
+    global_batch_size: int | None = _of_batches(
+        '', partial(_is_positive, most=MAX_EPOCH_SIZE), 'a number of samples', beside='global_batch_size'
+    )
     """Samples of a global batch. Of native orders those with ``bucket`` or batching but ``random`` depend on it."""
-    device_batches: int | None = None
+    device_batches: int | None = _of_batches(
+        '', partial(_is_positive, most=MAX_EPOCH_SIZE), 'a number of device batches', beside='device_batches'
+    )
     """Device batches of a global batch, of which the native order's ``device_per_stream`` gives each to one stream."""
-    partition: str = 'relaxed'
-    """How the sequence is split over nodes; the native order ignores it."""
 
     @classmethod
     def of(cls, options: Any) -> OrderConfig:
@@ -157,6 +185,16 @@ class OrderConfig:
                 f'num_canonical_nodes must be at most {MAX_CANONICAL_NODES:,}, got {self.num_canonical_nodes}. A small '
                 f'multiple of the number of machines is enough.'
             )
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The fields that states have, as values of JSON."""
+        return {
+            name: getattr(value, 'plain', value)
+            for name, option in ORDER_OPTIONS.items()
+            if option.holds is not None and (not option.beside or getattr(self, option.beside) not in (None, False))
+            for value in [getattr(self, name)]
+        }
 
     @property
     def family(self) -> Family:
@@ -258,6 +296,13 @@ class OrderConfig:
                     stacklevel=4,
                 )
                 return
+
+
+ORDER_OPTIONS: Final[Mapping[str, OrderOption]] = {
+    setting.name: setting.metadata['option'] for setting in fields(OrderConfig)
+}
+ORDER_ARGUMENTS: Final = {option.argument: name for name, option in ORDER_OPTIONS.items() if option.argument}
+"""Arguments of a dataset, and their names in `OrderConfig`."""
 
 
 class SharedShards(NamedTuple):

@@ -8,15 +8,11 @@ from itertools import pairwise
 from typing import Any, Final, cast
 
 from headrace.errors import ConfigError
-from headrace.order.config import MAX_CANONICAL_NODES, BatchCost
+from headrace.order.config import MAX_CANONICAL_NODES, MAX_EPOCH_SIZE, ORDER_OPTIONS, is_count, is_text
 from headrace.order.decisions import decisions_of
-from headrace.order.families import ALGORITHMS
 from headrace.order.mixture.schedule import Schedule
 
-MAX_EPOCH_SIZE: Final = 10**12  # Samples of an epoch: products of two numbers of its parts fit 64 bits.
 MAX_SEED: Final = 1 << 1024  # A seed may have any size; this one bounds messages.
-
-_MAX_SAMPLES: Final = 10**18  # of a run
 
 
 def short(value: object, longest: int = 80) -> str:
@@ -37,11 +33,6 @@ def read_pinned(text: object) -> dict[str, Any] | None:
     return cast('dict[str, Any]', value) if isinstance(value, dict) else None
 
 
-def is_count(value: object, least: int = 0, most: int = _MAX_SAMPLES) -> bool:
-    """Whether a value is an integer within bounds, both inclusive."""
-    return type(value) is int and least <= value <= most
-
-
 def are_ranges(value: Any) -> bool:
     """Whether a value is a list of pairs [begin, end) of numbers of samples."""
     return _is_list(value) and all(_is_list(pair, of=2) and _are_counts(pair) and pair[0] < pair[1] for pair in value)
@@ -51,24 +42,15 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
     """The rules that the values of a ``config`` break; absent ones break none here. `nodes`: canonical nodes."""
     dealt: Any = pinned.get('dealt')
     is_dealt = _are_counts(dealt, 3) and all(dealt) and dealt[1] % dealt[0] == 0 and dealt[2] % dealt[1] == 0
-    rules: dict[str, tuple[bool, str]] = {
-        'algorithm': (pinned.get('algorithm') in ALGORITHMS, f'one of {", ".join(ALGORITHMS)}'),
-        'batching': (_is_text(pinned.get('batching')), 'text'),
-        'block_size': (is_count(pinned.get('block_size'), 1), 'a number of samples'),
-        'partition': (_is_text(pinned.get('partition')), 'text'),
-        'sampling': (_is_text(pinned.get('sampling')), 'text'),
-        'sampling_granularity': (is_count(pinned.get('sampling_granularity'), 1), 'a number of samples'),
-        'shuffle': (isinstance(pinned.get('shuffle'), bool), 'true or false'),
+    rules = {
+        name: (option.holds(pinned.get(name)), option.rule)
+        for name, option in ORDER_OPTIONS.items()
+        if option.holds is not None and (name in pinned or not option.beside)
     }
     optional: dict[str, tuple[bool, str]] = {
-        'batch_cost': (_is_batch_cost(pinned.get('batch_cost')), 'a budget of cost'),
-        'bucket': (is_count(pinned.get('bucket'), 1, MAX_EPOCH_SIZE), 'a number of batches'),
-        'costs': (_is_text(pinned.get('costs')), 'text'),
         'count': (is_count(pinned.get('count')), 'a number of samples'),
         'decided_since': (is_count(pinned.get('decided_since'), 0, 1 << 61), 'a number of samples'),
         'dealt': (is_dealt, 'nodes, replicas and samples of a global batch'),
-        'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),
-        'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
         'skip': (are_ranges(pinned.get('skip')), 'a list of ranges [begin, end]'),
     }
     rules |= {key: rule for key, rule in optional.items() if key in pinned}
@@ -93,17 +75,6 @@ def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> 
         yield from _wrong_origin(pinned['origin'], streams, nodes)
 
 
-def _is_batch_cost(value: object) -> bool:
-    try:
-        return BatchCost.of(value) is not None
-    except ConfigError:
-        return False
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
 def _is_list(value: Any, of: int | None = None) -> bool:
     return isinstance(value, (list, tuple)) and of in (None, len(cast('Sequence[Any]', value)))
 
@@ -116,8 +87,8 @@ def _are_streams(value: Any, epoch_size: int) -> bool:
     if not _is_list(value) or not value or not all(isinstance(stream, dict) for stream in value):
         return False
     are_whole = all(
-        _is_text(stream.get('name'))
-        and _is_text(stream.get('fingerprint'))
+        is_text(stream.get('name'))
+        and is_text(stream.get('fingerprint'))
         and is_count(stream.get('samples'), 1, MAX_EPOCH_SIZE)
         and is_count(stream.get('choose'), 0, MAX_EPOCH_SIZE)
         for stream in value
@@ -173,8 +144,8 @@ def _wrong_origin(value: Any, streams: list[dict[str, Any]], nodes: int) -> Iter
     sizes = {(stream['name'], stream['fingerprint']): stream['samples'] for stream in streams}
     for name, position in cast('dict[str, Any]', positions).items():
         fingerprint = position.get('fingerprint') if isinstance(position, dict) else None
-        size = sizes.get((name, fingerprint)) if _is_text(fingerprint) else None
-        if not _is_text(fingerprint) or not _is_position(position, size, nodes):
+        size = sizes.get((name, fingerprint)) if is_text(fingerprint) else None
+        if not is_text(fingerprint) or not _is_position(position, size, nodes):
             yield (
                 f'origin must say of stream {short(name)} which of its draws its {nodes} canonical nodes had, pass by '
                 f'pass, got {short(position)}'

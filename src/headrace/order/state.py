@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import MissingStateKeyError, ResumeError
-from headrace.order.config import MAX_CANONICAL_NODES
+from headrace.order.config import MAX_CANONICAL_NODES, MAX_EPOCH_SIZE, ORDER_OPTIONS, is_count
 from headrace.order.decisions import decisions_of
 from headrace.order.families import family_of
 from headrace.order.mixture.takeover import Takeover
-from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, is_count, pinned_errors, read_pinned, short
+from headrace.order.pinned import MAX_SEED, pinned_errors, read_pinned, short
 from headrace.order.skip import merged
 
 if TYPE_CHECKING:
@@ -326,13 +326,7 @@ def pinned_config(
     """
     config = config.resolve_defaults(mixture)
     pinned: dict[str, Any] = {
-        'algorithm': config.algorithm,
-        'batching': config.batching,
-        'block_size': config.block_size,
-        'partition': config.partition,
-        'sampling': config.sampling,
-        'sampling_granularity': config.sampling_granularity,
-        'shuffle': config.shuffle,
+        **config.pinned,
         'streams': [
             {'name': stream.name, 'samples': stream.size, 'choose': choose, 'fingerprint': stream.fingerprint}
             for stream, choose in zip(mixture.streams, mixture.choose, strict=True)
@@ -340,14 +334,6 @@ def pinned_config(
     }
     if config.sampling == 'fixed' and config.family.continues:
         pinned['subset'] = 1  # the rule by which it is chosen
-    if config.global_batch_size is not None:
-        pinned['global_batch_size'] = config.global_batch_size
-    if config.bucket is not None:
-        pinned |= {'bucket': config.bucket, 'costs': config.costs}
-    if config.batch_cost is not None:
-        pinned['batch_cost'] = config.batch_cost.plain
-    if config.device_batches is not None:
-        pinned['device_batches'] = config.device_batches
     if len(mixture.stages) > 1:
         pinned['stages'] = mixture.stages
     if mixture.schedule is not None:
@@ -366,8 +352,8 @@ def pinned_config(
 
 
 def _is_of_mixture(key: str) -> bool:
-    names = ('epoch_size', 'global_batch_size', 'device_batches', 'stages', 'schedule', 'streams')
-    return key in names or key in ('bucket', 'batch_cost', 'costs') or key.startswith('stream ')
+    is_changed = key in ORDER_OPTIONS and ORDER_OPTIONS[key].of_mixture
+    return is_changed or key in ('epoch_size', 'stages', 'schedule', 'streams') or key.startswith('stream ')
 
 
 def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:

@@ -18,8 +18,9 @@ import numpy as np
 
 from headrace.errors import ConfigError, ResumeError
 from headrace.order import ExpectedCounts, Mixture, OrderConfig, make_order
+from headrace.order.config import MAX_EPOCH_SIZE, is_count
 from headrace.order.native.order import NativeOrder
-from headrace.order.pinned import MAX_EPOCH_SIZE, is_count, pinned_errors, short
+from headrace.order.pinned import pinned_errors, short
 from headrace.order.resume import recorded_mixture
 
 if TYPE_CHECKING:

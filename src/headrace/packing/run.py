@@ -11,7 +11,8 @@ import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.order import OrderConfig, Plan, ResumeState, Run, StreamSize, documents_skip
-from headrace.order.pinned import are_ranges, is_count, short
+from headrace.order.config import is_count
+from headrace.order.pinned import are_ranges, short
 from headrace.order.run import RunArguments
 from headrace.order.skip import merged, without
 from headrace.order.topology import World
