@@ -408,10 +408,8 @@ class AzureStore(BucketStore):
     def _absent(self, key: str, code: str) -> str:
         kinds = {'BlobNotFound': True, 'ContainerNotFound': False}
         exists = kinds[code] if code in kinds else self._container_exists()
-        name = self._shown(key)
-        reason = why_absent(
-            exists, container=f'the container {self.container!r}', server=self._server(), name=f'the blob {name!r}'
-        )
+        place, name = f'the container {self.container!r}', f'the blob {self._shown(key)!r}'
+        reason = why_absent(exists, place, self._server(), name)
         if exists is None and self.options.anonymous:
             reason += ', or whether the public may read it'
         return f'{reason}. Check the URL, the account and the endpoint.'

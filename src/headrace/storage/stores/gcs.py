@@ -295,12 +295,8 @@ class GCSStore(BucketStore):
             exists = None
             if doing != 'Deleting':  # a missing bucket holds no such object either
                 exists = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
-            reason = why_absent(
-                exists,
-                container=f'the bucket {self.bucket!r}',
-                server=self._server(),
-                name=f'the object {self._shown(key)!r}',
-            )
+            place, name = f'the bucket {self.bucket!r}', f'the object {self._shown(key)!r}'
+            reason = why_absent(exists, place, self._server(), name)
             return f'{reason}. Check the URL and the endpoint (options, STORAGE_EMULATOR_HOST).'
 
         status = status or answer.status_code

@@ -437,14 +437,9 @@ class S3Store(BucketStore):
         return True
 
     def _absent(self, key: str, *, bucket: bool | None) -> str:
-        reason = why_absent(
-            bucket,
-            container=f'the bucket {self.bucket!r}',
-            server=self._connection.get().server,
-            name=f'the key {self._shown(key)!r}',
-        )
+        place, name = f'the bucket {self.bucket!r}', f'the key {self._shown(key)!r}'
         places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
-        return f'{reason}. Check the URL and the endpoint ({places}).'
+        return f'{why_absent(bucket, place, self._server(), name)}. Check the URL and the endpoint ({places}).'
 
 
 class _NothingThereError(StorageError):

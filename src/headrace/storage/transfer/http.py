@@ -75,7 +75,7 @@ def not_found(url: str, why: str) -> ObjectNotFoundError:
     return ObjectNotFoundError(f'No such file or directory: {url}: {why}')
 
 
-def why_absent(exists: bool | None, *, container: str, server: str, name: str) -> str:
+def why_absent(exists: bool | None, container: str, server: str, name: str) -> str:
     """Why an object may not be there, without a full stop. `exists`: whether its container does; None: unknown."""
     if exists is None:
         return f'{server} does not say whether {container} exists'

@@ -365,7 +365,7 @@ class DbfsStore(WorkspaceFolder):
     def _why_absent(self, key: str) -> str:
         folder = self._path(key).rpartition('/')[0] or '/'
         exists = self._exists('GET', f'{API}/get-status', {'path': folder})
-        return why_absent(exists, container=f'the folder {folder}', server=self._server(), name='such a file in it')
+        return why_absent(exists, f'the folder {folder}', self._server(), 'such a file in it')
 
 
 def _info(key: str, told: dict[str, Any]) -> ObjectInfo:
@@ -484,12 +484,8 @@ class VolumeStore(WorkspaceFolder):
             pass
 
     def _why_absent(self, key: str) -> str:
-        return why_absent(
-            self._exists('HEAD', FOLDERS + quote(self.volume)),
-            container=f'the volume {self.volume}',
-            server=self._server(),
-            name=f'the file {self.root}/{key}',
-        )
+        exists = self._exists('HEAD', FOLDERS + quote(self.volume))
+        return why_absent(exists, f'the volume {self.volume}', self._server(), f'the file {self.root}/{key}')
 
 
 def _etag(answer: Any, size: int) -> str:

@@ -420,8 +420,7 @@ class OCIStore(BucketStore):
         known = {'ObjectNotFound': True, 'BucketNotFound': False, 'NamespaceNotFound': False}
         exists = known[code] if code in known else self._bucket_exists()
         place = f'the bucket {self.bucket!r} of the namespace {self._place()[0]!r}'
-        name = self._shown(key)
-        reason = why_absent(exists, container=place, server=self._server(), name=f'the object {name!r}')
+        reason = why_absent(exists, place, self._server(), f'the object {self._shown(key)!r}')
         if exists is False:
             # The service does not tell the two apart.
             reason += f', or {self._connection.get().source} may not read it'
