@@ -128,15 +128,11 @@ class LossSpikes(Callback):
     may upload them.
 
     Args:
-        factor: standard deviations above the median that make a spike, by the median absolute deviation.
-        window: number of remembered losses.
-        warmup: batches before the first judgement.
-        before: batches before a spike to skip with it.
-        after: batches after a spike to skip with it.
+        factor, window, warmup: see `headrace.metrics.SpikeDetector`.
+        before, after, limit: see `headrace.metrics.SpikeReports`.
         folder: output folder, with Composer's placeholders, such as ``{run_name}/spikes``; by default the local folder
             of `CheckpointSaver` (`save_folder`).
         stop: end the training after the spike's batch, on all ranks.
-        limit: maximum number of spikes with files.
 
     Raises:
         ConfigError: a number is out of range; or, before the first step, the train loader is not headrace's, or the

@@ -239,18 +239,14 @@ class LossSpikes(Callback):
     ranks share their names; without, the file names those of rank 0.
 
     Args:
-        factor: standard deviations above the median that make a spike, by the median absolute deviation.
-        window: number of remembered losses.
-        warmup: batches before the first judgement.
-        before: batches before a spike to skip with it.
-        after: batches after a spike to skip with it.
+        factor, window, warmup: see `headrace.metrics.SpikeDetector`.
+        before, after, limit: see `headrace.metrics.SpikeReports`.
         folder: output folder, a path or a URL; by default the first `ModelCheckpoint`'s, or the trainer's
             `default_root_dir`.
         monitor: name of a logged value to watch; by default the loss that `training_step` returns.
         sync_dist: watch the mean loss over all ranks, by one reduction per batch. If not, rank 0's, which ignores the
             rows of other ranks. A value of `monitor` is taken as it was logged.
         stop: end the training after a spike, as `trainer.should_stop` does.
-        limit: maximum number of spikes with files.
 
     Raises:
         ConfigError: a number is out of range. Before the first step: no training loader is headrace's, or `stop` on
@@ -415,9 +411,7 @@ class RunRecord(Callback):
         self._files.follow(dict(streaming_loaders(trainer.train_dataloader)))  # Lightning may have replaced them
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         self._files.batch_done()
 
     @override

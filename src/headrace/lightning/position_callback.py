@@ -283,9 +283,7 @@ class PositionCallback(Callback):
             self._step_random_state = {**random_state(), _AT_BATCH: True}
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         position = self._datamodule.position
         self._batches += 1
         for loader in () if position is None or self._is_left else position.loaders:

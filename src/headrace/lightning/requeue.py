@@ -55,21 +55,11 @@ class RequeueCallback(Callback):
                 signal.signal(signum, lambda received, _: self._received.add(received))
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         self._act(trainer)
 
     @override
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         # Ranks may validate on different numbers of batches.
         if trainer.world_size == 1 and not trainer.sanity_checking:
             self._act(trainer)
