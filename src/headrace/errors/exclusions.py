@@ -54,7 +54,6 @@ class Choice:
 
     def values(self, settings: Settings) -> list[tuple[str, Any]]:
         """The values for which it holds, each with the name of its stream."""
-        outer, _, inner = self.key.partition('.')
         earlier: list[tuple[str, Any]] = []
         if self.is_of_streams:
             for number, stream in enumerate(settings.get('streams') or ()):
@@ -62,8 +61,9 @@ class Choice:
                 earlier.append((stream.name or f'stream_{number}', settings.get(self.key) if value is None else value))
         if not earlier and self.key in settings:
             earlier = [('stream_0', settings[self.key])]  # of the one stream that is the loader's own
-        elif not earlier and inner and outer in settings:
-            earlier = [('', getattr(settings[outer], inner, None))]
+        elif not earlier and '.' in self.key:
+            outer, _, inner = self.key.partition('.')
+            earlier = [('', getattr(settings[outer], inner, None))] if outer in settings else []
         return [(name, value) for name, value in earlier if self.holds(value)]
 
 
@@ -84,8 +84,10 @@ class Exclusion:
 
     def broken(self, settings: Settings) -> BrokenRule | None:
         """The rule, if the settings break it."""
-        first, second = self.first.values(settings), self.second.values(settings)
-        if not first or not second or not self.only_if(settings):
+        # The second choice of most rows need not be looked at, and a run asks many times.
+        if not (first := self.first.values(settings)) or not (second := self.second.values(settings)):
+            return None
+        if not self.only_if(settings):
             return None
         names = [name for name, _ in (second if self.second.is_of_streams else first)]
         values = {'first': first[0][1], 'second': second[0][1], 'stream': names[0], 'streams': ', '.join(names)}
