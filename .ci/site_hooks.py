@@ -101,16 +101,18 @@ sys.meta_path.append(_StandIns())  # the last one: what is installed is found be
 
 
 class Options(griffe.Extension):
-    """Gives the classes that take options as one object the signature and the texts that `help` shows."""
+    """Gives the classes that take options the texts that `help` shows, and for options as one object the signature."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         init = cls.members.get('__init__')
         if cls.docstring is None or not isinstance(init, griffe.Function):
             return
-        if not any(str(decorator.value).startswith('takes(') for decorator in init.decorators):
+        if not any(str(decorator.value).startswith('documented(') for decorator in cls.decorators):
             return
         actual = getattr(importlib.import_module(cls.module.path), cls.name)
         cls.docstring.value = actual.__doc__
+        if not any(str(decorator.value).startswith('takes(') for decorator in init.decorators):
+            return
         init.parameters = griffe.Parameters(
             *(
                 griffe.Parameter(

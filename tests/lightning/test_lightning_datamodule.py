@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 import logging
 import pickle
@@ -22,6 +23,7 @@ from lightning.pytorch.tuner import Tuner
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, TopologyError
 from headrace.lightning import DataStatistics, PositionCallback, StreamingDataModule
+from headrace.mixing import WorkerConfig
 from tests.support.trainers.data_modules import ids, quiet
 from tests.support.trainers.lightning_oracle import judge, records
 from tests.support.trainers.lightning_run import Crash, Model, Run, callbacks, dataset, train
@@ -46,6 +48,15 @@ def test_every_argument_that_a_file_leaves_without_effect_is_refused_whatever_it
         else:
             with pytest.raises(ConfigError, match=f'these arguments are given too: {name}'):
                 StreamingDataModule(yaml, **arguments)
+
+
+def test_the_options_of_a_loader_are_those_of_a_configuration() -> None:
+    parameters = inspect.signature(StreamingDataModule).parameters
+    lines = (StreamingDataModule.__doc__ or '').splitlines()
+    for option in dataclasses.fields(WorkerConfig):
+        assert parameters[option.name].default == option.default, option.name
+        assert [line for line in lines if line.startswith(f'    {option.name}: ')], option.name
+    assert [line for line in lines if line.strip() == 'Args:'] == ['Args:']
 
 
 def test_constructing_touches_neither_data_nor_processes(yaml):

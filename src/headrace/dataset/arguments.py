@@ -87,11 +87,12 @@ class _Documentation:
             texts = dict[str, str]()
         arguments = ''.join(f'    {name}: {text}\n' for name, text in texts.items())
         before, raises, after = self._text.partition('Raises:\n')
-        return f'{before}Args:\n{arguments}\n{raises}{after}'
+        before = f'{before.rstrip()}\n' if 'Args:\n' in before else f'{before}Args:\n'
+        return f'{before}{arguments}\n{raises}{after}'
 
 
 def documented(options: type) -> Callable[[type[C]], type[C]]:
-    """Decorates a class whose `__init__` `takes` these options: its documentation has their texts."""
+    """Decorates a class whose `__init__` takes these options: its documentation has their texts, after others."""
 
     def decorate(cls: type[C]) -> type[C]:
         cls.__doc__ = cast('str', _Documentation(cls.__doc__ or '', options))

@@ -15,7 +15,8 @@ from torch.utils.data import default_collate
 from typing_extensions import override
 
 from headrace.config.build import loader_options
-from headrace.dataset.arguments import given_names, knows_given_names, takes_plain_numbers
+from headrace.config.schema import WorkerConfig
+from headrace.dataset.arguments import documented, given_names, knows_given_names, takes_plain_numbers
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.device import check_trainers_device
 from headrace.dataset.loader import StreamingDataLoader
@@ -41,6 +42,7 @@ from headrace.lightning.sources import (
 )
 from headrace.lightning.topology import TopologyOverride, topology_of
 from headrace.lightning.train_position import TrainPosition, is_position
+from headrace.options.constraints import field_types
 from headrace.order.topology import with_replication
 
 # Attributes of the training process that are not sent to workers.
@@ -112,12 +114,13 @@ _Loader = TypeVar('_Loader', bound=StreamingDataLoader)
 _STAGES = {'fit': ('train', 'val'), 'validate': ('val',), 'test': ('test',), 'predict': ('predict',)}
 
 
+@documented(WorkerConfig)
 class StreamingDataModule(FactsRepr, HookedDataModule):
     """Streaming datasets for a Lightning trainer: from a YAML file, or from datasets and loader options.
 
     Ranks and nodes come from the trainer, never from the environment. Training resumes exactly, on any number of ranks,
-    nodes and workers. Evaluation loaders give the same batches in every pass. The constructor reads at
-    most the YAML file; `setup` opens datasets that are not ready-made.
+    nodes and workers. Evaluation loaders give the same batches in every pass. The constructor reads at most the YAML
+    file; `setup` opens datasets that are not ready-made. Options of a loader, such as `num_workers`, are those of all.
 
     Args:
         config: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`. It
@@ -136,16 +139,6 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         prepare: a function that converts or uploads data. Rank 0 of the whole run calls it before any dataset is
             opened; the other ranks wait. It runs at every start, so it must detect finished work.
         batch_size: samples per device. An evaluation dataset or one of several training datasets keeps its batch size.
-        num_workers: of all loaders, as PyTorch's: processes of each that read.
-        pin_memory: of all loaders, as PyTorch's.
-        drop_last: of all loaders, as PyTorch's: leave out the samples after the last full global batch.
-        persistent_workers: of all loaders, as PyTorch's.
-        prefetch_factor: of all loaders, as PyTorch's: batches that each worker reads ahead.
-        timeout: of all loaders, as PyTorch's: seconds to wait for a batch of a worker.
-        multiprocessing_context: of all loaders, as PyTorch's: how workers are started.
-        mark_streams: of all loaders: put the number of each row's stream into the batch, under `headrace.STREAM`.
-        pad: of all loaders, as `StreamingDataLoader`'s: columns of arrays that are filled up to one length.
-        device: of all loaders, as `StreamingDataLoader`'s: 'cuda', to copy batches while the steps before compute.
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: class to use instead of `StreamingDataset`; it takes the same keywords.
@@ -193,7 +186,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
         save_rng: bool = False,
         position_files: bool = True,
     ) -> None:
-        given = given_names()
+        given, arguments = given_names(), locals()
         self._trainer: Trainer | None = None
         super().__init__()
         if batch_size is not None and batch_size < 1:
@@ -207,18 +200,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
             )
         self._collate_fn = collate_fn
         callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
-        workers = {
-            'num_workers': num_workers,
-            'pin_memory': pin_memory,
-            'drop_last': drop_last,
-            'persistent_workers': persistent_workers,
-            'prefetch_factor': prefetch_factor,
-            'timeout': timeout,
-            'multiprocessing_context': multiprocessing_context,
-            'mark_streams': mark_streams,
-            'pad': pad,
-            'device': device,
-        }
+        workers = {name: value for name, value in arguments.items() if name in field_types(WorkerConfig)}
         sections = {'train': train, 'val': val, 'test': test, 'predict': predict}
         if config is not None:
             _refuse_beside_config(
