@@ -190,9 +190,7 @@ def ranks_of(*, world_size: int, rank: int = 0, replicas: int | None = None, rep
     return SimpleNamespace(
         world_size=world_size,
         global_rank=rank,
-        num_nodes=1,
-        distributed_sampler_kwargs=sampler,
-        strategy=SimpleNamespace(checkpoint_io=None),
+        strategy=SimpleNamespace(checkpoint_io=None, num_nodes=1, distributed_sampler_kwargs=sampler),
         callbacks=[],
         datamodule=None,
     )
