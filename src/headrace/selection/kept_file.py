@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from headrace.errors import CacheError, StorageError
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
@@ -19,6 +19,8 @@ T = TypeVar('T')
 
 class KeptFile(ABC, Generic[T]):
     """A file in a subfolder of a cache folder, and what it holds. Touches no disk before it is asked for."""
+
+    IS_LOCKED: ClassVar[bool] = False  # whether a process holds a shared lock on the file as long as it has it mapped
 
     def __init__(self, folder: Path, subfolder: str, names: re.Pattern[str], name: str) -> None:
         self._place, self.name = ControlFolder(folder, subfolder, names), name
@@ -75,6 +77,10 @@ class KeptFile(ABC, Generic[T]):
         except (OSError, CacheError):
             return None
         try:
+            if self.IS_LOCKED:
+                lock_file(
+                    handle, self.path, shared=True
+                )  # the map keeps a duplicate of the descriptor, and so the lock
             is_empty = not os.fstat(handle).st_size
             return None if is_empty else self._content(mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
         finally:
