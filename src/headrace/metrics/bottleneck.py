@@ -152,9 +152,9 @@ class BottleneckWatch:
 def _padding(loader: StreamingDataLoader, stats: LoaderStats) -> Bottleneck | None:
     """The padding of a loader's batches, if `bucket` would make it a third smaller, or may."""
     run, share = loader.dataset.run, stats.padding_places / stats.padded_places
-    order, handed_out = run.config(), loader.handed_out
-    if handed_out is None or order.bucket or order.family.deals_batches or 'per_stream' in order.batching:
-        return None  # orders that have a bucket, and those that take none
+    handed_out = loader.handed_out
+    if handed_out is None or not run.config().takes_bucket:
+        return None
     waste = run.length_waste(handed_out[0])
     advice = 'Name the column of lengths in `cost`: the start of the next run then says what `bucket` would make of it.'
     if waste is not None:

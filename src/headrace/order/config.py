@@ -207,6 +207,17 @@ class OrderConfig:
         return (self.batching != 'random' or self.bucket is not None) and not self.family.deals_batches
 
     @property
+    def takes_bucket(self) -> bool:
+        """Whether `bucket` could be set beside the rest."""
+        return self.bucket is None and not self.family.deals_batches and 'per_stream' not in self.batching
+
+    def takeover_unit(self, epoch_size: int) -> int:
+        """Samples from one position of an epoch to the next at which another mixture may take over."""
+        if self.batch_cost is not None:
+            return epoch_size
+        return 1 if self.bucket is None else self.bucket * (self.global_batch_size or 1)
+
+    @property
     def units(self) -> int:
         """Parts of a global batch that are of one stream each; 0: batches are mixed, or the parts not yet known."""
         if not self.has_batches or self.batching in ('random', 'stratified'):

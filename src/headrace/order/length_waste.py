@@ -69,7 +69,7 @@ class LengthWaste(NamedTuple):
         elif isinstance(plan, Plan) and not order.units:
             same = {setting.name: getattr(plan, setting.name) for setting in fields(plan) if setting.init}
             balanced = slowest_share(_batches(BalancedPlan(**same, costs=costs), costs, total, _MOST_DEALT))
-        if isinstance(plan, Plan) and isinstance(order, NativeOrder) and not order.units:
+        if isinstance(plan, Plan) and isinstance(order, NativeOrder) and config.takes_bucket:
             window = BucketedOrder(order, replace(config, bucket=bucket, global_batch_size=size), costs)
             bucketed = _padding(replace(plan, order=window), costs, total)
         batches = _batches(plan, costs, total, _MOST_PARTS if power is None else _MOST_DEALT)

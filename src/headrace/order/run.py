@@ -290,12 +290,9 @@ class Run:
 
     def _until_unit(self, epoch: int, sample: int, config: OrderConfig) -> int:
         """Samples until the next position at which a mixture may change."""
-        if config.bucket is None:
-            return 0
         size = self.mixture.epoch_size
         begin = self.mixture.takeover.sample if epoch == self.mixture.takeover.epoch else 0
-        unit = size if config.batch_cost is not None else config.bucket * (config.global_batch_size or 1)
-        return min((begin - sample) % unit, size - sample) if sample else 0
+        return min((begin - sample) % config.takeover_unit(size), size - sample) if sample else 0
 
     def with_decision(
         self,
