@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,8 @@ from typing import Any, Final
 from headrace.dataset.writing.place import StorePlace
 from headrace.errors import ConversionError
 from headrace.errors.redaction import warn
-from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
-from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.cache.locks import held, hold, lock_file, release
+from headrace.storage.output import lock_output, make_folder, mapped_lock_errors, open_lock
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 CONVERSION: Final = '.headrace-convert'  # The folder of a conversion.
@@ -136,15 +135,14 @@ class JobFolder:
             return
         root = store.root
         make_folder(root / self._name)
-        path = root / self._parent
-        parent = _open(path)
-        with held(parent):
-            # Another one may have ended, and removed the file, after it was opened here.
-            with mapped_lock_errors(path):
-                is_free = try_lock_file(parent, path)
-            if not is_free or not _is_there(parent, path):
-                raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
-            workers = _open(root / self._workers)
+        parent = None
+        with contextlib.suppress(FileNotFoundError):  # of another one that has ended, and removed it
+            parent = lock_output(root / self._parent)
+        if parent is None:
+            raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
+        with contextlib.ExitStack() as claim:
+            claim.callback(release, parent)
+            workers = open_lock(root / self._workers)
             with held(workers), mapped_lock_errors(root / self._workers):
                 lock_file(workers, root / self._workers)
             try:
@@ -157,7 +155,7 @@ class JobFolder:
         """Have the next job wait for the end of this worker process."""
         if isinstance(self.place.store, LocalStore):
             path = self.place.store.root / self._workers
-            handle = _open(path)
+            handle = open_lock(path)
             hold(handle)
             lock_file(handle, path, shared=True)
 
@@ -192,14 +190,3 @@ def _shown(value: object, other: object) -> str:
         value = {key: value[key] for key in value if value[key] != other.get(key)}
     text = json.dumps(value)
     return text if len(text) <= 200 else f'{text[:200]}...'
-
-
-def _is_there(handle: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
-
-
-def _open(path: Path) -> int:
-    with mapped_output_errors(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 from headrace.errors import CacheError, ConfigError, StorageError
 from headrace.errors.mapping import mapping_errors
+from headrace.storage.cache.locks import hold, release, try_lock_file
 from headrace.storage.protocol import ObjectInfo, Store
 from headrace.storage.resolve import local_path
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
@@ -77,6 +78,31 @@ def mapped_lock_errors(path: Path) -> Generator[None]:
             f'The folder of an output needs a file system with working file locks (flock), but locking {path} failed: '
             f'{error.__cause__}. Choose an `out` on a local disk, or have the file system mounted with locks.'
         ) from error
+
+
+def open_lock(path: Path) -> int:
+    """Open, or make, a file beside an output that is there to be locked."""
+    with mapped_output_errors(path.parent):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+
+def lock_output(path: Path) -> int | None:
+    """Open, or make, and lock the file that claims an output; None if another process has it.
+
+    FileNotFoundError: another process has removed it meanwhile.
+    """
+    handle = open_lock(path)
+    hold(handle)
+    try:
+        with mapped_lock_errors(path):
+            is_free = try_lock_file(handle, path)
+        if is_free and os.path.samestat(os.fstat(handle), path.stat(follow_symlinks=False)):
+            return handle
+    except BaseException:
+        release(handle)
+        raise
+    release(handle)
+    return None
 
 
 def _first_there(path: Path) -> Path | None:

@@ -29,8 +29,8 @@ from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, delet
 from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.errors.redaction import warn
-from headrace.storage.cache.locks import held, hold, release, try_lock_file
-from headrace.storage.output import make_folder, mapped_lock_errors
+from headrace.storage.cache.locks import held, release, try_lock_file
+from headrace.storage.output import lock_output, make_folder
 from headrace.storage.stores.local import LocalStore, mapped_output_errors
 
 _LONGEST: Final = 1 << 15  # Bytes of a mark that are read.
@@ -145,7 +145,7 @@ class FolderClaim:
         while True:
             make_folder(path)
             with contextlib.suppress(FileNotFoundError):  # another writer removes an empty part without a mark
-                handle = _lock_mark(path)
+                handle = lock_output(path / MARK)
                 break
         if handle is None:
             raise _is_written(str(path), read_mark(FolderPlace(path)))
@@ -181,7 +181,7 @@ class FolderClaim:
             with mapped_output_errors(Path(tempfile.gettempdir())):
                 path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             with contextlib.suppress(FileNotFoundError):  # another writer removes a folder without a mark
-                handle = _lock_mark(path)
+                handle = lock_output(path / MARK)
                 if handle is not None:
                     return cls(path, handle, _write_mark(handle, path, len(start.before)), start, is_temporary=True)
 
@@ -233,27 +233,6 @@ def _start_beside(
     if foreign and not terms.exist_ok:
         raise refuse(place.shown, foreign[0], len(sizes) - 1)
     return dataclasses.replace(store, obsolete=tuple(sorted(others, key=lambda name: name != INDEX)))
-
-
-def _lock_mark(folder: Path) -> int | None:
-    """Open, or make, a folder's mark and lock it; None if a living writer has it."""
-    with mapped_output_errors(folder):
-        handle = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    hold(handle)
-    try:
-        with mapped_lock_errors(folder / MARK):
-            is_free = try_lock_file(handle, folder / MARK)
-        if not is_free:
-            release(handle)
-            return None
-        there = (folder / MARK).stat(follow_symlinks=False)
-    except BaseException:
-        release(handle)
-        raise
-    if os.path.samestat(os.fstat(handle), there):
-        return handle
-    release(handle)
-    return None
 
 
 def _write_mark(handle: int, folder: Path, before: int) -> WriterMark:
