@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from headrace.convert.stored_dataset import INDEX
 from headrace.convert.tasks import Job, News, OnError, Task, cut, cut_by_content, run_tasks, tasks_of_rows
 from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.start import next_number
 from headrace.errors import ConfigError, ConversionError
 from headrace.errors.redaction import logger_of
 from headrace.format import MDSEncoder, Schema, parse_index
@@ -55,7 +55,6 @@ from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.output import check_output
 
 _VERSION: Final = 1  # of the plan: another version of headrace may cut tasks in another way
-_NUMBERED: Final = re.compile(r'shard\.(\d{5,})\.[^/]*')
 _SHOWN: Final = 10  # errors that are logged, and returned, with `on_error='skip'`
 
 # Facts of the plan.
@@ -390,7 +389,7 @@ class Conversion:
             self._check_files()
         if is_added:
             check_finished(place)
-            facts |= {_BASE: keep_index(place, place.read(INDEX)), _FIRST_SHARD: next_shard(keys)}
+            facts |= {_BASE: keep_index(place, place.read(INDEX)), _FIRST_SHARD: next_number(keys)}
         if isinstance(self._source, RowInputs) and _ROW_BYTES not in facts:
             facts[_ROW_BYTES] = measure(len(self._source), self._source.read, self._job.source_columns)
         self._cut(facts, keys)
@@ -418,7 +417,7 @@ class Conversion:
             self._tasks = list(self._tasks)
             digest = digest_of([task.digest for task in self._tasks])
         if _FIRST_SHARD not in facts or facts.get(_CUT) != digest:
-            facts |= {_CUT: digest, _FIRST_SHARD: next_shard(keys)}
+            facts |= {_CUT: digest, _FIRST_SHARD: next_number(keys)}
         for record in self._folder.records.values():
             if record['digest']:
                 self._kept[record['digest']] = TaskRecord.of(record)
@@ -568,8 +567,3 @@ def _not_empty(place: StorePlace, keys: Sequence[str], *, can_append: bool) -> s
         f'Directory is not empty: {place.shown} holds {keys[0]} and {len(keys) - 1} more. Choose another `out`, or '
         f'pass `exist_ok=True` to have it emptied.{" `append=True` adds to a finished dataset." if can_append else ""}'
     )
-
-
-def next_shard(keys: Collection[str]) -> int:
-    numbers = (_NUMBERED.fullmatch(key) for key in keys)
-    return 1 + max((int(number[1]) for number in numbers if number), default=-1)

@@ -26,7 +26,7 @@ import numpy as np
 
 from headrace.convert.apart import check_keeps
 from headrace.dataset.writing.claim import Claim, WriterMark, part_name, read_mark, reclaim_parts
-from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.place import StorePlace, may_hold
 from headrace.dataset.writing.start import INDEX, MARK, Terms
 from headrace.dataset.writing.writer import MDSWriter
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
@@ -225,19 +225,10 @@ class PartedDataset:
         if self._claim is None:
             return
         kept: set[str] = set()
-        if self._may_be_stored():
+        if self._index is not None and may_hold(self._main(), INDEX, self._index):
             kept = self._counted
             warn(f'The index of {self.remote or self.folder} may be stored, so the parts that it lists stay.')
         self._sweep(self._release(), kept)
-
-    def _may_be_stored(self) -> bool:
-        """Whether the index is stored; also if nobody can tell."""
-        if self._index is None:
-            return False
-        try:
-            return self._main().read_if_there(INDEX) == self._index
-        except OSError:
-            return True
 
     def _release(self) -> str:
         assert self._claim is not None

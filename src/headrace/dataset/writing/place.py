@@ -178,6 +178,16 @@ class StorePlace:
         return self._retry.call(f'{what} {self.store.url}/{name}'.removesuffix('/'), attempt)
 
 
+def may_hold(place: Place, name: str, data: bytes) -> bool:
+    """Whether a place has a file with this content; also if nobody can tell."""
+    try:
+        return place.read(name) == data
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def delete_or_warn(place: Place, names: Iterable[str]) -> bool:
     """Remove files that do no harm where they are; whether all are gone. A warning names the others."""
     left: dict[str, OSError] = {}

@@ -35,6 +35,11 @@ def shard_number(name: str) -> int:
     return int(match[1]) if match else -1
 
 
+def next_number(names: Iterable[str]) -> int:
+    """The least number above those in the names of shards' files."""
+    return max(map(shard_number, names), default=-1) + 1
+
+
 def read_journal(place: Place, names: Iterable[str]) -> list[ShardInfo]:
     """The shards of a journal, in the order of their numbers. `names`: of all files there."""
     by_number: dict[int, ShardInfo] = {}
@@ -184,7 +189,7 @@ def find_start(
     if foreign and not terms.exist_ok:
         raise refuse(place.shown, foreign[0], len(sizes) - 1)
     whole = _whole(read_journal(place, sizes), 0, sizes, beside) if terms.resume and is_left else []
-    return _check_settings(place, _unfinished((), whole, sizes, _above(whole)), terms)
+    return _check_settings(place, _unfinished((), whole, sizes, next_number(_names(whole))), terms)
 
 
 def _behind_index(
@@ -198,8 +203,8 @@ def _behind_index(
     *,
     is_left: bool,
 ) -> Start:
-    journal = read_journal(place, sizes)
-    roots = _roots(index)
+    journal, names = read_journal(place, sizes), _names(index)
+    roots = set(map(_root, names))
     added = [shard for shard in journal if roots.isdisjoint(shard.stored)]
     kept = roots | replaced
     leftovers = [name for name in sizes if is_left and is_ours(name) and _root(name) not in kept]
@@ -208,7 +213,7 @@ def _behind_index(
     if terms.resume and not added and (new > 0 or not terms.append):
         # The writer was killed after it stored the index, or had finished.
         before = len(index) - new if new > 0 else 0
-        start = Start(tuple(index[:before]), tuple(index[before:]), True, tuple(leftovers), (), _above(index))
+        start = Start(tuple(index[:before]), tuple(index[before:]), True, tuple(leftovers), (), next_number(names))
         return _check_settings(place, start, terms)
     if not terms.append:
         raise ConfigError(
@@ -216,9 +221,9 @@ def _behind_index(
             f'`resume=True`.'
         )
     taken = {*sizes, *replaced}.difference(leftovers)
-    first = max(_above(index), *(shard_number(name) + 1 for name in taken))
+    first = next_number([*names, *taken])
     whole = _whole(added, first, sizes, beside) if terms.resume else []
-    return _check_settings(place, _unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
+    return _check_settings(place, _unfinished(index, whole, leftovers, max(first, next_number(_names(whole)))), terms)
 
 
 def _planned(place: Place, sizes: Mapping[str, int]) -> set[str]:
@@ -302,10 +307,6 @@ def _unfinished(before: Sequence[ShardInfo], whole: Sequence[ShardInfo], names: 
         set(others).difference(journal), key=lambda name: (name != INDEX, JOURNAL.fullmatch(name) is None, name)
     )
     return Start(tuple(before), tuple(whole), False, tuple(obsolete), journal, taken)
-
-
-def _above(shards: Sequence[ShardInfo]) -> int:
-    return max((shard_number(name) for name in _names(shards)), default=-1) + 1
 
 
 def _roots(shards: Iterable[ShardInfo]) -> set[str]:

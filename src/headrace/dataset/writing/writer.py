@@ -17,7 +17,7 @@ from headrace.dataset.arguments import check_kind
 from headrace.dataset.writing.claim import Claim, FolderClaim, read_mark
 from headrace.dataset.writing.columns import FirstSamples
 from headrace.dataset.writing.pipeline import Progress, ShardPipeline
-from headrace.dataset.writing.place import FolderPlace, Place, StorePlace
+from headrace.dataset.writing.place import FolderPlace, Place, StorePlace, may_hold
 from headrace.dataset.writing.start import INDEX, Journal, Terms
 from headrace.errors import ConfigError, StorageError
 from headrace.errors.mapping import add_note
@@ -288,12 +288,7 @@ class Writer:
         """Whether the index is stored; also if nobody can tell."""
         if self._start.is_finished or self._index is None:
             return self._start.is_finished
-        try:
-            return (self._store or self._claim.place).read(INDEX) == self._index
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
+        return may_hold(self._store or self._claim.place, INDEX, self._index)
 
     def abort(self) -> None:
         """Stop without an index. With `resume` the whole shards stay, else the files of the folder go.
