@@ -24,6 +24,7 @@ from headrace import MDSWriter
 from headrace.errors import redaction
 from headrace.storage import resolve
 from headrace.storage.transfer.retry import Retry
+from tests.support.programs.forking import prepare_forks
 from tests.support.stores.downloads import brief_sleep
 from tests.support.suite.example_counts import USUAL
 
@@ -134,8 +135,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()
+        prepare_forks()
         gc.set_threshold(10_000)
 
 

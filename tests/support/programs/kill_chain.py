@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import json
 import multiprocessing
 import os
@@ -34,6 +33,7 @@ from headrace.storage import register_store
 from headrace.storage.cache import limit
 from headrace.storage.cache.control_folder import OpenFolder
 from headrace.storage.stores.local import LocalStore
+from tests.support.programs.forking import prepare_forks
 from tests.support.programs.processes import is_alive, states_of
 from tests.support.trainers.resume_oracle import Trained, judge_chain
 
@@ -563,8 +563,7 @@ def main() -> None:
     if chain.remote.startswith('s3://'):
         import boto3  # noqa: F401 - once for all ranks
     supervisor = Supervisor(chain)
-    gc.collect()
-    gc.freeze()
+    prepare_forks()
     try:
         supervisor.go()
     finally:

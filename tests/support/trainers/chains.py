@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import json
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from tests.support.programs.forking import prepare_forks
 from tests.support.servers.process import free_port
 
 
@@ -39,9 +39,7 @@ def serve(run: Callable[[dict[str, Any]], None], logs: Callable[[dict[str, Any]]
         run: does a run, of which it is given the fields. Where it fails, the chain ends.
         logs: names the files that say why it failed.
     """
-    # Imported objects are no garbage to collect: each rank would copy their pages by looking.
-    gc.collect()
-    gc.freeze()
+    prepare_forks()
     given, outcomes = map(Path, sys.argv[1:])
     with outcomes.open('a', buffering=1) as file:
         for chain in json.loads(given.read_text()):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import importlib
 import json
 import os
@@ -23,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.support.programs.forking import prepare_forks
 from tests.support.programs.processes import Program
 from tests.support.servers.process import free_port
 from tests.support.trainers.chains import fork_ranks
@@ -165,9 +165,7 @@ def _serve(trainer: str) -> None:
     for name in _IMPORTS[trainer]:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    # Imported objects are no garbage to collect: each rank would copy their pages by looking.
-    gc.collect()
-    gc.freeze()
+    prepare_forks()
     with tempfile.TemporaryDirectory() as logs:
         for number, line in enumerate(sys.stdin):
             job = Job(**json.loads(line))
