@@ -34,6 +34,12 @@ from tests.support.servers.s3 import S3Server
 COLUMNS = {'id': 'int', 'text': 'str', 'x': 'float32', 'rows': 'ndarray', 'lang': 'str', 'any': 'json'}
 
 
+@pytest.fixture(autouse=True)
+def no_other_caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Erasing looks into all caches of this machine's folder for temporary files, where many tests leave some."""
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path_factory.mktemp('caches')))
+
+
 def secret(i: int) -> str:
     return f'<secret of {i}>'
 
