@@ -266,8 +266,8 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
             self._is_checked = True
             if erased := len(self.pool.erased):
                 _log.warning(
-                    'Erased samples: %d. A batch of samples has another one in the place of each, as of a bad one: see '
-                    'own_bad_rows of the loader. Sequences of tokens leave them out.',
+                    'Erased samples: %d. Batches of samples have another sample in the place of each, and mark that '
+                    'row as bad: see own_bad_rows of the loader. Sequences of tokens leave them out.',
                     erased,
                 )
             if self.cache_limit is not None:

@@ -93,8 +93,8 @@ class Opener:
                     f'Rank {detect_topology().rank} sees generation {stream.fingerprint} of stream {stream.title}, but '
                     f'the other ranks or the checkpoint have generation {generations[stream.name or ""]}, and it '
                     f'asked again for {sum(_PAUSES)} s. Data under `on_growth` {self.on_growth!r} only grow: resume '
-                    f'the run when this rank sees the same {INDEX_NAME} as the others, restore the index if it was '
-                    f'replaced, or start a new run.'
+                    f'the run when this rank sees the same {INDEX_NAME} as the others. After a rollback, resume from a '
+                    f'checkpoint before the rows that were taken back; if the index was replaced, restore it.'
                 )
             time.sleep(pause)
             streams = self._open(generations, again, asks=True)

@@ -348,10 +348,10 @@ class IndexFetch:
         self.stats.add(CacheCounts(shards_fetched=1))
         _log.log(
             logging.INFO if self.expects_changes and not removed else logging.WARNING,
-            'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
+            'The data at %s have changed since they were cached in %s. Removed %s that may differ.',
             url,
             folder,
-            removed,
+            count_text(removed, 'cached file'),
         )
 
     def _remove(self, names: Iterable[str]) -> int:
