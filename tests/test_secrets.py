@@ -8,9 +8,8 @@ import io
 import json
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from headrace.format import get_mds_encodings
 from headrace.mixing import build_loader, load_config
 from headrace.storage import StoreOptions, open_store, split_url
 from headrace.storage.resolve import backends
+from tests.support.servers.in_process import Handler, serving
 from tests.support.servers.paramiko_server import paramiko_server
 from tests.support.suite.planted import (
     PASSWORD,
@@ -73,38 +73,23 @@ REFUSED_URLS = [
 ]
 
 
-class _Echo(BaseHTTPRequestHandler):
+class _Echo(Handler):
     """Refuses, and tells all that it was sent."""
 
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get('Content-Length') or 0))
+    def handle_any(self, body: bytes) -> None:
         if self.server.hangs_up:
             self.close_connection = True
             return
         told = f'{self.path} {" ".join(f"{name}: {value}" for name, value in self.headers.items())}'
-        body = f'<Error><Code>AccessDenied</Code><Message>{told}</Message></Error>'.encode()
-        self.send_response(self.server.status)
-        self.send_header('x-error-message', told.replace('\n', ' '))
-        self.send_header('Content-Length', str(len(body)))
-        self.end_headers()
-        if self.command != 'HEAD':
-            self.wfile.write(body)
-
-    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _answer
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+        text = f'<Error><Code>AccessDenied</Code><Message>{told}</Message></Error>'
+        self.answer(self.server.status, {'x-error-message': told.replace('\n', ' ')}, text.encode())
 
 
 @pytest.fixture
 def server() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(('127.0.0.1', 0), _Echo) as server:
+    with serving(_Echo) as server:
         server.status, server.hangs_up = 403, False
-        thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.01})
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
