@@ -185,9 +185,10 @@ def test_a_file_of_the_wrong_size_is_made_anew(tmp_path):
 
 def test_a_folder_that_cannot_be_made_costs_memory_and_a_warning(tmp_path):
     (tmp_path / 'file').write_bytes(b'')
-    with pytest.warns(UserWarning, match='every process computes it for itself'):
+    with pytest.warns(UserWarning, match='every process computes it for itself') as caught:
         ids = EpochPermutations(tmp_path / 'file').load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
+    assert f'Not a directory: {str(tmp_path / "file" / cache_files.FOLDER)!r}): every' in str(caught[0].message)
 
 
 def test_a_dataset_keeps_it_in_its_cache_folder(make_dataset, tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ class EpochPermutations:
         try:
             if self._is_private:
                 claim_private_folder(self.folder.parent)
-            return file.made(make)
+            return file.made_if_possible(make)
         except (OSError, CacheError) as error:
             warn(
                 f'The order of an epoch cannot be kept in {self.folder} ({error}): every process computes it for '

@@ -48,23 +48,27 @@ class KeptFile(ABC, Generic[T]):
 
     def made(self, make: Callable[[OpenFolder], None]) -> T:
         """The same, made now if there is none. Another process that makes it is waited for."""
-        kept = self.find()
-        if kept is not None:
-            return kept
         try:
-            with self._place.opened(make=True) as folder:
-                lock_file(folder.handle, folder.path)
-                kept = self._map(folder)
-                if kept is None:
-                    for left in folder.names():
-                        if left.endswith('.tmp'):
-                            folder.delete(left)  # by processes that were killed: who writes one holds the lock
-                    make(folder)
-                    kept = self._map(folder)
+            return self.made_if_possible(make)
         except StorageError:  # of the data that it is made of
             raise
         except OSError as error:
             raise cannot_write(self.path.parent, error) from error
+
+    def made_if_possible(self, make: Callable[[OpenFolder], None]) -> T:
+        """As `made`, for those who can do without the file: an OSError is the system's, without advice."""
+        kept = self.find()
+        if kept is not None:
+            return kept
+        with self._place.opened(make=True) as folder:
+            lock_file(folder.handle, folder.path)
+            kept = self._map(folder)
+            if kept is None:
+                for left in folder.names():
+                    if left.endswith('.tmp'):
+                        folder.delete(left)  # by processes that were killed: who writes one holds the lock
+                make(folder)
+                kept = self._map(folder)
         if kept is None:
             raise CacheError(
                 f'{self.path} was changed or deleted as soon as it was written. Stop the program that does that.'
@@ -78,9 +82,8 @@ class KeptFile(ABC, Generic[T]):
             return None
         try:
             if self.IS_LOCKED:
-                lock_file(
-                    handle, self.path, shared=True
-                )  # the map keeps a duplicate of the descriptor, and so the lock
+                # The map keeps a duplicate of the descriptor, and so the lock.
+                lock_file(handle, self.path, shared=True)
             is_empty = not os.fstat(handle).st_size
             return None if is_empty else self._content(mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
         finally:
