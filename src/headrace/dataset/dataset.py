@@ -321,7 +321,7 @@ class StreamingDataset(DatasetAttributes, IterableDataset[Any], FactsRepr):
         Raises:
             TypeError: `stream_unit` is not 'tokens'.
         """
-        raise TypeError(f'Batches of a {type(self).__name__} count samples, not tokens.')
+        raise TypeError(f'Batches of a {type(self).__name__} count samples, not tokens; those of a PackedDataset do.')
 
     def begin_batches(self, request: PassRequest) -> Pass:
         """Begin a pass in batches, as `begin_pass` does."""

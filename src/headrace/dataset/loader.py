@@ -446,7 +446,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         Counts since this loader was made, without padding. They come from the order, which takes about a millisecond
         and asks no other rank.
 
-        Counts of tokens are of this rank alone; see `stream_unit` of the dataset.
+        Counts of tokens, as with packing, are of this rank alone. The mixture promises shares of documents; they are
+        multiplied by the mean length of each stream's documents.
         """
         tokens = self.stream_tokens
         return self._mixture_counts.counts() if tokens is None else self.token_counts(tokens)
@@ -484,7 +485,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if self.fixed_epoch is not None and not self.dataset.has_length:
             raise ConfigError(
                 'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
-                'end. Set `sequences_per_epoch`; `all` has each document once.'
+                'end. Set `sequences_per_epoch` in its `packing`; `all` has each document once.'
             )
 
     def _workers(

@@ -130,8 +130,6 @@ class OrderConfig:
     """Samples of a canonical node's sequence over which a shard's samples are spread, about."""
     batching: str = _option('random', 'batching_method', is_text, 'text')
     """How streams share batches."""
-    partition: str = _option('relaxed', 'partition_algo', is_text, 'text')
-    """How the sequence is split over nodes; the native order ignores it."""
     sampling: str = _option('balanced', 'sampling_method', is_text, 'text')
     """Samples of a stream that an epoch takes in part. ``balanced``: others in each epoch; the native order continues
     with its next samples. ``fixed``: the same in each epoch."""
@@ -156,6 +154,8 @@ class OrderConfig:
         '', partial(_is_positive, most=MAX_EPOCH_SIZE), 'a number of device batches', beside='device_batches'
     )
     """Device batches of a global batch, of which the native order's ``device_per_stream`` gives each to one stream."""
+    partition: str = _option('relaxed', 'partition_algo', is_text, 'text')
+    """How the sequence is split over nodes; the native order ignores it."""
 
     @classmethod
     def of(cls, options: Any) -> OrderConfig:
