@@ -93,7 +93,7 @@ for url, extra in {URLS}.items():
         try:
             act(stores[url])
         except ImportError as error:
-            assert f'"headrace[{{extra}}]"' in str(error), error
+            assert f"'headrace[{{extra}}]'" in str(error), error
         else:
             raise SystemExit(f'no error for {{url}}')
 """

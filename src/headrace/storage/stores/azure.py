@@ -207,7 +207,7 @@ def _credential(url: str, account: str, source: str, secret: str) -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f'{url} needs azure-identity, which is not installed, as no key is given. Run: pip install '
-            f'"headrace[azure]", or set one of {", ".join(SECRET_VARIABLES)}.'
+            f"'headrace[azure]', or set one of {', '.join(SECRET_VARIABLES)}."
         ) from error
     return DefaultAzureCredential()
 

@@ -435,7 +435,7 @@ def _successful(get: Any, *args: Any, **kwargs: Any) -> Any:
 def _missing(url: str, error: ImportError) -> MissingDependencyError:
     return MissingDependencyError(
         f'{url} needs packages that are not installed: {error}. Install them, such as by pip install '
-        f'"headrace[fsspec]".'
+        f"'headrace[fsspec]'."
     )
 
 
