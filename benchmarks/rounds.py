@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def in_rounds(
 ) -> dict[str, Figures]:
     """The program of a module: print the medians of each name as a row of a table, or the figures of one run.
 
-    The result are the medians; after one run, nothing.
+    The result are the medians. A process of one run ends here.
 
     Args:
         module: its name, for `python -m`.
@@ -42,8 +43,8 @@ def in_rounds(
     parser.add_argument('--run', nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
-        print(json.dumps(run(given.run[0], Path(given.run[1]))))
-        return {}
+        print(json.dumps(run(given.run[0], Path(given.run[1]))), flush=True)
+        os._exit(0)  # deltalake's threads may abort a process that ends as others do
     found: dict[str, list[Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
