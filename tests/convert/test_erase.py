@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -298,8 +297,8 @@ def test_runs_that_unpack(tmp_path: Path) -> None:
     thread = threading.Thread(target=erase, args=(tmp_path, [5]))
     thread.start()
     while (tmp_path / 'index.json').read_bytes() == index:  # what follows is the end of the old shard
+        thread.join(0.01)
         assert thread.is_alive()
-        time.sleep(0.01)
     thread.join(0.5)
     temporary = running.temporary(0, 'raw')
     with running.create(temporary) as out:
